@@ -1,0 +1,3 @@
+//! The page cache's building blocks.
+
+pub mod page;
