@@ -116,9 +116,7 @@ impl AlignedBuf {
     /// Appends `bytes`.
     pub fn extend_from_slice(&mut self, bytes: &[u8]) {
         let old = self.len;
-        let Some(len) = old.checked_add(bytes.len()) else {
-            panic!("buffer exceeds the address space");
-        };
+        let len = old.saturating_add(bytes.len());
         self.reserve_total(len);
         self.len = len;
         self[old..].copy_from_slice(bytes);

@@ -1,0 +1,531 @@
+//! A disk that is a regular file or a block device of the host.
+//!
+//! Blocking calls run on the caller's thread. [`Device::submit`] hands the request to a small pool of
+//! threads (`posix/pool.rs`), which take the most urgent class first and merge nothing.
+//!
+//! * I/O bypasses the host's cache (`O_DIRECT`) unless the host's file system refuses that (tmpfs).
+//! * A flush is `fdatasync`: the size never changes after creation.
+//! * The lock is `flock`: it belongs to the open file, so it ends with the process however that
+//!   ends, and a second open in the same process is refused too. Writers exclude everybody,
+//!   readers exclude writers. A block device is opened with `O_EXCL` as well, which the kernel refuses
+//!   while the device is mounted or part of another.
+//! * `fua` is not offered: Linux serves a synchronous write to a file or block device with a full
+//!   flush, so asking for it never beats a write and a flush. It is honoured that way if asked for.
+//! * Discarding ranges of an image file is off until asked for: each punched hole makes later
+//!   writes allocate on the host, and every flush then pays for the host's journal.
+//!
+//! This module uses `unsafe` for four system calls that the standard library lacks: `preadv`,
+//! `pwritev`, `fallocate` and the `BLKDISCARD` control.
+
+mod pool;
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{self, IoSlice, IoSliceMut, Seek, SeekFrom};
+use std::ops::{ControlFlow, Range};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+use super::buffer::AlignedBuf;
+use super::request::{check_range, check_transfer};
+use super::stats::DeviceStats;
+use super::{Device, DeviceError, DeviceInfo, DeviceResult, IoClass, OnDone, Request};
+use crate::format::BLOCK_BYTES_U64;
+use crate::sync::Arc;
+use crate::{Error, Result};
+use pool::Pool;
+
+/// Most segments of one vectored call (Linux's `IOV_MAX`).
+const MAX_SEGMENTS: usize = 1024;
+/// Unit of [`PosixDevice::prewrite`].
+const PREWRITE_CHUNK_BYTES: u64 = 1 << 20;
+/// Threads for submitted requests, unless [`PosixDevice::with_threads`] says otherwise.
+const DEFAULT_THREADS: usize = 8;
+
+/// What the opener wants to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OpenMode {
+    /// Only read; shares the volume with other readers.
+    ReadOnly,
+    /// Read and write; alone.
+    ReadWrite,
+}
+
+/// See the module's head.
+#[derive(Debug)]
+pub struct PosixDevice {
+    disk: Arc<Disk>,
+    pool: Pool,
+}
+
+/// The open file and what is known of it; shared with the pool's threads.
+#[derive(Debug)]
+struct Disk {
+    file: File,
+    is_block_device: bool,
+    direct: bool,
+    info: DeviceInfo,
+    stats: DeviceStats,
+}
+
+impl PosixDevice {
+    /// Opens and locks an existing image file or block device.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`]; [`Error::AccessDenied`]; [`Error::InUse`], naming the process that
+    /// has it open if the host tells; [`Error::NotAVolume`] if it is neither file nor block device;
+    /// [`Error::ReadOnly`] for a writing open of something write-protected; [`Error::Io`].
+    pub fn open(path: &Path, mode: OpenMode) -> Result<Self> {
+        let metadata = std::fs::metadata(path).map_err(|error| open_error(path, &error))?;
+        let is_block_device = metadata.file_type().is_block_device();
+        if !is_block_device && !metadata.is_file() {
+            return Err(Error::NotAVolume(format!(
+                "{}: neither a regular file nor a block device: give the path of a volume",
+                path.display()
+            )));
+        }
+        let mut options = OpenOptions::new();
+        options.read(true).write(mode == OpenMode::ReadWrite);
+        let claim = is_block_device && mode == OpenMode::ReadWrite;
+        let exclusive = if claim { libc::O_EXCL } else { 0 };
+        let (file, direct) =
+            open_direct(&options, exclusive, path).map_err(|error| open_error(path, &error))?;
+        Self::finish(file, direct, is_block_device, mode)
+    }
+
+    /// Creates an image file of `size_bytes`, a multiple of 4096; it reads as zeros. The file's
+    /// existence is durable on return; its blocks are holes (see [`PosixDevice::prewrite`]).
+    ///
+    /// # Errors
+    /// [`Error::Exists`] if something is there already; [`Error::NoSpace`]; as [`PosixDevice::open`].
+    pub fn create(path: &Path, size_bytes: u64) -> Result<Self> {
+        if size_bytes == 0 || !size_bytes.is_multiple_of(BLOCK_BYTES_U64) {
+            return Err(Error::Invalid("the size of an image must be a multiple of 4096 bytes"));
+        }
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create_new(true).mode(0o600);
+        let (file, direct) =
+            open_direct(&options, 0, path).map_err(|error| open_error(path, &error))?;
+        let made = Self::finish_create(file, direct, path, size_bytes);
+        if made.is_err() {
+            // It is ours and useless; the first error is the one to report.
+            let _ = std::fs::remove_file(path);
+        }
+        made
+    }
+
+    fn finish_create(file: File, direct: bool, path: &Path, size_bytes: u64) -> Result<Self> {
+        file.set_len(size_bytes).map_err(|error| match error.raw_os_error() {
+            Some(libc::EFBIG) => {
+                Error::Invalid("the image is larger than a file of the host can be")
+            }
+            Some(libc::ENOSPC | libc::EDQUOT) => Error::NoSpace,
+            _ => open_error(path, &error),
+        })?;
+        file.sync_all()?;
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        File::open(parent.unwrap_or(Path::new(".")))?.sync_all()?;
+        Self::finish(file, direct, false, OpenMode::ReadWrite)
+    }
+
+    /// Locks the open file and learns its size.
+    fn finish(file: File, direct: bool, is_block_device: bool, mode: OpenMode) -> Result<Self> {
+        lock(&file, mode)?;
+        let metadata = file.metadata()?;
+        let size_bytes =
+            if is_block_device { (&file).seek(SeekFrom::End(0))? } else { metadata.len() };
+        let info = DeviceInfo {
+            size_bytes: size_bytes / BLOCK_BYTES_U64 * BLOCK_BYTES_U64,
+            fua: false,
+            volatile_cache: !is_block_device || has_volatile_cache(metadata.rdev()),
+            discard: is_block_device && can_discard(metadata.rdev()),
+        };
+        let stats = DeviceStats::default();
+        let disk = Arc::new(Disk { file, is_block_device, direct, info, stats });
+        Ok(Self { disk, pool: Pool::new(DEFAULT_THREADS) })
+    }
+
+    /// Turns discarding on or off; it is on for block devices that can, off for files.
+    #[must_use]
+    pub fn with_discard(mut self, discard: bool) -> Self {
+        // Only we hold the disk: the pool starts threads at the first request.
+        if let Some(disk) = Arc::get_mut(&mut self.disk) {
+            disk.info.discard = discard;
+        }
+        self
+    }
+
+    /// Sets how many threads serve submitted requests (at least 1). For a device not used yet.
+    #[must_use]
+    pub fn with_threads(mut self, threads: usize) -> Self {
+        self.pool = Pool::new(threads.max(1));
+        self
+    }
+
+    /// Whether the host's page cache is bypassed.
+    pub fn is_direct(&self) -> bool {
+        self.disk.direct
+    }
+
+    /// Whether this is a block device, not an image file.
+    pub fn is_block_device(&self) -> bool {
+        self.disk.is_block_device
+    }
+
+    /// What was asked so far.
+    pub fn stats(&self) -> &DeviceStats {
+        &self.disk.stats
+    }
+
+    /// Writes zeros over a range of bytes (multiples of 4096) and flushes, so that later flushes
+    /// never pay the host for allocating it. `progress` hears how many bytes are done, and may
+    /// stop the work; what is done by then stays done.
+    ///
+    /// # Errors
+    /// The range is not made of whole blocks of the device; or the device's.
+    pub fn prewrite(
+        &self,
+        range_bytes: Range<u64>,
+        progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
+    ) -> DeviceResult<()> {
+        let length_bytes = range_bytes.end.saturating_sub(range_bytes.start);
+        let size_bytes = self.disk.info.size_bytes;
+        check_range("write", size_bytes, range_bytes.start, length_bytes)?;
+        let zeros = AlignedBuf::zeroed(length_bytes.min(PREWRITE_CHUNK_BYTES) as usize);
+        let mut done_bytes = 0;
+        while done_bytes < length_bytes {
+            let piece = (length_bytes - done_bytes).min(PREWRITE_CHUNK_BYTES) as usize;
+            self.disk.write(range_bytes.start + done_bytes, &[&zeros[..piece]])?;
+            done_bytes += piece as u64;
+            if progress(done_bytes).is_break() {
+                break;
+            }
+        }
+        self.disk.flush()
+    }
+}
+
+impl Device for PosixDevice {
+    fn info(&self) -> DeviceInfo {
+        self.disk.info
+    }
+
+    fn read(
+        &self,
+        offset_bytes: u64,
+        buffers: &mut [&mut [u8]],
+        _class: IoClass,
+    ) -> DeviceResult<()> {
+        self.disk.read(offset_bytes, buffers)
+    }
+
+    fn write(
+        &self,
+        offset_bytes: u64,
+        buffers: &[&[u8]],
+        _class: IoClass,
+        fua: bool,
+    ) -> DeviceResult<()> {
+        self.disk.write(offset_bytes, buffers)?;
+        if fua { self.disk.flush() } else { Ok(()) }
+    }
+
+    fn flush(&self) -> DeviceResult<()> {
+        self.disk.flush()
+    }
+
+    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> DeviceResult<()> {
+        self.disk.discard(offset_bytes, length_bytes)
+    }
+
+    fn submit(&self, request: Request, on_done: OnDone) {
+        self.pool.submit(&self.disk, request, on_done);
+    }
+}
+
+/// The pool's threads perform requests on the disk itself, by blocking calls.
+impl Device for Disk {
+    fn info(&self) -> DeviceInfo {
+        self.info
+    }
+    fn read(&self, offset: u64, buffers: &mut [&mut [u8]], _class: IoClass) -> DeviceResult<()> {
+        Self::read(self, offset, buffers)
+    }
+    fn write(
+        &self,
+        offset: u64,
+        buffers: &[&[u8]],
+        _class: IoClass,
+        fua: bool,
+    ) -> DeviceResult<()> {
+        Self::write(self, offset, buffers)?;
+        if fua { Self::flush(self) } else { Ok(()) }
+    }
+    fn flush(&self) -> DeviceResult<()> {
+        Self::flush(self)
+    }
+    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> DeviceResult<()> {
+        Self::discard(self, offset_bytes, length_bytes)
+    }
+    fn submit(&self, request: Request, on_done: OnDone) {
+        let (result, buffers) = super::request::perform(self, request);
+        on_done(result, buffers);
+    }
+}
+
+impl Disk {
+    fn read(&self, offset_bytes: u64, buffers: &mut [&mut [u8]]) -> DeviceResult<()> {
+        let slices = buffers.iter().map(|buffer| &**buffer);
+        let checked = check_transfer("read", self.info.size_bytes, offset_bytes, slices);
+        let length_bytes = *checked.as_ref().unwrap_or(&0);
+        let result = checked.and_then(|_| {
+            read_all(&self.file, offset_bytes, buffers)
+                .map_err(|error| device_error("read", offset_bytes, length_bytes, &error))
+        });
+        self.stats.count_read(length_bytes, &result);
+        result
+    }
+
+    fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> DeviceResult<()> {
+        let slices = buffers.iter().copied();
+        let checked = check_transfer("write", self.info.size_bytes, offset_bytes, slices);
+        let length_bytes = *checked.as_ref().unwrap_or(&0);
+        let result = checked.and_then(|_| {
+            write_all(&self.file, offset_bytes, buffers)
+                .map_err(|error| device_error("write", offset_bytes, length_bytes, &error))
+        });
+        self.stats.count_write(length_bytes, &result);
+        result
+    }
+
+    fn flush(&self) -> DeviceResult<()> {
+        let result = self.file.sync_data().map_err(|error| device_error("flush", 0, 0, &error));
+        self.stats.count_flush(&result);
+        result
+    }
+
+    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> DeviceResult<()> {
+        check_range("discard", self.info.size_bytes, offset_bytes, length_bytes)?;
+        if !self.info.discard || length_bytes == 0 {
+            return Ok(());
+        }
+        let result = if self.is_block_device {
+            discard_device(&self.file, offset_bytes, length_bytes)
+        } else {
+            punch_hole(&self.file, offset_bytes, length_bytes)
+        };
+        // A discard is a hint: a host that cannot is not an error.
+        if matches!(&result, Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP)) {
+            return Ok(());
+        }
+        let result =
+            result.map_err(|error| device_error("discard", offset_bytes, length_bytes, &error));
+        self.stats.count_discard(&result);
+        result
+    }
+}
+
+/// Opens with `O_DIRECT`, or without where the file system refuses it; true = direct.
+fn open_direct(options: &OpenOptions, flags: i32, path: &Path) -> io::Result<(File, bool)> {
+    match options.clone().custom_flags(flags | libc::O_DIRECT).open(path) {
+        Ok(file) => Ok((file, true)),
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+            // A refused creation has made the file on some hosts: take what is there, since the
+            // exclusive creation was decided before the flags were looked at.
+            let mut again = options.clone();
+            if path.metadata().is_ok_and(|metadata| metadata.len() == 0 && metadata.is_file()) {
+                again.create_new(false);
+            }
+            Ok((again.custom_flags(flags).open(path)?, false))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Takes the lock for `mode` without waiting.
+fn lock(file: &File, mode: OpenMode) -> Result<()> {
+    let taken = match mode {
+        OpenMode::ReadOnly => file.try_lock_shared(),
+        OpenMode::ReadWrite => file.try_lock(),
+    };
+    match taken {
+        Ok(()) => Ok(()),
+        Err(TryLockError::WouldBlock) => Err(Error::InUse(describe_holder(file))),
+        Err(TryLockError::Error(error)) => Err(error.into()),
+    }
+}
+
+/// Who holds the lock, as far as the host tells.
+fn describe_holder(file: &File) -> String {
+    let holder = file.metadata().ok().and_then(|metadata| {
+        let locks = std::fs::read_to_string("/proc/locks").ok()?;
+        holder_in(&locks, metadata.dev(), metadata.ino())
+    });
+    let Some(pid) = holder else { return "another process has it open".to_owned() };
+    if pid == std::process::id() {
+        return format!("this process ({pid}) has it open already");
+    }
+    match std::fs::read_to_string(format!("/proc/{pid}/comm")) {
+        Ok(name) => format!("process {pid} ({}) has it open", name.trim_end()),
+        Err(_) => format!("process {pid} has it open"),
+    }
+}
+
+/// The process that holds a `flock` on the file, from the text of `/proc/locks`, whose lines are
+/// `1: FLOCK ADVISORY WRITE pid major:minor:inode start end` (`-> ` marks a waiter).
+fn holder_in(locks: &str, device: u64, inode: u64) -> Option<u32> {
+    let wanted = format!("{:02x}:{:02x}:{inode}", libc::major(device), libc::minor(device));
+    locks.lines().find_map(|line| {
+        let mut fields = line.split_whitespace().skip(1);
+        if fields.next()? != "FLOCK" {
+            return None;
+        }
+        let pid = fields.nth(2)?;
+        (fields.next()? == wanted).then(|| pid.parse().ok()).flatten()
+    })
+}
+
+/// The error of an open, create or resize.
+fn open_error(path: &Path, error: &io::Error) -> Error {
+    match error.raw_os_error() {
+        Some(libc::ENOENT) => Error::NotFound,
+        Some(libc::EEXIST) => Error::Exists,
+        Some(libc::EACCES | libc::EPERM) => Error::AccessDenied,
+        Some(libc::EROFS) => Error::ReadOnly,
+        Some(libc::EBUSY) => Error::InUse("the host has it mounted or otherwise claimed".into()),
+        Some(libc::EISDIR) => Error::IsDirectory,
+        Some(libc::ENOSPC | libc::EDQUOT) => Error::NoSpace,
+        _ => Error::Io(format!("{}: {error}", path.display())),
+    }
+}
+
+fn device_error(
+    operation: &'static str,
+    offset_bytes: u64,
+    length_bytes: u64,
+    error: &io::Error,
+) -> DeviceError {
+    DeviceError {
+        operation,
+        offset_bytes,
+        length_bytes,
+        reason: error.to_string(),
+        no_space: matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT)),
+    }
+}
+
+/// An attribute of a block device's queue, from sysfs; of the whole disk if it is a partition.
+fn queue_attribute(device: u64, attribute: &str) -> Option<String> {
+    let base = format!("/sys/dev/block/{}:{}", libc::major(device), libc::minor(device));
+    [format!("{base}/queue/{attribute}"), format!("{base}/../queue/{attribute}")]
+        .iter()
+        .find_map(|path| std::fs::read_to_string(path).ok())
+}
+
+fn has_volatile_cache(device: u64) -> bool {
+    queue_attribute(device, "write_cache").is_none_or(|text| text.trim() != "write through")
+}
+
+fn can_discard(device: u64) -> bool {
+    queue_attribute(device, "discard_max_bytes").is_some_and(|text| text.trim() != "0")
+}
+
+/// Fills all of `buffers`, over short counts and interruptions.
+fn read_all(file: &File, mut offset_bytes: u64, buffers: &mut [&mut [u8]]) -> io::Result<()> {
+    if let [buffer] = buffers {
+        return file.read_exact_at(buffer, offset_bytes);
+    }
+    let mut segments: Vec<IoSliceMut<'_>> =
+        buffers.iter_mut().map(|buffer| IoSliceMut::new(buffer)).collect();
+    let mut rest = &mut segments[..];
+    IoSliceMut::advance_slices(&mut rest, 0);
+    while !rest.is_empty() {
+        let count = retry_interrupted(|| preadv(file, rest, offset_bytes))?;
+        if count == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        offset_bytes += count as u64;
+        IoSliceMut::advance_slices(&mut rest, count);
+    }
+    Ok(())
+}
+
+/// Writes all of `buffers`, over short counts and interruptions.
+fn write_all(file: &File, mut offset_bytes: u64, buffers: &[&[u8]]) -> io::Result<()> {
+    if let [buffer] = buffers {
+        return file.write_all_at(buffer, offset_bytes);
+    }
+    let mut segments: Vec<IoSlice<'_>> =
+        buffers.iter().map(|buffer| IoSlice::new(buffer)).collect();
+    let mut rest = &mut segments[..];
+    IoSlice::advance_slices(&mut rest, 0);
+    while !rest.is_empty() {
+        let count = retry_interrupted(|| pwritev(file, rest, offset_bytes))?;
+        if count == 0 {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+        offset_bytes += count as u64;
+        IoSlice::advance_slices(&mut rest, count);
+    }
+    Ok(())
+}
+
+fn retry_interrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
+}
+
+/// An offset as the system wants it; the range checks have kept it below 2^63.
+fn system_offset(offset_bytes: u64) -> io::Result<i64> {
+    i64::try_from(offset_bytes).map_err(|_| io::Error::from_raw_os_error(libc::EOVERFLOW))
+}
+
+/// The result of a system call that answers -1 for an error.
+fn checked(answer: isize) -> io::Result<usize> {
+    usize::try_from(answer).map_err(|_| io::Error::last_os_error())
+}
+
+fn preadv(file: &File, segments: &mut [IoSliceMut<'_>], offset_bytes: u64) -> io::Result<usize> {
+    let count = segments.len().min(MAX_SEGMENTS) as i32;
+    let offset = system_offset(offset_bytes)?;
+    // SAFETY: `IoSliceMut` has the layout of `iovec` by its documentation; the first `count` of them
+    // describe memory that is borrowed exclusively for the whole call.
+    checked(unsafe { libc::preadv64(file.as_raw_fd(), segments.as_ptr().cast(), count, offset) })
+}
+
+fn pwritev(file: &File, segments: &[IoSlice<'_>], offset_bytes: u64) -> io::Result<usize> {
+    let count = segments.len().min(MAX_SEGMENTS) as i32;
+    let offset = system_offset(offset_bytes)?;
+    // SAFETY: `IoSlice` has the layout of `iovec` by its documentation; the first `count` of them
+    // describe memory that is borrowed for the whole call.
+    checked(unsafe { libc::pwritev64(file.as_raw_fd(), segments.as_ptr().cast(), count, offset) })
+}
+
+fn punch_hole(file: &File, offset_bytes: u64, length_bytes: u64) -> io::Result<()> {
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    let (offset, length) = (system_offset(offset_bytes)?, system_offset(length_bytes)?);
+    // SAFETY: plain integers, and a descriptor that `file` keeps open.
+    let call =
+        || checked(unsafe { libc::fallocate64(file.as_raw_fd(), mode, offset, length) } as isize);
+    retry_interrupted(call).map(|_| ())
+}
+
+/// `_IO(0x12, 119)` of `linux/fs.h`; its argument is two 64-bit integers, start and length.
+const BLKDISCARD: u64 = 0x1277;
+
+fn discard_device(file: &File, offset_bytes: u64, length_bytes: u64) -> io::Result<()> {
+    let range = [offset_bytes, length_bytes];
+    // SAFETY: the control reads exactly two u64 at the pointer, which live across the call. The
+    // cast of the number is because C libraries disagree on its type.
+    let call = || {
+        checked(unsafe { libc::ioctl(file.as_raw_fd(), BLKDISCARD as _, range.as_ptr()) } as isize)
+    };
+    retry_interrupted(call).map(|_| ())
+}
+
+#[cfg(test)]
+mod tests;

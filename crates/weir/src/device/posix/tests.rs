@@ -1,0 +1,301 @@
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc;
+
+use super::*;
+use crate::device::{Buffers, Operation};
+
+/// A path of its own in the temporary directory, removed at the end.
+struct TempPath(PathBuf);
+
+impl TempPath {
+    fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("weir-posix-test-{}-{number}", std::process::id());
+        Self(std::env::temp_dir().join(name))
+    }
+}
+
+impl Drop for TempPath {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+fn pattern(len: usize, seed: u32) -> AlignedBuf {
+    let bytes: Vec<u8> =
+        (0..len as u32).map(|i| ((i ^ seed).wrapping_mul(97) >> 5) as u8).collect();
+    AlignedBuf::from_slice(&bytes)
+}
+
+fn read_back(device: &PosixDevice, offset: u64, len: usize) -> AlignedBuf {
+    let mut buffer = AlignedBuf::zeroed(len);
+    device.read(offset, &mut [&mut buffer], IoClass::SyncRead).unwrap();
+    buffer
+}
+
+#[test]
+fn content_survives_reopening() {
+    let path = TempPath::new();
+    let written = pattern(8192, 1);
+    let device = PosixDevice::create(&path.0, 1 << 20).unwrap();
+    assert_eq!(device.info().size_bytes, 1 << 20);
+    device.write(4096, &[&written], IoClass::Log, true).unwrap();
+    let counters = device.stats().counters();
+    assert_eq!((counters.writes, counters.write_bytes, counters.flushes), (1, 8192, 1));
+    drop(device);
+    let device = PosixDevice::open(&path.0, OpenMode::ReadOnly).unwrap();
+    assert_eq!(read_back(&device, 4096, 8192), written);
+    assert_eq!(read_back(&device, 12288, 4096), AlignedBuf::zeroed(4096));
+    assert!(device.write(0, &[&written], IoClass::Log, false).is_err());
+}
+
+#[test]
+fn more_segments_than_one_system_call_takes_keep_their_order() {
+    let path = TempPath::new();
+    let device = PosixDevice::create(&path.0, 16 << 20).unwrap();
+    let written = pattern(2500 * 4096, 2);
+    let mut slices: Vec<&[u8]> = written.chunks(4096).collect();
+    slices.insert(1000, &[]);
+    device.write(4096, &slices, IoClass::Writeback, false).unwrap();
+    let mut target = AlignedBuf::zeroed(written.len());
+    let mut slices: Vec<&mut [u8]> = target.chunks_mut(4096).collect();
+    device.read(4096, &mut slices, IoClass::SyncRead).unwrap();
+    assert!(target == written);
+}
+
+#[test]
+fn a_second_opening_is_refused_and_names_the_holder() {
+    let path = TempPath::new();
+    let writer = PosixDevice::create(&path.0, 1 << 20).unwrap();
+    for mode in [OpenMode::ReadOnly, OpenMode::ReadWrite] {
+        let Err(Error::InUse(holder)) = PosixDevice::open(&path.0, mode) else {
+            panic!("{mode:?} was not refused");
+        };
+        assert!(holder.contains(&std::process::id().to_string()), "{holder}");
+    }
+    drop(writer);
+    let reader = PosixDevice::open(&path.0, OpenMode::ReadOnly).unwrap();
+    let second = PosixDevice::open(&path.0, OpenMode::ReadOnly).unwrap();
+    assert!(matches!(PosixDevice::open(&path.0, OpenMode::ReadWrite), Err(Error::InUse(_))));
+    drop((reader, second));
+    assert!(PosixDevice::open(&path.0, OpenMode::ReadWrite).is_ok());
+}
+
+#[test]
+fn the_holder_is_found_among_other_locks() {
+    let locks = "1: POSIX  ADVISORY  WRITE 11 fe:00:42 0 EOF\n\
+                 2: FLOCK  ADVISORY  WRITE 12 fe:00:43 0 EOF\n\
+                 2: -> FLOCK  ADVISORY  WRITE 13 fe:00:42 0 EOF\n\
+                 3: FLOCK  ADVISORY  WRITE 14 fe:00:42 0 EOF\n";
+    let device = libc::makedev(0xfe, 0);
+    assert_eq!(holder_in(locks, device, 42), Some(14));
+    assert_eq!(holder_in(locks, device, 4), None);
+    assert_eq!(holder_in("nonsense\n\n1: FLOCK", device, 42), None);
+}
+
+#[test]
+fn a_file_that_shrank_gives_an_error_not_zeros() {
+    let path = TempPath::new();
+    let device = PosixDevice::create(&path.0, 1 << 20).unwrap();
+    OpenOptions::new().write(true).open(&path.0).unwrap().set_len(8192).unwrap();
+    let (mut first, mut second) = (AlignedBuf::zeroed(8192), AlignedBuf::zeroed(8192));
+    assert!(device.read(4096, &mut [&mut first], IoClass::SyncRead).is_err());
+    assert!(device.read(0, &mut [&mut first, &mut second], IoClass::SyncRead).is_err());
+    assert_eq!(device.stats().counters().errors, 2);
+}
+
+#[test]
+fn a_size_that_is_not_whole_blocks_is_rounded_down() {
+    let path = TempPath::new();
+    std::fs::write(&path.0, [1; 10_000]).unwrap();
+    let device = PosixDevice::open(&path.0, OpenMode::ReadOnly).unwrap();
+    assert_eq!(device.info().size_bytes, 8192);
+    assert!(matches!(PosixDevice::create(&path.0, 4096), Err(Error::Exists)));
+    assert!(matches!(PosixDevice::create(&path.0, 100), Err(Error::Invalid(_))));
+}
+
+#[test]
+fn unaligned_requests_are_refused_before_the_host_sees_them() {
+    let path = TempPath::new();
+    let device = PosixDevice::create(&path.0, 1 << 20).unwrap();
+    let buffer = AlignedBuf::zeroed(8192);
+    let write = |offset, slice: &[u8]| device.write(offset, &[slice], IoClass::Log, false);
+    assert!(write(512, &buffer).is_err());
+    assert!(write(0, &buffer[512..4608]).is_err());
+    assert!(write(0, &buffer[..100]).is_err());
+    assert!(write((1 << 20) - 4096, &buffer).is_err());
+    assert!(write((1 << 20) - 8192, &buffer).is_ok());
+}
+
+#[test]
+fn things_that_cannot_be_a_volume_are_told_apart() {
+    let missing = TempPath::new();
+    let open = |path: &Path| PosixDevice::open(path, OpenMode::ReadWrite).err();
+    assert_eq!(open(&missing.0), Some(Error::NotFound));
+    assert!(matches!(open(&std::env::temp_dir()), Some(Error::NotAVolume(_))));
+    assert!(matches!(open(Path::new("/dev/null")), Some(Error::NotAVolume(_))));
+}
+
+#[test]
+fn image_files_are_punched_only_when_asked() {
+    let path = TempPath::new();
+    let written = pattern(1 << 20, 3);
+    let device = PosixDevice::create(&path.0, 1 << 20).unwrap();
+    device.write(0, &[&written], IoClass::Writeback, false).unwrap();
+    device.discard(4096, 8192).unwrap();
+    assert!(read_back(&device, 0, 1 << 20) == written);
+    assert_eq!(device.stats().counters().discards, 0);
+    drop(device);
+    let device = PosixDevice::open(&path.0, OpenMode::ReadWrite).unwrap().with_discard(true);
+    device.discard(4096, 8192).unwrap();
+    if device.stats().counters().discards == 1 {
+        assert_eq!(read_back(&device, 4096, 8192), AlignedBuf::zeroed(8192));
+    }
+    assert_eq!(read_back(&device, 0, 4096)[..], written[..4096]);
+    assert_eq!(device.info().size_bytes, 1 << 20);
+}
+
+#[test]
+fn prewriting_allocates_the_whole_range_and_can_be_stopped() {
+    let path = TempPath::new();
+    let device = PosixDevice::create(&path.0, 8 << 20).unwrap();
+    let block = pattern(4096, 4);
+    device.write(0, &[&block], IoClass::Log, false).unwrap();
+    let mut steps = Vec::new();
+    let range = 4096..(2 << 20) + 8192;
+    device
+        .prewrite(range, &mut |done| {
+            steps.push(done);
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+    assert_eq!(steps, [1 << 20, 2 << 20, (2 << 20) + 4096]);
+    assert_eq!(read_back(&device, 0, 4096), block);
+    let allocated_bytes = std::fs::metadata(&path.0).unwrap().blocks() * 512;
+    assert!(allocated_bytes >= (2 << 20) + 4096, "{allocated_bytes}");
+    let writes = device.stats().counters().writes;
+    device.prewrite(0..8 << 20, &mut |_| ControlFlow::Break(())).unwrap();
+    assert_eq!(device.stats().counters().writes, writes + 1);
+    assert!(device.prewrite(0..16 << 20, &mut |_| ControlFlow::Continue(())).is_err());
+}
+
+/// Submits a request whose result is sent to `sender` under `tag`.
+fn submit(
+    device: &PosixDevice,
+    class: IoClass,
+    operation: Operation,
+    offset_bytes: u64,
+    buffers: Buffers,
+    tag: u64,
+    sender: &mpsc::Sender<(u64, DeviceResult<()>, Buffers)>,
+) {
+    let sender = sender.clone();
+    let request = Request { operation, offset_bytes, buffers, class };
+    let on_done: OnDone = Box::new(move |result, buffers| {
+        // The receiver may be gone on purpose.
+        let _ = sender.send((tag, result, buffers));
+    });
+    device.submit(request, on_done);
+}
+
+#[test]
+fn submitted_requests_all_complete_with_their_data() {
+    let path = TempPath::new();
+    for threads in [1, 2, 8] {
+        let device =
+            PosixDevice::create(&path.0, 4 << 20).unwrap().with_threads(threads).with_discard(true);
+        let (sender, receiver) = mpsc::channel();
+        let classes = [IoClass::Background, IoClass::Log, IoClass::ReadAhead, IoClass::SyncWrite];
+        for tag in 0..200_u64 {
+            let buffers = Buffers::Owned(pattern(8192, tag as u32));
+            let class = classes[tag as usize % 4];
+            let write = Operation::Write { fua: tag % 50 == 0 };
+            submit(&device, class, write, tag * 8192, buffers, tag, &sender);
+        }
+        let mut seen: Vec<u64> = (0..200).map(|_| receiver.recv().unwrap().0).collect();
+        seen.sort_unstable();
+        assert_eq!(seen, (0..200).collect::<Vec<_>>());
+        submit(&device, IoClass::Log, Operation::Flush, 0, Buffers::None, 0, &sender);
+        assert_eq!(receiver.recv().unwrap().1, Ok(()));
+        for tag in 0..200_u64 {
+            let buffers = Buffers::Owned(AlignedBuf::zeroed(8192));
+            submit(&device, IoClass::SyncRead, Operation::Read, tag * 8192, buffers, tag, &sender);
+        }
+        for (tag, result, buffers) in receiver.iter().take(200) {
+            assert_eq!(result, Ok(()));
+            let Buffers::Owned(buffer) = buffers else { panic!("other buffers came back") };
+            assert!(buffer == pattern(8192, tag as u32));
+        }
+        drop(device);
+        std::fs::remove_file(&path.0).unwrap();
+    }
+}
+
+#[test]
+fn dropping_the_device_completes_what_was_submitted_and_releases_the_lock() {
+    let path = TempPath::new();
+    drop(PosixDevice::create(&path.0, 4 << 20).unwrap());
+    let (sender, receiver) = mpsc::channel();
+    for _ in 0..20 {
+        let device = PosixDevice::open(&path.0, OpenMode::ReadWrite).unwrap().with_threads(3);
+        for tag in 0..20_u64 {
+            let buffers = Buffers::Owned(pattern(4096, 5));
+            let write = Operation::Write { fua: false };
+            submit(&device, IoClass::Writeback, write, tag * 4096, buffers, tag, &sender);
+        }
+        drop(device);
+        assert_eq!(receiver.try_iter().count(), 20);
+    }
+}
+
+#[test]
+fn the_last_reference_may_be_dropped_by_a_completion() {
+    let path = TempPath::new();
+    let device = Arc::new(PosixDevice::create(&path.0, 1 << 20).unwrap());
+    let (sender, receiver) = mpsc::channel();
+    let (go, wait) = mpsc::channel::<()>();
+    let held = Arc::clone(&device);
+    let request = Request {
+        operation: Operation::Flush,
+        offset_bytes: 0,
+        buffers: Buffers::None,
+        class: IoClass::Log,
+    };
+    let on_done: OnDone = Box::new(move |_, _| {
+        wait.recv().unwrap();
+        drop(held);
+        sender.send(()).unwrap();
+    });
+    device.submit(request, on_done);
+    drop(device);
+    go.send(()).unwrap();
+    receiver.recv().unwrap();
+}
+
+#[test]
+fn background_requests_leave_a_thread_for_urgent_ones() {
+    let path = TempPath::new();
+    let device = PosixDevice::create(&path.0, 1 << 20).unwrap().with_threads(2);
+    let (release, gate) = mpsc::channel::<()>();
+    let gate = Arc::new(crate::sync::Mutex::new(gate));
+    for _ in 0..4 {
+        // Each of these holds its thread until it is released.
+        let gate = Arc::clone(&gate);
+        let request = Request {
+            operation: Operation::Flush,
+            offset_bytes: 0,
+            buffers: Buffers::None,
+            class: IoClass::Background,
+        };
+        device.submit(request, Box::new(move |_, _| gate.lock().recv().unwrap()));
+    }
+    let (sender, receiver) = mpsc::channel();
+    let buffers = Buffers::Owned(AlignedBuf::zeroed(4096));
+    submit(&device, IoClass::SyncRead, Operation::Read, 0, buffers, 7, &sender);
+    assert_eq!(receiver.recv().unwrap().0, 7);
+    for _ in 0..4 {
+        release.send(()).unwrap();
+    }
+}

@@ -1,0 +1,136 @@
+//! What device implementations share: the checks of the trait's rules, and performing a
+//! submitted [`Request`] through the blocking calls.
+
+use super::{Buffers, Device, DeviceError, DeviceResult, Operation, Request};
+use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64};
+
+/// Checks that a range is made of whole blocks and lies inside a device of `size_bytes`.
+///
+/// # Errors
+/// The range breaks one of the two rules.
+pub fn check_range(
+    operation: &'static str,
+    size_bytes: u64,
+    offset_bytes: u64,
+    length_bytes: u64,
+) -> DeviceResult<()> {
+    let refuse = |reason: &str| {
+        Err(DeviceError {
+            operation,
+            offset_bytes,
+            length_bytes,
+            reason: reason.to_owned(),
+            no_space: false,
+        })
+    };
+    if !offset_bytes.is_multiple_of(BLOCK_BYTES_U64)
+        || !length_bytes.is_multiple_of(BLOCK_BYTES_U64)
+    {
+        return refuse("not a multiple of 4096 bytes");
+    }
+    match offset_bytes.checked_add(length_bytes) {
+        Some(end) if end <= size_bytes => Ok(()),
+        _ => refuse("beyond the end of the device"),
+    }
+}
+
+/// Checks a transfer of `buffers` at `offset_bytes`, and gives its total length in bytes.
+///
+/// # Errors
+/// The range is not inside the device, or a buffer is not aligned to 4096 bytes or not a multiple
+/// of 4096 bytes long.
+pub fn check_transfer<'a>(
+    operation: &'static str,
+    size_bytes: u64,
+    offset_bytes: u64,
+    buffers: impl Iterator<Item = &'a [u8]>,
+) -> DeviceResult<u64> {
+    let mut length_bytes = 0;
+    let mut aligned = true;
+    for buffer in buffers {
+        length_bytes += buffer.len() as u64;
+        aligned &= is_aligned(buffer);
+    }
+    check_range(operation, size_bytes, offset_bytes, length_bytes)?;
+    if aligned {
+        Ok(length_bytes)
+    } else {
+        Err(DeviceError {
+            operation,
+            offset_bytes,
+            length_bytes,
+            reason: "a buffer is not aligned to 4096 bytes".to_owned(),
+            no_space: false,
+        })
+    }
+}
+
+/// An empty buffer transfers nothing, wherever it points.
+fn is_aligned(buffer: &[u8]) -> bool {
+    let block = BLOCK_BYTES;
+    buffer.is_empty()
+        || (buffer.as_ptr().addr().is_multiple_of(block) && buffer.len().is_multiple_of(block))
+}
+
+/// Performs `request` on the calling thread and gives back its result and its memory.
+pub fn perform(device: &dyn Device, request: Request) -> (DeviceResult<()>, Buffers) {
+    let Request { operation, offset_bytes, mut buffers, class } = request;
+    let result = match operation {
+        Operation::Flush => device.flush(),
+        Operation::Discard { length_bytes } => device.discard(offset_bytes, length_bytes),
+        Operation::Write { fua } => match &buffers {
+            Buffers::Owned(buffer) => device.write(offset_bytes, &[buffer], class, fua),
+            Buffers::Pages(pages) => {
+                let slices: Vec<&[u8]> = pages.iter().map(|page| &page[..]).collect();
+                device.write(offset_bytes, &slices, class, fua)
+            }
+            Buffers::Fill(_) | Buffers::None => Err(wrong_buffers("write", offset_bytes)),
+        },
+        Operation::Read => match &mut buffers {
+            Buffers::Owned(buffer) => device.read(offset_bytes, &mut [buffer], class),
+            Buffers::Fill(pages) => {
+                let mut slices: Vec<&mut [u8]> =
+                    pages.iter_mut().map(|page| &mut page[..]).collect();
+                device.read(offset_bytes, &mut slices, class)
+            }
+            Buffers::Pages(_) | Buffers::None => Err(wrong_buffers("read", offset_bytes)),
+        },
+    };
+    (result, buffers)
+}
+
+/// The request's buffers cannot serve its operation.
+fn wrong_buffers(operation: &'static str, offset_bytes: u64) -> DeviceError {
+    DeviceError {
+        operation,
+        offset_bytes,
+        length_bytes: 0,
+        reason: "the request's buffers are not of the kind its operation needs".to_owned(),
+        no_space: false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::buffer::AlignedBuf;
+
+    #[test]
+    fn ranges_outside_or_unaligned_are_refused() {
+        assert!(check_range("read", 8192, 0, 8192).is_ok());
+        assert!(check_range("read", 8192, 8192, 0).is_ok());
+        assert!(check_range("read", 8192, 4096, 8192).is_err());
+        assert!(check_range("read", 8192, 1, 4096).is_err());
+        assert!(check_range("read", 8192, 0, 100).is_err());
+        assert!(check_range("read", 8192, u64::MAX - 4095, 4096).is_err());
+    }
+
+    #[test]
+    fn unaligned_buffers_are_refused() {
+        let buffer = AlignedBuf::zeroed(12288);
+        let check = |slice: &[u8]| check_transfer("write", 1 << 20, 0, [slice].into_iter());
+        assert_eq!(check(&buffer), Ok(12288));
+        assert!(check(&buffer[512..512 + 4096]).is_err());
+        assert!(check(&buffer[..100]).is_err());
+    }
+}
