@@ -1,1 +1,39 @@
-//! weir-lab
+//! The lab: published file system experiments, on any file system, side by side.
+//!
+//! A run takes experiments ([`experiments`]) and targets ([`target`]), puts each target on the
+//! same disk ([`disk`]), runs them in interleaved rounds ([`run`]) and reports medians, spreads,
+//! ratios, latency distributions and what the device was really asked to do ([`measure`],
+//! [`report`]). `docs/LAB.md` describes the command, the experiments and the JSON schema.
+//!
+//! Invariants: whatever is mounted, attached or started is written down first
+//! ([`disk::registry`]); nothing is emulated that a target does not offer; `unsafe` is confined to
+//! [`sys`].
+
+#![deny(unsafe_code)]
+
+pub mod cli;
+pub mod disk;
+pub mod error;
+pub mod experiments;
+pub mod measure;
+pub mod report;
+pub mod run;
+#[allow(unsafe_code)]
+pub mod sys;
+pub mod target;
+
+use std::process::ExitCode;
+
+pub use cli::{LabArgs, run as run_lab};
+pub use error::LabError;
+
+/// Runs a command and prints its error, if any, on one line.
+pub fn main(args: LabArgs) -> ExitCode {
+    match cli::run(args) {
+        Ok(code) => code,
+        Err(e) => {
+            eprintln!("weir lab: {e}");
+            if matches!(e, LabError::Cancelled) { ExitCode::from(130) } else { ExitCode::FAILURE }
+        }
+    }
+}

@@ -1,0 +1,421 @@
+//! The command line of `weir lab`, embedded by the `weir` program and by `weir-lab`.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use clap::{Args, Subcommand};
+
+use crate::disk::registry::{Registry, clean_stale, stale_files};
+use crate::disk::{Disk, DiskSpec, make_run_dir, parse_amount, slow};
+use crate::error::{IoContext, LabError, LabResult};
+use crate::experiments::{self, Experiment};
+use crate::report::schema::{Report, SCHEMA};
+use crate::report::{machine, table};
+use crate::run::{Cancel, Outcome, Plan, elapsed_text, run_plan};
+use crate::sys::is_root;
+use crate::target::TargetSpec;
+use crate::target::stage::{StageOptions, check_dir, preflight};
+
+/// Measure what happens to latency, on any file system, side by side.
+#[derive(Debug, Args)]
+pub struct LabArgs {
+    #[command(subcommand)]
+    command: LabCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum LabCommand {
+    /// List experiments, targets and disks
+    List,
+    /// Many small files made durable
+    Fsmark {
+        #[command(flatten)]
+        run: RunArgs,
+        #[command(flatten)]
+        options: experiments::fsmark::FsmarkOptions,
+    },
+    /// Jobs that write and sync their own file
+    Fsync {
+        #[command(flatten)]
+        run: RunArgs,
+        #[command(flatten)]
+        options: experiments::fsync::FsyncOptions,
+    },
+    /// All experiments
+    All {
+        #[command(flatten)]
+        run: RunArgs,
+    },
+    /// Take away what a crashed run left mounted or attached
+    Clean,
+    /// Serve the slow-flush disk (started by the lab itself)
+    #[command(hide = true)]
+    SlowDisk {
+        /// Where to mount it
+        mount_point: PathBuf,
+        /// Its size
+        size_bytes: u64,
+        /// Length of a flush
+        flush_us: u64,
+    },
+}
+
+/// Options that all experiments share.
+#[derive(Clone, Debug, Args)]
+pub struct RunArgs {
+    /// Target, repeatable: dir:PATH, xfs, ext4, btrfs, weir, weir-mount
+    /// [default: weir, and dir: of the work directory]
+    #[arg(long = "on", value_name = "TARGET", value_delimiter = ',')]
+    on: Vec<String>,
+    /// Directory for images and mount points
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    work: PathBuf,
+    /// Rounds, interleaved over the targets [default: 3, quick: 2]
+    #[arg(long, value_name = "N")]
+    rounds: Option<usize>,
+    /// Short version: smaller loads, fewer cases
+    #[arg(long)]
+    quick: bool,
+    /// Seed of the load
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Disk: plain, slow:FLUSH_US, or limit:rbps=..,wbps=..,riops=..,wiops=..
+    #[arg(long, default_value = "plain")]
+    disk: String,
+    /// Size of the disk [default: 16G, quick: 4G]
+    #[arg(long)]
+    size: Option<String>,
+    /// Target that ratios compare with [default: the first]
+    #[arg(long, value_name = "TARGET")]
+    baseline: Option<String>,
+    /// Only modes whose name contains this word, repeatable
+    #[arg(long = "mode", value_name = "WORD", value_delimiter = ',')]
+    modes: Vec<String>,
+    /// Write the report as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write the report as one HTML file
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Put Weir's volume on the image file itself, not on the loop device that kernel file
+    /// systems get
+    #[arg(long)]
+    weir_on_file: bool,
+    /// Weir's cache, for example 1G
+    #[arg(long, value_name = "BYTES")]
+    weir_memory: Option<String>,
+    /// The `weir` program for weir-mount [default: this program or its neighbour]
+    #[arg(long, value_name = "FILE")]
+    weir_bin: Option<PathBuf>,
+    /// Run on directories without a block device (tmpfs), without device figures
+    #[arg(long)]
+    allow_no_device: bool,
+}
+
+/// Runs a `weir lab` command.
+pub fn run(args: LabArgs) -> LabResult<ExitCode> {
+    match args.command {
+        LabCommand::List => {
+            print!("{}", listing());
+            Ok(ExitCode::SUCCESS)
+        }
+        LabCommand::Clean => Ok(clean()),
+        LabCommand::SlowDisk { mount_point, size_bytes, flush_us } => {
+            slow::serve(&mount_point, size_bytes, Duration::from_micros(flush_us))
+                .during(|| format!("serving {}", mount_point.display()))?;
+            Ok(ExitCode::SUCCESS)
+        }
+        LabCommand::Fsmark { run, options } => experiment(&run, |q, s| {
+            vec![Box::new(experiments::fsmark::Fsmark::new(&options, q, s))]
+        }),
+        LabCommand::Fsync { run, options } => {
+            experiment(&run, |q, _| vec![Box::new(experiments::fsync::FsyncJobs::new(&options, q))])
+        }
+        LabCommand::All { run } => experiment(&run, experiments::all),
+    }
+}
+
+fn clean() -> ExitCode {
+    let (released, stuck) = clean_stale();
+    for line in &released {
+        println!("released {line}");
+    }
+    for line in &stuck {
+        eprintln!("weir lab: still there: {line}");
+    }
+    if released.is_empty() && stuck.is_empty() {
+        println!("nothing to clean");
+    }
+    if stuck.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn listing() -> String {
+    let mut out = String::from("experiments:\n");
+    for e in experiments::all(false, false) {
+        let mut modes: Vec<String> = Vec::new();
+        for case in e.cases() {
+            if !modes.contains(&case.mode) {
+                modes.push(case.mode);
+            }
+        }
+        out.push_str(&format!("  {:<11} {}\n", e.name(), e.question()));
+        out.push_str(&format!("  {:<11}   modes: {}\n", "", modes.join(", ")));
+    }
+    out.push_str(
+        "targets (--on, several):\n\
+         \x20 dir:PATH    any mounted file system, as it is\n\
+         \x20 xfs         a fresh XFS on the run's disk (root)\n\
+         \x20 ext4        a fresh ext4 on the run's disk (root)\n\
+         \x20 btrfs       a fresh btrfs on the run's disk, single data and metadata (root)\n\
+         \x20 weir        the library in this process, on a fresh volume on the run's disk\n\
+         \x20 weir-mount  the same through FUSE\n\
+         disks (--disk), shared by all targets of a run except dir::\n\
+         \x20 plain       a fully written image file in the work directory\n\
+         \x20 slow:US     a RAM-backed file whose flush takes US microseconds\n\
+         \x20 limit:...   the image throttled: rbps=, wbps= (bytes/s), riops=, wiops= (requests/s)\n",
+    );
+    out
+}
+
+/// Takes everything down on the second Ctrl-C; the first asks the run to end by itself.
+fn install_signal_handler(cancel: &Cancel, registry: &Arc<Registry>) {
+    let (cancel, registry) = (cancel.clone(), Arc::downgrade(registry));
+    let installed = ctrlc::set_handler(move || {
+        if cancel.is_cancelled() {
+            if let Some(registry) = registry.upgrade() {
+                for stuck in registry.release_all() {
+                    eprintln!("weir lab: left behind: {stuck} (run `weir lab clean`)");
+                }
+            }
+            std::process::exit(130);
+        }
+        eprintln!("weir lab: stopping, taking everything down (again to force)");
+        cancel.cancel();
+    });
+    if let Err(e) = installed {
+        eprintln!("weir lab: Ctrl-C will not clean up ({e}); use `weir lab clean` then");
+    }
+}
+
+/// The targets of a run, checked.
+fn targets_of(args: &RunArgs, stage: &StageOptions) -> LabResult<Vec<TargetSpec>> {
+    let words: Vec<String> = if args.on.is_empty() {
+        vec!["weir".into(), format!("dir:{}", args.work.display())]
+    } else {
+        args.on.clone()
+    };
+    let mut targets = Vec::new();
+    for word in words {
+        let target: TargetSpec = word.parse()?;
+        preflight(&target, stage)?;
+        if !targets.contains(&target) {
+            targets.push(target);
+        }
+    }
+    Ok(targets)
+}
+
+fn baseline_of(args: &RunArgs, targets: &[TargetSpec]) -> LabResult<String> {
+    let first = targets.first().map(TargetSpec::name).unwrap_or_default();
+    let Some(name) = &args.baseline else { return Ok(first) };
+    if targets.iter().any(|t| t.name() == *name) {
+        return Ok(name.clone());
+    }
+    Err(LabError::BadOption(format!("--baseline {name} is not one of the targets of this run")))
+}
+
+fn disk_size(args: &RunArgs, disk: DiskSpec) -> LabResult<u64> {
+    let default = match (args.quick, disk) {
+        (true, _) | (false, DiskSpec::Slow { .. }) => 4 << 30,
+        (false, _) => 16 << 30,
+    };
+    let Some(text) = &args.size else { return Ok(default) };
+    let size = parse_amount(text)
+        .ok_or_else(|| LabError::BadOption(format!("--size {text} is not a size, such as 8G")))?;
+    if size < 512 << 20 {
+        return Err(LabError::BadOption("--size must be at least 512M".into()));
+    }
+    Ok(size & !0xF_FFFF)
+}
+
+fn experiment(
+    args: &RunArgs,
+    build: impl FnOnce(bool, bool) -> Vec<Box<dyn Experiment>>,
+) -> LabResult<ExitCode> {
+    let begun = Instant::now();
+    let started_unix_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+    let disk_spec: DiskSpec = args.disk.parse()?;
+    let stage = StageOptions {
+        weir_bin: args.weir_bin.clone(),
+        weir_memory_bytes: args.weir_memory.as_deref().map(memory_of).transpose()?,
+        allow_no_device: args.allow_no_device,
+        weir_on_file: args.weir_on_file,
+    };
+    let targets = targets_of(args, &stage)?;
+    let baseline = baseline_of(args, &targets)?;
+    for path in [&args.json, &args.html].into_iter().flatten() {
+        check_writable(path)?;
+    }
+    let size_bytes = disk_size(args, disk_spec)?;
+    let slow_flush = matches!(disk_spec, DiskSpec::Slow { flush_us } if flush_us >= 500);
+    let experiments = build(args.quick, slow_flush);
+    if !stale_files().is_empty() {
+        eprintln!("weir lab: an earlier run left things behind; `weir lab clean` takes them away");
+    }
+
+    let cancel = Cancel::default();
+    let registry = Registry::new()?;
+    install_signal_handler(&cancel, &registry);
+    let outcome = measure(
+        args,
+        disk_spec,
+        size_bytes,
+        targets,
+        baseline,
+        experiments,
+        stage,
+        &cancel,
+        &registry,
+    );
+    let stuck = registry.release_all();
+    for line in &stuck {
+        eprintln!("weir lab: left behind: {line} (run `weir lab clean`)");
+    }
+    let outcome = match outcome {
+        Err(_) if cancel.is_cancelled() => return Err(LabError::Cancelled),
+        other => other?,
+    };
+    let report = Report {
+        schema: SCHEMA.into(),
+        command: command_line(),
+        version: env!("CARGO_PKG_VERSION").into(),
+        started_unix_s,
+        duration_s: begun.elapsed().as_secs_f64(),
+        machine: machine::describe(&args.work),
+        disk: disk_spec.to_string(),
+        size_bytes,
+        seed: args.seed,
+        quick: args.quick,
+        targets: outcome.targets,
+        results: outcome.rows,
+        curves: outcome.curves,
+        series: outcome.series,
+        not_offered: outcome.skipped,
+        notes: outcome.notes,
+    };
+    print!("{}", table::render(&report));
+    if let Some(path) = &args.json {
+        report.save(path)?;
+    }
+    eprintln!("weir lab: done in {}", elapsed_text(begun));
+    Ok(if stuck.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+#[allow(clippy::too_many_arguments)]
+fn measure(
+    args: &RunArgs,
+    disk_spec: DiskSpec,
+    size_bytes: u64,
+    targets: Vec<TargetSpec>,
+    baseline: String,
+    experiments: Vec<Box<dyn Experiment>>,
+    stage: StageOptions,
+    cancel: &Cancel,
+    registry: &Arc<Registry>,
+) -> LabResult<Outcome> {
+    let needs_disk = targets.iter().any(TargetSpec::uses_disk);
+    let limited = matches!(disk_spec, DiskSpec::Limit(_));
+    if !needs_disk && matches!(disk_spec, DiskSpec::Slow { .. }) {
+        return Err(LabError::BadOption(
+            "--disk slow needs a target that is put on it: dir: targets stay where they are".into(),
+        ));
+    }
+    if disk_spec != DiskSpec::Plain && !is_root() {
+        return Err(LabError::NeedsRoot(format!("--disk {disk_spec}")));
+    }
+    let disk = if needs_disk {
+        check_dir(&args.work, args.allow_no_device)?;
+        let run_dir = make_run_dir(&args.work, registry)?;
+        // Kernel file systems need the loop device; Weir then uses the same one, so that all pay
+        // its tax, unless it is told otherwise or there is no root.
+        let with_loop = is_root();
+        eprintln!("weir lab: writing a disk of {} MiB ({disk_spec})", size_bytes >> 20);
+        Some(Disk::create(disk_spec, &run_dir, size_bytes, with_loop, registry, cancel)?)
+    } else {
+        if limited {
+            limit_work_disk(&args.work, disk_spec, registry)?;
+        }
+        None
+    };
+    for target in &targets {
+        if let TargetSpec::Dir(path) = target {
+            let need = experiments.iter().map(|e| e.space_bytes()).max().unwrap_or(0);
+            crate::target::stage::check_space(path, need)?;
+        }
+    }
+    let plan = Plan {
+        experiments,
+        targets,
+        rounds: args.rounds.unwrap_or(if args.quick { 2 } else { 3 }).max(1),
+        quick: args.quick,
+        seed: args.seed,
+        baseline,
+        only_modes: args.modes.clone(),
+        stage,
+    };
+    let mut outcome = run_plan(&plan, disk.as_ref(), registry, cancel)?;
+    if limited && plan.targets.iter().any(|t| !t.uses_disk()) && needs_disk {
+        outcome
+            .notes
+            .push("dir: targets were not limited: --disk is the disk of the others".into());
+    }
+    Ok(outcome)
+}
+
+fn limit_work_disk(work: &Path, spec: DiskSpec, registry: &Arc<Registry>) -> LabResult<()> {
+    let DiskSpec::Limit(limits) = spec else { return Ok(()) };
+    let device = crate::measure::device::disk_of(work).ok_or_else(|| {
+        LabError::BadOption(format!("{}: no block device to limit", work.display()))
+    })?;
+    crate::disk::cgroup::limit_io(registry, &device.number()?, limits)
+}
+
+fn memory_of(text: &str) -> LabResult<u64> {
+    parse_amount(text)
+        .ok_or_else(|| LabError::BadOption(format!("--weir-memory {text} is not a size")))
+}
+
+/// A report that cannot be written should be known before the run, not after it.
+fn check_writable(path: &Path) -> LabResult<()> {
+    std::fs::OpenOptions::new()
+        .append(true)
+        .create(true)
+        .open(path)
+        .map(drop)
+        .during(|| format!("opening {}", path.display()))
+}
+
+/// The command as it was given, quoted where a shell would need it.
+pub fn command_line() -> String {
+    std::env::args()
+        .enumerate()
+        .map(|(i, word)| {
+            let word = if i == 0 {
+                Path::new(&word)
+                    .file_name()
+                    .map_or(word.clone(), |n| n.to_string_lossy().into_owned())
+            } else {
+                word
+            };
+            let plain = |c: char| c.is_alphanumeric() || "-_./:=,%@+".contains(c);
+            if !word.is_empty() && word.chars().all(plain) {
+                word
+            } else {
+                format!("'{}'", word.replace('\'', "'\\''"))
+            }
+        })
+        .collect::<Vec<_>>()
+        .join(" ")
+}

@@ -1,0 +1,377 @@
+//! Everything a run leaves on the machine while it runs, written down before it is made, so that a
+//! normal end, Ctrl-C and `weir lab clean` after a crash all take it away the same way.
+//!
+//! Invariants: a resource is in the file before it exists; it is removed from the file only after
+//! it is gone; resources are released in reverse order. The one lock protects list and file.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{IoContext, LabResult};
+use crate::measure::device::parse_mountinfo;
+use crate::sys::is_root;
+
+/// Something to take away again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum Resource {
+    /// A directory that the lab created, with all that is in it.
+    Dir {
+        /// Its path.
+        path: PathBuf,
+    },
+    /// A process the lab started.
+    Process {
+        /// Process id.
+        pid: u32,
+        /// Start time in ticks since boot: tells it from a later process with the same id.
+        start_ticks: u64,
+    },
+    /// Loop devices on a backing file.
+    Loop {
+        /// The file.
+        backing: PathBuf,
+    },
+    /// A mount point.
+    Mount {
+        /// Where.
+        path: PathBuf,
+    },
+    /// A blkio limit: writing `line` to `file` lifts it.
+    Throttle {
+        /// The cgroup file.
+        file: PathBuf,
+        /// `major:minor 0`.
+        line: String,
+    },
+    /// A cgroup; its processes go back to `parent`.
+    Cgroup {
+        /// Its directory.
+        path: PathBuf,
+        /// Where its processes came from.
+        parent: PathBuf,
+    },
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct State {
+    pid: u32,
+    start_ticks: u64,
+    resources: Vec<Resource>,
+}
+
+/// The resources of one run.
+pub struct Registry {
+    file: PathBuf,
+    state: Mutex<State>,
+}
+
+/// Where state files are kept.
+pub fn state_dir() -> PathBuf {
+    if let Some(dir) = std::env::var_os("WEIR_LAB_STATE_DIR") {
+        return PathBuf::from(dir);
+    }
+    if is_root() {
+        return PathBuf::from("/run/weir-lab");
+    }
+    match std::env::var_os("XDG_RUNTIME_DIR") {
+        Some(dir) => PathBuf::from(dir).join("weir-lab"),
+        None => {
+            std::env::temp_dir().join(format!("weir-lab-{}", rustix::process::getuid().as_raw()))
+        }
+    }
+}
+
+/// Start time of a process, if it is alive (a zombie is not).
+pub fn start_ticks(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, rest) = stat.rsplit_once(") ")?;
+    let mut fields = rest.split(' ');
+    if fields.next()? == "Z" {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
+}
+
+impl Registry {
+    /// An empty registry for this process.
+    pub fn new() -> LabResult<Arc<Registry>> {
+        let dir = state_dir();
+        fs::create_dir_all(&dir).during(|| format!("creating {}", dir.display()))?;
+        let pid = std::process::id();
+        let state =
+            State { pid, start_ticks: start_ticks(pid).unwrap_or(0), resources: Vec::new() };
+        // Two registries in one process (tests) must not share a file.
+        static COUNTER: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let n = COUNTER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        Ok(Arc::new(Registry {
+            file: dir.join(format!("{pid}-{n}.json")),
+            state: Mutex::new(state),
+        }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A panicking thread leaves a list that is still right: it is changed in one step.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes a resource that is about to be made.
+    pub fn add(&self, resource: Resource) -> LabResult<()> {
+        let mut state = self.lock();
+        state.resources.push(resource);
+        save(&self.file, &state).during(|| format!("writing {}", self.file.display()))
+    }
+
+    /// How many resources there are: a mark for [`Registry::release_to`].
+    pub fn mark(&self) -> usize {
+        self.lock().resources.len()
+    }
+
+    /// Releases what was added after `mark`, latest first. Returns what would not go.
+    pub fn release_to(&self, mark: usize) -> Vec<String> {
+        let mut state = self.lock();
+        let mut stuck = Vec::new();
+        let mut kept = Vec::new();
+        while state.resources.len() > mark {
+            let Some(resource) = state.resources.pop() else { break };
+            if let Err(e) = release(&resource) {
+                stuck.push(format!("{resource:?}: {e}"));
+                kept.push(resource);
+            }
+        }
+        state.resources.extend(kept.into_iter().rev());
+        if state.resources.is_empty() {
+            let _ = fs::remove_file(&self.file);
+        } else if let Err(e) = save(&self.file, &state) {
+            stuck.push(format!("{}: {e}", self.file.display()));
+        }
+        stuck
+    }
+
+    /// Forgets nothing and releases everything.
+    pub fn release_all(&self) -> Vec<String> {
+        self.release_to(0)
+    }
+}
+
+impl Drop for Registry {
+    fn drop(&mut self) {
+        for stuck in self.release_all() {
+            eprintln!("weir lab: left behind: {stuck} (try `weir lab clean`)");
+        }
+    }
+}
+
+fn save(file: &Path, state: &State) -> io::Result<()> {
+    let temporary = file.with_extension("tmp");
+    fs::write(&temporary, serde_json::to_vec_pretty(state)?)?;
+    fs::rename(&temporary, file)
+}
+
+/// State files of runs that are no longer alive.
+pub fn stale_files() -> Vec<PathBuf> {
+    let Ok(dir) = fs::read_dir(state_dir()) else { return Vec::new() };
+    dir.flatten()
+        .map(|e| e.path())
+        .filter(|p| p.extension().is_some_and(|e| e == "json"))
+        .filter(|p| load(p).is_some_and(|s| start_ticks(s.pid) != Some(s.start_ticks)))
+        .collect()
+}
+
+fn load(file: &Path) -> Option<State> {
+    serde_json::from_slice(&fs::read(file).ok()?).ok()
+}
+
+/// Takes away what crashed runs left. Returns (released, left behind).
+pub fn clean_stale() -> (Vec<String>, Vec<String>) {
+    let (mut released, mut stuck) = (Vec::new(), Vec::new());
+    for file in stale_files() {
+        let Some(mut state) = load(&file) else { continue };
+        let mut kept = Vec::new();
+        while let Some(resource) = state.resources.pop() {
+            match release(&resource) {
+                Ok(()) => released.push(format!("{resource:?}")),
+                Err(e) => {
+                    stuck.push(format!("{resource:?}: {e}"));
+                    kept.push(resource);
+                }
+            }
+        }
+        kept.reverse();
+        state.resources = kept;
+        let written =
+            if state.resources.is_empty() { fs::remove_file(&file) } else { save(&file, &state) };
+        if let Err(e) = written {
+            stuck.push(format!("{}: {e}", file.display()));
+        }
+    }
+    (released, stuck)
+}
+
+/// Releases one resource; succeeds when it is already gone.
+fn release(resource: &Resource) -> io::Result<()> {
+    match resource {
+        Resource::Dir { path } => match fs::remove_dir_all(path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+            other => other,
+        },
+        Resource::Process { pid, start_ticks } => end_process(*pid, *start_ticks),
+        Resource::Loop { backing } => detach_loops(backing),
+        Resource::Mount { path } => unmount(path),
+        Resource::Throttle { file, line } => fs::write(file, line),
+        Resource::Cgroup { path, parent } => remove_cgroup(path, parent),
+    }
+}
+
+/// Asks a process we started to end, and insists after three seconds.
+fn end_process(pid: u32, started: u64) -> io::Result<()> {
+    use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+    let Some(target) = Pid::from_raw(pid as i32) else { return Ok(()) };
+    let begun = Instant::now();
+    let mut signal = Signal::TERM;
+    while start_ticks(pid) == Some(started) {
+        match kill_process(target, signal) {
+            Err(rustix::io::Errno::SRCH) => break,
+            Err(e) => return Err(e.into()),
+            Ok(()) => {}
+        }
+        std::thread::sleep(Duration::from_millis(20));
+        // Reap it if it is our child; after a crash it is somebody else's.
+        let _ = waitpid(Some(target), WaitOptions::NOHANG);
+        if begun.elapsed() > Duration::from_secs(3) {
+            signal = Signal::KILL;
+        }
+        if begun.elapsed() > Duration::from_secs(6) {
+            return Err(io::Error::other(format!("process {pid} does not end")));
+        }
+    }
+    let _ = waitpid(Some(target), WaitOptions::NOHANG);
+    Ok(())
+}
+
+fn is_mounted(path: &Path) -> bool {
+    fs::read_to_string("/proc/self/mountinfo")
+        .map(|t| parse_mountinfo(&t).iter().any(|m| m.mount_point == path))
+        .unwrap_or(false)
+}
+
+/// Unmounts; waits out a busy moment, then detaches lazily.
+fn unmount(path: &Path) -> io::Result<()> {
+    let begun = Instant::now();
+    while is_mounted(path) {
+        let mut umount = Command::new("umount");
+        if begun.elapsed() > Duration::from_secs(3) {
+            umount.arg("-l");
+        }
+        let mut out = umount.arg(path).output()?;
+        if !out.status.success() && !is_root() {
+            // An ordinary user's FUSE mount.
+            out = Command::new("fusermount3").arg("-u").arg(path).output()?;
+        }
+        if !out.status.success() {
+            if begun.elapsed() > Duration::from_secs(6) {
+                let said = String::from_utf8_lossy(&out.stderr);
+                return Err(io::Error::other(said.trim().to_owned()));
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+    Ok(())
+}
+
+fn detach_loops(backing: &Path) -> io::Result<()> {
+    let begun = Instant::now();
+    loop {
+        let loops = loops_of(backing)?;
+        if loops.is_empty() {
+            return Ok(());
+        }
+        for node in &loops {
+            Command::new("losetup").arg("-d").arg(node).output()?;
+        }
+        if begun.elapsed() > Duration::from_secs(5) {
+            return Err(io::Error::other(format!("{} stays attached", loops.join(" "))));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Loop devices on a backing file, from /sys (the file itself may be gone or unreachable).
+fn loops_of(backing: &Path) -> io::Result<Vec<String>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/sys/block")?.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let Ok(text) = fs::read_to_string(entry.path().join("loop/backing_file")) else { continue };
+        if Path::new(text.trim_end().trim_end_matches(" (deleted)")) == backing {
+            found.push(format!("/dev/{name}"));
+        }
+    }
+    Ok(found)
+}
+
+fn remove_cgroup(path: &Path, parent: &Path) -> io::Result<()> {
+    let begun = Instant::now();
+    while path.exists() {
+        if let Ok(pids) = fs::read_to_string(path.join("cgroup.procs")) {
+            for pid in pids.lines() {
+                let _ = fs::write(parent.join("cgroup.procs"), pid);
+            }
+        }
+        match fs::remove_dir(path) {
+            Err(e) if begun.elapsed() > Duration::from_secs(3) => return Err(e),
+            _ => std::thread::sleep(Duration::from_millis(10)),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn release_goes_backwards_to_the_mark_and_ends_with_no_file() {
+        let registry = Registry::new().expect("state directory");
+        let base = std::env::temp_dir().join(format!("weir-lab-reg-{}", std::process::id()));
+        let (outer, inner) = (base.clone(), base.join("inner"));
+        registry.add(Resource::Dir { path: outer.clone() }).expect("noted");
+        fs::create_dir_all(&outer).expect("made");
+        let mark = registry.mark();
+        registry.add(Resource::Dir { path: inner.clone() }).expect("noted");
+        fs::create_dir_all(&inner).expect("made");
+        assert!(registry.file.exists());
+        assert!(registry.release_to(mark).is_empty());
+        assert!(!inner.exists() && outer.exists());
+        assert!(registry.release_all().is_empty());
+        assert!(!outer.exists() && !registry.file.exists());
+    }
+
+    #[test]
+    fn releasing_what_was_noted_but_never_made_succeeds() {
+        for resource in [
+            Resource::Dir { path: "/nonexistent/weir-lab".into() },
+            Resource::Mount { path: "/nonexistent/weir-lab".into() },
+            Resource::Loop { backing: "/nonexistent/weir-lab.img".into() },
+            Resource::Process { pid: std::process::id(), start_ticks: 1 },
+            Resource::Cgroup { path: "/nonexistent/cg".into(), parent: "/nonexistent".into() },
+        ] {
+            release(&resource).unwrap_or_else(|e| panic!("{resource:?}: {e}"));
+        }
+    }
+
+    #[test]
+    fn a_state_file_of_a_living_process_is_not_stale() {
+        let registry = Registry::new().expect("state directory");
+        registry.add(Resource::Dir { path: "/nonexistent/x".into() }).expect("noted");
+        assert!(!stale_files().contains(&registry.file));
+        let dead = State { pid: std::process::id(), start_ticks: 1, resources: Vec::new() };
+        save(&registry.file, &dead).expect("saved");
+        assert!(stale_files().contains(&registry.file));
+    }
+}

@@ -1,0 +1,293 @@
+//! fsmark: many small files made durable.
+//!
+//! Each thread writes its files into a directory of its own and makes them durable in one of these
+//! modes: *each* (fsync before close), *pass* (all written, then open-fsync-close one by one),
+//! *async* (as pass, but with many fsyncs in flight), *syncfs* (all written, one `syncfs`), *none*.
+//! Several iterations on the same file system let the number of files grow.
+
+use std::time::{Duration, Instant};
+
+use super::load::{merged, random_bytes, together};
+use super::{Better, Case, CaseResult, Env, Experiment};
+use crate::error::{LabError, LabResult};
+use crate::measure::{Recorder, Spread};
+use crate::target::{AsyncMethod, OpenHow, SyncQueue, SyncScope};
+
+/// Options.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct FsmarkOptions {
+    /// Files per thread and iteration [default: 10000, quick: 1000]
+    #[arg(long)]
+    pub files: Option<u64>,
+    /// Bytes per file [default: 4096]
+    #[arg(long)]
+    pub file_bytes: Option<u64>,
+    /// Numbers of threads
+    #[arg(long, value_delimiter = ',')]
+    pub threads: Vec<u64>,
+    /// Numbers of asynchronous fsyncs in flight per thread
+    #[arg(long, value_delimiter = ',')]
+    pub depth: Vec<u64>,
+    /// Iterations on the same file system [default: 5, quick: 2]
+    #[arg(long)]
+    pub iterations: Option<u64>,
+}
+
+/// The experiment.
+pub struct Fsmark {
+    files: u64,
+    file_bytes: u64,
+    threads: Vec<u64>,
+    depths: Vec<u64>,
+    iterations: u64,
+    quick: bool,
+}
+
+impl Fsmark {
+    /// With options; `slow_flush` shortens the quick version on a disk whose flushes are long.
+    pub fn new(o: &FsmarkOptions, quick: bool, slow_flush: bool) -> Self {
+        let or = |given: &[u64], full: &[u64], short: &[u64]| {
+            if given.is_empty() { if quick { short } else { full } } else { given }.to_vec()
+        };
+        let default_files = match (quick, slow_flush) {
+            (true, true) => 300,
+            (true, false) => 1000,
+            (false, true) => 3000,
+            (false, false) => 10_000,
+        };
+        Fsmark {
+            files: o.files.unwrap_or(default_files),
+            file_bytes: o.file_bytes.unwrap_or(4096),
+            threads: or(&o.threads, &[1, 4, 8, 16], &[1, 4]),
+            depths: or(&o.depth, &[8, 64], &[64]),
+            iterations: o.iterations.unwrap_or(if quick { 2 } else { 5 }),
+            quick,
+        }
+    }
+}
+
+/// What one thread did in one iteration.
+struct Turn {
+    syncs: Recorder,
+    /// Time inside file system calls.
+    calls: Duration,
+    wall: Duration,
+    sync_phase: Duration,
+}
+
+struct Job<'a> {
+    env: &'a Env<'a>,
+    case: &'a Case,
+    dir: String,
+    files: u64,
+    data: &'a [u8],
+}
+
+fn file_name(dir: &str, i: u64) -> String {
+    format!("{dir}/f{i:06}")
+}
+
+impl Job<'_> {
+    fn run(&self, epoch: Instant) -> LabResult<Turn> {
+        let begun = Instant::now();
+        let mut syncs = Recorder::new(epoch);
+        let mut calls = Duration::ZERO;
+        let each = self.case.mode == "each";
+        for i in 0..self.files {
+            if i % 64 == 0 {
+                self.env.cancel.check()?;
+            }
+            let name = file_name(&self.dir, i);
+            let at = Instant::now();
+            let file = self.env.fs.open(&name, OpenHow::Create)?;
+            file.write_at(self.data, 0)?;
+            if each {
+                let from = Instant::now();
+                file.fsync()?;
+                syncs.since(from);
+            }
+            drop(file);
+            calls += at.elapsed();
+        }
+        let sync_begun = Instant::now();
+        match self.case.mode.as_str() {
+            "pass" => self.sync_pass(&mut syncs, &mut calls)?,
+            m if m.starts_with("async") => self.sync_async(&mut syncs)?,
+            "syncfs" => {
+                self.env.fs.syncfs()?;
+                syncs.since(sync_begun);
+            }
+            _ => {}
+        }
+        let sync_phase = sync_begun.elapsed();
+        if self.case.mode.starts_with("async") || self.case.mode == "syncfs" {
+            calls += sync_phase;
+        }
+        Ok(Turn { syncs, calls, wall: begun.elapsed(), sync_phase })
+    }
+
+    fn sync_pass(&self, syncs: &mut Recorder, calls: &mut Duration) -> LabResult<()> {
+        for i in 0..self.files {
+            if i % 64 == 0 {
+                self.env.cancel.check()?;
+            }
+            let name = file_name(&self.dir, i);
+            let at = Instant::now();
+            let file = self.env.fs.open(&name, OpenHow::Write)?;
+            let from = Instant::now();
+            file.fsync()?;
+            syncs.since(from);
+            drop(file);
+            *calls += at.elapsed();
+        }
+        Ok(())
+    }
+
+    fn sync_async(&self, syncs: &mut Recorder) -> LabResult<()> {
+        let depth = self.case.number("depth").max(1) as usize;
+        let method = method_of(self.env, &self.case.mode)?;
+        let mut queue = self.env.fs.sync_queue(method, depth)?;
+        let mut due = vec![Instant::now(); self.files as usize];
+        for i in 0..self.files {
+            while queue.in_flight() >= depth {
+                reap(&mut *queue, &due, syncs)?;
+            }
+            if i % 64 == 0 {
+                self.env.cancel.check()?;
+            }
+            let file = self.env.fs.open(&file_name(&self.dir, i), OpenHow::Write)?;
+            due[i as usize] = Instant::now();
+            queue.submit(&file, SyncScope::File, i)?;
+        }
+        while queue.in_flight() > 0 {
+            reap(&mut *queue, &due, syncs)?;
+        }
+        Ok(())
+    }
+}
+
+fn reap(queue: &mut dyn SyncQueue, due: &[Instant], syncs: &mut Recorder) -> LabResult<()> {
+    let Some(done) = queue.complete(true)? else {
+        return Err(LabError::BadOption("an asynchronous fsync was lost".into()));
+    };
+    done.result.map_err(|e| LabError::io("asynchronous fsync", e))?;
+    if let Some(from) = due.get(done.tag as usize) {
+        syncs.since(*from);
+    }
+    Ok(())
+}
+
+/// `async` is the best method the target has; `async-NAME` a certain one.
+pub fn method_of(env: &Env<'_>, mode: &str) -> LabResult<AsyncMethod> {
+    let methods = env.fs.async_methods();
+    let Some(name) = mode.strip_prefix("async-") else {
+        return methods
+            .first()
+            .copied()
+            .ok_or(LabError::NotOffered("no asynchronous fsync on this target"));
+    };
+    methods
+        .iter()
+        .copied()
+        .find(|m| m.name() == name)
+        .ok_or(LabError::NotOffered("this target has no such asynchronous fsync"))
+}
+
+impl Experiment for Fsmark {
+    fn name(&self) -> &'static str {
+        "fsmark"
+    }
+
+    fn question(&self) -> &'static str {
+        "How many small files per second can be made durable, and at how many flushes each?"
+    }
+
+    fn base_mode(&self) -> &'static str {
+        "pass"
+    }
+
+    fn cases(&self) -> Vec<Case> {
+        let mut cases = Vec::new();
+        for &threads in &self.threads {
+            let case = |mode: &str| Case::new(mode).with("threads", threads);
+            cases.extend([case("pass"), case("each")]);
+            for &depth in &self.depths {
+                cases.push(case("async").with("depth", depth));
+            }
+            if threads == self.threads[0] || !self.quick {
+                let depth = self.depths.last().copied().unwrap_or(64);
+                cases.push(case("async-libaio").with("depth", depth));
+                cases.push(case("async-threads").with("depth", depth.min(16)));
+                cases.extend([case("syncfs"), case("none")]);
+            }
+        }
+        cases
+    }
+
+    fn run(&self, env: &Env<'_>, case: &Case) -> LabResult<CaseResult> {
+        let threads = case.number("threads").max(1);
+        let data = random_bytes(self.file_bytes as usize, env.seed);
+        if case.mode.starts_with("async") {
+            method_of(env, &case.mode)?;
+        }
+        let root = format!("fsmark/{}", case.label().replace([' ', '='], "-"));
+        let (mut rates, mut sync_rates, mut overheads) = (Vec::new(), Vec::new(), Vec::new());
+        let begun = Instant::now();
+        let mut syncs = Recorder::new(begun);
+        let (before, log_before) = (env.fs.device(), env.fs.log());
+        for iteration in 0..self.iterations {
+            for t in 0..threads {
+                env.fs.mkdir_all(&format!("{root}/i{iteration}/t{t}"))?;
+            }
+            let (turns, took) = together(threads, |t, _| {
+                let dir = format!("{root}/i{iteration}/t{t}");
+                Job { env, case, dir, files: self.files, data: &data }.run(begun)
+            })?;
+            let files = (self.files * threads) as f64;
+            rates.push(files / took.as_secs_f64());
+            let slowest = turns.iter().map(|t| t.sync_phase).max().unwrap_or_default();
+            sync_rates.push(files / slowest.as_secs_f64().max(1e-9));
+            let (wall, calls) = turns.iter().fold((0.0, 0.0), |(w, c), t| {
+                (w + t.wall.as_secs_f64(), c + t.calls.as_secs_f64())
+            });
+            overheads.push((1.0 - calls / wall).max(0.0) * 100.0);
+            syncs.merge(&merged(turns.into_iter().map(|t| t.syncs), begun));
+        }
+        let device = env.device_since(before);
+        let log = env.fs.log().zip(log_before);
+        let all_files = self.files * threads * self.iterations;
+
+        let mut result = CaseResult::default();
+        let median = |v: &[f64]| Spread::of(v).map_or(0.0, |s| s.median);
+        result.metric("files_per_s", "files/s", median(&rates), Better::Higher);
+        if let (Some(first), Some(last)) = (rates.first(), rates.last()) {
+            result.metric("last_over_first_iteration", "x", last / first, Better::Higher);
+        }
+        if case.mode == "pass" || case.mode.starts_with("async") {
+            let rate = median(&sync_rates);
+            result.metric("sync_phase_files_per_s", "files/s", rate, Better::Higher);
+        }
+        result.metric("app_overhead_percent", "%", median(&overheads), Better::Neither);
+        result.device_per("file", device, all_files, all_files * self.file_bytes);
+        if let Some((after, earlier)) = log {
+            let writes = after.writes.saturating_sub(earlier.writes).max(1) as f64;
+            result.metric("files_per_log_write", "", all_files as f64 / writes, Better::Higher);
+            if let (Some(a), Some(b)) = (after.forces, earlier.forces) {
+                let forces = a.saturating_sub(b) as f64;
+                result.metric("log_forces_per_log_write", "", forces / writes, Better::Higher);
+            }
+        }
+        if let Ok((full, _)) = env.fs.fullness() {
+            result.metric("fullness_percent", "%", full, Better::Neither);
+        }
+        result.latency("fsync", syncs);
+        env.fs.remove_tree(&root)?;
+        Ok(result)
+    }
+
+    fn space_bytes(&self) -> u64 {
+        let most = self.threads.iter().copied().max().unwrap_or(1);
+        // 4 KiB of metadata per file is generous for every file system here.
+        self.files * self.iterations * most * (self.file_bytes.next_multiple_of(4096) + 4096)
+    }
+}

@@ -1,0 +1,180 @@
+//! Ways to put load on a target: threads that start together, open-loop schedules, fills.
+
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use super::Env;
+use crate::error::{LabError, LabResult};
+use crate::measure::{Recorder, Rng};
+use crate::run::Cancel;
+use crate::target::{Fs, OpenHow};
+
+/// Runs `work(thread, epoch)` on `threads` threads that start together; returns the results and
+/// the time from the common start to the last end. The first error wins.
+pub fn together<T: Send>(
+    threads: u64,
+    work: impl Fn(u64, Instant) -> LabResult<T> + Sync,
+) -> LabResult<(Vec<T>, Duration)> {
+    let barrier = Barrier::new(threads as usize + 1);
+    let epoch = std::sync::OnceLock::new();
+    std::thread::scope(|scope| {
+        let handles: Vec<_> = (0..threads)
+            .map(|t| {
+                let (barrier, work, epoch) = (&barrier, &work, &epoch);
+                scope.spawn(move || {
+                    barrier.wait();
+                    work(t, *epoch.get_or_init(Instant::now))
+                })
+            })
+            .collect();
+        barrier.wait();
+        let begun = *epoch.get_or_init(Instant::now);
+        let mut results = Vec::new();
+        for handle in handles {
+            match handle.join() {
+                Ok(result) => results.push(result),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+        let took = begun.elapsed();
+        Ok((results.into_iter().collect::<LabResult<Vec<T>>>()?, took))
+    })
+}
+
+/// Merges the recorders of several threads.
+pub fn merged(recorders: impl IntoIterator<Item = Recorder>, epoch: Instant) -> Recorder {
+    let mut all = Recorder::new(epoch);
+    for r in recorders {
+        all.merge(&r);
+    }
+    all
+}
+
+/// An open-loop schedule: operation `i` is due at a fixed time whatever became of those before,
+/// so an operation that starts late is charged for its wait.
+pub struct Schedule {
+    begun: Instant,
+    period: Duration,
+    next: u32,
+}
+
+impl Schedule {
+    /// `per_second` operations from `begun` on.
+    pub fn new(begun: Instant, per_second: f64) -> Self {
+        Schedule { begun, period: Duration::from_secs_f64(1.0 / per_second), next: 0 }
+    }
+
+    /// The time the next operation is due, after waiting for it; `None` once `stop` is set.
+    pub fn wait(&mut self, stop: &AtomicBool) -> Option<Instant> {
+        let due = self.due();
+        loop {
+            if stop.load(Ordering::Relaxed) {
+                return None;
+            }
+            let now = Instant::now();
+            let Some(left) = due.checked_duration_since(now).filter(|d| !d.is_zero()) else {
+                self.next += 1;
+                return Some(due);
+            };
+            std::thread::sleep(left.min(Duration::from_millis(50)));
+        }
+    }
+
+    fn due(&self) -> Instant {
+        self.begun + self.period * self.next
+    }
+}
+
+/// Paces a writer at a constant rate: sleeps until `done` of `per_second` may have happened.
+pub fn pace(begun: Instant, done: u64, per_second: f64) {
+    let due = begun + Duration::from_secs_f64(done as f64 / per_second);
+    if let Some(left) = due.checked_duration_since(Instant::now()) {
+        // Below the timer's grain, catching up later is closer to the rate than sleeping.
+        if left > Duration::from_millis(1) {
+            std::thread::sleep(left);
+        }
+    }
+}
+
+/// Data that does not compress and differs from block to block.
+pub fn random_bytes(len: usize, seed: u64) -> Vec<u8> {
+    let mut rng = Rng::new(seed, 0xDA7A);
+    let mut out = vec![0; len];
+    for chunk in out.chunks_mut(8) {
+        chunk.copy_from_slice(&rng.next().to_le_bytes()[..chunk.len()]);
+    }
+    out
+}
+
+/// Creates a file of `len` bytes with random data and makes it durable.
+pub fn fill_file(fs: &dyn Fs, path: &str, len: u64, seed: u64, cancel: &Cancel) -> LabResult<()> {
+    let file = fs.open(path, OpenHow::Create)?;
+    let data = random_bytes(1 << 20, seed);
+    let mut at = 0;
+    while at < len {
+        cancel.check()?;
+        let n = (len - at).min(data.len() as u64) as usize;
+        file.write_at(&data[..n], at)?;
+        at += n as u64;
+    }
+    file.fsync()?;
+    Ok(())
+}
+
+/// Leaves nothing of one case to the next: everything durable, the device idle.
+pub fn settle(env: &Env<'_>) -> LabResult<()> {
+    env.fs.syncfs().or_else(|e| match LabError::from(e) {
+        LabError::NotOffered(_) => Ok(()),
+        other => Err(other),
+    })?;
+    let begun = Instant::now();
+    let mut quiet_since = Instant::now();
+    let mut last = env.fs.device();
+    while last.is_some() && begun.elapsed() < Duration::from_secs(5) {
+        std::thread::sleep(Duration::from_millis(10));
+        env.cancel.check()?;
+        let now = env.fs.device();
+        if now != last {
+            (last, quiet_since) = (now, Instant::now());
+        }
+        if quiet_since.elapsed() > Duration::from_millis(40) {
+            break;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_schedule_is_due_by_the_clock_not_by_the_last_operation() {
+        let begun = Instant::now();
+        let mut s = Schedule::new(begun, 1000.0);
+        let stop = AtomicBool::new(false);
+        let first = s.wait(&stop).expect("due");
+        std::thread::sleep(Duration::from_millis(5));
+        // Late, but still charged from when it was due.
+        let second = s.wait(&stop).expect("due");
+        assert_eq!(first, begun);
+        assert_eq!(second, begun + Duration::from_millis(1));
+        stop.store(true, Ordering::Relaxed);
+        assert_eq!(s.wait(&stop), None);
+    }
+
+    #[test]
+    fn the_first_error_of_threads_is_returned_and_all_are_joined() {
+        let out = together(3, |t, _| if t == 1 { Err(LabError::Cancelled) } else { Ok(t) });
+        assert!(matches!(out, Err(LabError::Cancelled)));
+        let (all, _) = together(3, |t, _| Ok(t)).expect("no error");
+        assert_eq!(all, [0, 1, 2]);
+    }
+
+    #[test]
+    fn random_data_is_reproducible_and_not_constant() {
+        assert_eq!(random_bytes(100, 5), random_bytes(100, 5));
+        assert_ne!(random_bytes(100, 5), random_bytes(100, 6));
+    }
+}

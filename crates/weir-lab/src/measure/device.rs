@@ -1,0 +1,320 @@
+//! Device truth: what the block layer counted, and whether someone else used the disk or the CPU.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+/// Requests that reached a device, cumulative.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceCounters {
+    /// Read requests.
+    pub reads: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Write requests.
+    pub writes: u64,
+    /// Bytes written.
+    pub write_bytes: u64,
+    /// Cache flushes.
+    pub flushes: u64,
+}
+
+impl DeviceCounters {
+    /// What happened between `earlier` and `self`.
+    #[must_use]
+    pub fn since(self, earlier: DeviceCounters) -> DeviceCounters {
+        DeviceCounters {
+            reads: self.reads.saturating_sub(earlier.reads),
+            read_bytes: self.read_bytes.saturating_sub(earlier.read_bytes),
+            writes: self.writes.saturating_sub(earlier.writes),
+            write_bytes: self.write_bytes.saturating_sub(earlier.write_bytes),
+            flushes: self.flushes.saturating_sub(earlier.flushes),
+        }
+    }
+}
+
+/// Parses one `/sys/block/*/stat` line. Flushes are field 16 (Linux 5.5).
+pub fn parse_stat(line: &str) -> Option<DeviceCounters> {
+    let f: Vec<u64> = line.split_whitespace().filter_map(|w| w.parse().ok()).collect();
+    Some(DeviceCounters {
+        reads: *f.first()?,
+        read_bytes: *f.get(2)? * 512,
+        writes: *f.get(4)?,
+        write_bytes: *f.get(6)? * 512,
+        flushes: f.get(15).copied().unwrap_or(0),
+    })
+}
+
+/// A whole block device, by its name in `/sys/block`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlockDevice {
+    /// For example `loop0` or `vda`.
+    pub name: String,
+}
+
+impl BlockDevice {
+    /// The disk below a device node such as `/dev/loop0` or a partition.
+    pub fn of_node(node: &Path) -> Option<BlockDevice> {
+        let node = fs::canonicalize(node).ok()?;
+        let name = node.file_name()?.to_str()?.to_owned();
+        if Path::new("/sys/block").join(&name).exists() {
+            return Some(BlockDevice { name });
+        }
+        // A partition: /sys/class/block/vda1 -> .../vda/vda1.
+        let link = fs::canonicalize(Path::new("/sys/class/block").join(&name)).ok()?;
+        let parent = link.parent()?.file_name()?.to_str()?.to_owned();
+        Path::new("/sys/block").join(&parent).exists().then_some(BlockDevice { name: parent })
+    }
+
+    /// The counters now.
+    pub fn counters(&self) -> io::Result<DeviceCounters> {
+        let path = PathBuf::from("/sys/block").join(&self.name).join("stat");
+        let text = fs::read_to_string(&path)?;
+        parse_stat(&text)
+            .ok_or_else(|| io::Error::other(format!("{}: cannot be read", path.display())))
+    }
+
+    /// `major:minor`.
+    pub fn number(&self) -> io::Result<String> {
+        let text = fs::read_to_string(Path::new("/sys/block").join(&self.name).join("dev"))?;
+        Ok(text.trim().to_owned())
+    }
+
+    /// Requests in flight now.
+    pub fn in_flight(&self) -> u64 {
+        fs::read_to_string(Path::new("/sys/block").join(&self.name).join("inflight"))
+            .map(|t| t.split_whitespace().filter_map(|w| w.parse::<u64>().ok()).sum())
+            .unwrap_or(0)
+    }
+}
+
+/// A mounted file system as `/proc/self/mountinfo` describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MountInfo {
+    /// Where it is mounted.
+    pub mount_point: PathBuf,
+    /// Its type, such as `ext4`.
+    pub fs_type: String,
+    /// The device or other source.
+    pub source: String,
+    /// Mount and superblock options.
+    pub options: String,
+}
+
+/// Parses `/proc/self/mountinfo`.
+pub fn parse_mountinfo(text: &str) -> Vec<MountInfo> {
+    text.lines()
+        .filter_map(|line| {
+            let (left, right) = line.split_once(" - ")?;
+            let left: Vec<&str> = left.split(' ').collect();
+            let right: Vec<&str> = right.split(' ').collect();
+            Some(MountInfo {
+                mount_point: PathBuf::from(left.get(4)?.replace("\\040", " ")),
+                fs_type: (*right.first()?).to_owned(),
+                source: right.get(1)?.replace("\\040", " "),
+                options: format!("{},{}", left.get(5)?, right.get(2)?),
+            })
+        })
+        .collect()
+}
+
+/// The mount that `path` is on: the longest mount point above it, the latest of equals.
+pub fn mount_of(path: &Path) -> Option<MountInfo> {
+    let path = fs::canonicalize(path).ok()?;
+    let text = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    parse_mountinfo(&text)
+        .into_iter()
+        .filter(|m| path.starts_with(&m.mount_point))
+        .enumerate()
+        .max_by_key(|(i, m)| (m.mount_point.components().count(), *i))
+        .map(|(_, m)| m)
+}
+
+/// The disk that the file system of `path` is on, if it is on one.
+pub fn disk_of(path: &Path) -> Option<BlockDevice> {
+    BlockDevice::of_node(Path::new(&mount_of(path)?.source))
+}
+
+/// Watches for load that is not ours during one case.
+pub struct DisturbanceWatch {
+    started: Instant,
+    steal_ticks: u64,
+    others_ticks: u64,
+    foreign: Vec<(BlockDevice, DeviceCounters)>,
+}
+
+/// What the watch saw.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Disturbance {
+    /// CPU taken by the hypervisor, in percent of one CPU.
+    pub steal_percent: f64,
+    /// CPU used by processes that are not ours, in percent of one CPU.
+    pub other_cpu_percent: f64,
+    /// Bytes per second on disks that the run does not use.
+    pub foreign_bytes_per_s: f64,
+}
+
+impl Disturbance {
+    /// A sentence when the disturbance is large enough to matter.
+    pub fn verdict(&self) -> Option<String> {
+        let mut said = Vec::new();
+        if self.steal_percent > 5.0 {
+            said.push(format!("{:.0} % CPU steal", self.steal_percent));
+        }
+        if self.other_cpu_percent > 25.0 {
+            said.push(format!("other processes used {:.0} % of a CPU", self.other_cpu_percent));
+        }
+        if self.foreign_bytes_per_s > 8e6 {
+            said.push(format!(
+                "{:.0} MB/s of foreign disk traffic",
+                self.foreign_bytes_per_s / 1e6
+            ));
+        }
+        (!said.is_empty()).then(|| said.join(", "))
+    }
+}
+
+const TICKS_PER_S: f64 = 100.0;
+
+/// (busy without iowait, steal) ticks of the whole machine from `/proc/stat`.
+pub fn parse_cpu(text: &str) -> Option<(u64, u64)> {
+    let f: Vec<u64> =
+        text.lines().next()?.split_whitespace().skip(1).filter_map(|w| w.parse().ok()).collect();
+    let steal = *f.get(7)?;
+    // user, nice, system; interrupt time is caused by devices, often our own.
+    Some((f[0] + f[1] + f[2], steal))
+}
+
+fn own_ticks() -> u64 {
+    // Our children (mount daemons, disk servers) are in our session's tree: sum them all.
+    let own = std::process::id();
+    let mut children = vec![own];
+    let mut total = 0;
+    while let Some(pid) = children.pop() {
+        let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { continue };
+        let Some((_, rest)) = stat.rsplit_once(") ") else { continue };
+        let f: Vec<u64> = rest.split(' ').map(|w| w.parse().unwrap_or(0)).collect();
+        // utime, stime, cutime, cstime are fields 14 to 17 of the line, 11 to 14 after the name.
+        total += f.get(11..15).map_or(0, |t| t.iter().sum::<u64>());
+        if let Ok(list) = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")) {
+            children.extend(list.split_whitespace().filter_map(|w| w.parse::<u32>().ok()));
+        }
+    }
+    total
+}
+
+/// CPU used by kernel threads, which work for us as well as for others, is not "other".
+fn kernel_thread_ticks() -> u64 {
+    let Ok(dir) = fs::read_dir("/proc") else { return 0 };
+    let mut total = 0;
+    for entry in dir.flatten() {
+        if !entry.file_name().to_string_lossy().starts_with(|c: char| c.is_ascii_digit()) {
+            continue;
+        }
+        let Ok(stat) = fs::read_to_string(entry.path().join("stat")) else { continue };
+        let Some((_, rest)) = stat.rsplit_once(") ") else { continue };
+        let f: Vec<&str> = rest.split(' ').collect();
+        // Field 4 of the line is the parent: kthreadd is 2.
+        if f.get(1) == Some(&"2") {
+            total +=
+                f.get(11..13).map_or(0, |t| t.iter().filter_map(|w| w.parse::<u64>().ok()).sum());
+        }
+    }
+    total
+}
+
+impl DisturbanceWatch {
+    /// Starts watching; `ours` are the disks that the run itself uses.
+    pub fn start(ours: &[BlockDevice]) -> Self {
+        let cpu = fs::read_to_string("/proc/stat").ok().and_then(|t| parse_cpu(&t));
+        let (busy, steal) = cpu.unwrap_or((0, 0));
+        let foreign = fs::read_dir("/sys/block")
+            .map(|dir| {
+                dir.flatten()
+                    .map(|e| BlockDevice { name: e.file_name().to_string_lossy().into_owned() })
+                    .filter(|d| !ours.contains(d))
+                    .filter_map(|d| d.counters().ok().map(|c| (d, c)))
+                    .collect()
+            })
+            .unwrap_or_default();
+        DisturbanceWatch {
+            started: Instant::now(),
+            steal_ticks: steal,
+            others_ticks: busy.saturating_sub(own_ticks() + kernel_thread_ticks()),
+            foreign,
+        }
+    }
+
+    /// What happened since the start.
+    pub fn stop(&self) -> Disturbance {
+        let elapsed = self.started.elapsed().max(Duration::from_millis(1)).as_secs_f64();
+        let cpu = fs::read_to_string("/proc/stat").ok().and_then(|t| parse_cpu(&t));
+        let (busy, steal) = cpu.unwrap_or((0, 0));
+        let others = busy.saturating_sub(own_ticks() + kernel_thread_ticks());
+        let percent = |ticks: u64| ticks as f64 / TICKS_PER_S / elapsed * 100.0;
+        let foreign: u64 = self
+            .foreign
+            .iter()
+            .filter_map(|(d, before)| d.counters().ok().map(|now| now.since(*before)))
+            .map(|c| c.read_bytes + c.write_bytes)
+            .sum();
+        Disturbance {
+            steal_percent: percent(steal.saturating_sub(self.steal_ticks)),
+            other_cpu_percent: percent(others.saturating_sub(self.others_ticks)),
+            foreign_bytes_per_s: foreign as f64 / elapsed,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stat_line_gives_requests_bytes_and_flushes() {
+        let line = " 64665 22717 2801130 32240 7415 13938 581216 2677 2 21792 35084 3218 8 140040 158 242 9";
+        let c = parse_stat(line).expect("a full line");
+        assert_eq!(c.reads, 64665);
+        assert_eq!(c.read_bytes, 2_801_130 * 512);
+        assert_eq!(c.writes, 7415);
+        assert_eq!(c.write_bytes, 581_216 * 512);
+        assert_eq!(c.flushes, 242);
+        assert_eq!(parse_stat("1 2"), None);
+    }
+
+    #[test]
+    fn difference_never_wraps() {
+        let a = DeviceCounters { writes: 5, ..Default::default() };
+        let b = DeviceCounters { writes: 9, flushes: 2, ..Default::default() };
+        assert_eq!(b.since(a).writes, 4);
+        assert_eq!(a.since(b), DeviceCounters::default());
+    }
+
+    #[test]
+    fn mountinfo_gives_source_type_and_options() {
+        let text =
+            "36 35 98:0 /mnt1 /mnt\\040a rw,noatime master:1 - ext4 /dev/vda1 rw,errors=continue\n";
+        let m = parse_mountinfo(text);
+        assert_eq!(m.len(), 1);
+        assert_eq!(m[0].mount_point, PathBuf::from("/mnt a"));
+        assert_eq!(m[0].fs_type, "ext4");
+        assert_eq!(m[0].source, "/dev/vda1");
+        assert_eq!(m[0].options, "rw,noatime,rw,errors=continue");
+    }
+
+    #[test]
+    fn cpu_line_separates_steal() {
+        assert_eq!(parse_cpu("cpu  1616 4 1178 131157 1905 0 26 12 0 0\n"), Some((2798, 12)));
+        assert_eq!(parse_cpu("cpu 1 2"), None);
+    }
+
+    #[test]
+    fn small_disturbances_are_not_reported() {
+        assert_eq!(Disturbance::default().verdict(), None);
+        let d = Disturbance { steal_percent: 30.0, ..Default::default() };
+        assert_eq!(d.verdict().as_deref(), Some("30 % CPU steal"));
+    }
+}

@@ -1,0 +1,11 @@
+//! The measuring kernel: latencies, spreads, device truth, disturbance, reproducible randomness.
+
+pub mod device;
+pub mod hist;
+pub mod rng;
+pub mod stats;
+
+pub use device::{BlockDevice, DeviceCounters, Disturbance, DisturbanceWatch};
+pub use hist::{PERCENTILES, Recorder, SERIES_STEP, SeriesPoint};
+pub use rng::{Rng, Zipf};
+pub use stats::Spread;

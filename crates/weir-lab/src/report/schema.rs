@@ -1,0 +1,204 @@
+//! The JSON report, `weir-lab/1`. Documented field by field in `docs/LAB.md`; a change that a
+//! reader could notice needs a new number.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{IoContext, LabError, LabResult};
+use crate::experiments::{Better, Mark, Params};
+use crate::measure::SeriesPoint;
+use crate::target::stage::TargetInfo;
+
+/// The value of `schema`.
+pub const SCHEMA: &str = "weir-lab/1";
+
+/// One metric of one case on one target.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// For example `fsmark`.
+    pub experiment: String,
+    /// For example `xfs`.
+    pub target: String,
+    /// For example `async`.
+    pub mode: String,
+    /// For example `{"depth": 64, "threads": 4}`.
+    pub params: Params,
+    /// For example `files_per_s`.
+    pub metric: String,
+    /// For example `files/s`.
+    pub unit: String,
+    /// Which way is better.
+    pub better: Better,
+    /// Median over the rounds.
+    pub median: f64,
+    /// Minimum over the rounds.
+    pub min: f64,
+    /// Maximum over the rounds.
+    pub max: f64,
+    /// The value of each round.
+    pub rounds: Vec<f64>,
+    /// The target that `ratio` compares with; null where it has no such row.
+    pub baseline: Option<String>,
+    /// Median of this target's value over the baseline's of the same round.
+    pub ratio: Option<f64>,
+    /// Smallest of these ratios.
+    pub ratio_min: Option<f64>,
+    /// Largest of these ratios.
+    pub ratio_max: Option<f64>,
+    /// The mode of the same target that `mode_ratio` compares with.
+    pub base_mode: Option<String>,
+    /// Median of this mode's value over the base mode's of the same round.
+    pub mode_ratio: Option<f64>,
+    /// The median over the device's or the machine's floor for it, where there is one.
+    pub floor_ratio: Option<f64>,
+}
+
+impl Row {
+    /// What makes two rows of different reports the same measurement.
+    pub fn identity(&self) -> (String, String, String, String, String) {
+        let params = serde_json::to_string(&self.params).unwrap_or_default();
+        (
+            self.experiment.clone(),
+            self.target.clone(),
+            self.mode.clone(),
+            params,
+            self.metric.clone(),
+        )
+    }
+}
+
+/// The latency distribution of one class of operations, all rounds merged.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Curve {
+    /// As in [`Row`].
+    pub experiment: String,
+    /// As in [`Row`].
+    pub target: String,
+    /// As in [`Row`].
+    pub mode: String,
+    /// As in [`Row`].
+    pub params: Params,
+    /// For example `fsync`.
+    pub class: String,
+    /// Operations.
+    pub count: u64,
+    /// The slowest.
+    pub max_us: f64,
+    /// (percentile, µs).
+    pub points: Vec<(f64, f64)>,
+}
+
+/// The time series of one class of operations in the last round.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SeriesRow {
+    /// As in [`Row`].
+    pub experiment: String,
+    /// As in [`Row`].
+    pub target: String,
+    /// As in [`Row`].
+    pub mode: String,
+    /// As in [`Row`].
+    pub params: Params,
+    /// For example `read`.
+    pub class: String,
+    /// Width of a point.
+    pub step_ms: u64,
+    /// Operations by the time they were due.
+    pub points: Vec<SeriesPoint>,
+    /// Spans such as the checkpoint's final fsync.
+    pub marks: Vec<Mark>,
+}
+
+/// A case that a target does not offer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Skipped {
+    /// As in [`Row`].
+    pub experiment: String,
+    /// As in [`Row`].
+    pub target: String,
+    /// As in [`Row`].
+    pub mode: String,
+    /// As in [`Row`].
+    pub params: Params,
+    /// Why.
+    pub reason: String,
+}
+
+/// The machine.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Machine {
+    /// Kernel release.
+    pub kernel: String,
+    /// Processor model.
+    pub cpu: String,
+    /// Processors.
+    pub cpus: u64,
+    /// RAM.
+    pub memory_mib: u64,
+    /// The disk that the work directory is on, and the file system there.
+    pub disk: String,
+    /// Write cache of that disk as the kernel sees it.
+    pub write_cache: String,
+}
+
+/// A whole report.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// [`SCHEMA`].
+    pub schema: String,
+    /// The exact command.
+    pub command: String,
+    /// Version of the lab.
+    pub version: String,
+    /// When it began, seconds since 1970.
+    pub started_unix_s: u64,
+    /// How long it took.
+    pub duration_s: f64,
+    /// The machine.
+    pub machine: Machine,
+    /// The disk all targets shared.
+    pub disk: String,
+    /// Its size.
+    pub size_bytes: u64,
+    /// Seed of the load.
+    pub seed: u64,
+    /// Short version.
+    pub quick: bool,
+    /// How targets were set up.
+    pub targets: Vec<TargetInfo>,
+    /// One row per metric.
+    pub results: Vec<Row>,
+    /// Latency distributions.
+    pub curves: Vec<Curve>,
+    /// Time series.
+    pub series: Vec<SeriesRow>,
+    /// What targets do not offer.
+    pub not_offered: Vec<Skipped>,
+    /// Remarks and disturbances.
+    pub notes: Vec<String>,
+}
+
+impl Report {
+    /// Writes it as JSON.
+    pub fn save(&self, path: &Path) -> LabResult<()> {
+        let text = serde_json::to_string_pretty(self)
+            .map_err(|e| LabError::BadReport { path: path.to_owned(), message: e.to_string() })?;
+        std::fs::write(path, text + "\n").during(|| format!("writing {}", path.display()))
+    }
+
+    /// Reads one back; refuses other schemas.
+    pub fn load(path: &Path) -> LabResult<Report> {
+        let text =
+            std::fs::read_to_string(path).during(|| format!("reading {}", path.display()))?;
+        let bad = |message: String| LabError::BadReport { path: path.to_owned(), message };
+        let value: serde_json::Value =
+            serde_json::from_str(&text).map_err(|e| bad(e.to_string()))?;
+        match value.get("schema").and_then(|s| s.as_str()) {
+            Some(SCHEMA) => {}
+            Some(other) => return Err(bad(format!("schema '{other}', expected '{SCHEMA}'"))),
+            None => return Err(bad("no schema".into())),
+        }
+        serde_json::from_value(value).map_err(|e| bad(e.to_string()))
+    }
+}

@@ -1,0 +1,453 @@
+//! Runs experiments on targets in interleaved rounds and turns what they yield into a report.
+//!
+//! Order: for each experiment, each round, each target (the order of targets rotates from round to
+//! round), each case. A target is set up fresh for its turn and taken down after it, so at most
+//! one file system of the lab is mounted at any time.
+
+use std::collections::BTreeMap;
+use std::io::IsTerminal;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::disk::Disk;
+use crate::disk::registry::Registry;
+use crate::error::{LabError, LabResult};
+use crate::experiments::{Better, Case, CaseResult, Env, Experiment, load};
+use crate::measure::{DisturbanceWatch, Recorder, SERIES_STEP, Spread};
+use crate::report::schema::{Curve, Row, SeriesRow, Skipped};
+use crate::target::TargetSpec;
+use crate::target::stage::{Stage, StageOptions, TargetInfo};
+
+/// Set by Ctrl-C; loops ask it.
+#[derive(Clone, Default)]
+pub struct Cancel(Arc<AtomicBool>);
+
+impl Cancel {
+    /// Asks everything to stop.
+    pub fn cancel(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether something asked.
+    pub fn is_cancelled(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// An error once cancelled.
+    pub fn check(&self) -> LabResult<()> {
+        if self.is_cancelled() { Err(LabError::Cancelled) } else { Ok(()) }
+    }
+}
+
+/// What to run.
+pub struct Plan {
+    /// Experiments, in order.
+    pub experiments: Vec<Box<dyn Experiment>>,
+    /// Targets, in order.
+    pub targets: Vec<TargetSpec>,
+    /// Rounds.
+    pub rounds: usize,
+    /// Short versions.
+    pub quick: bool,
+    /// Seed.
+    pub seed: u64,
+    /// Name of the target that the others are compared with.
+    pub baseline: String,
+    /// Only modes that contain one of these words; all when empty.
+    pub only_modes: Vec<String>,
+    /// For setting targets up.
+    pub stage: StageOptions,
+}
+
+/// Key of a series of rounds.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Key {
+    experiment: String,
+    target: String,
+    case_index: usize,
+}
+
+/// Everything measured for one case on one target.
+struct Cell {
+    case: Case,
+    /// Per metric, the value of each round (in order of first appearance).
+    metrics: Vec<(String, &'static str, Better, Vec<f64>)>,
+    latencies: BTreeMap<String, Recorder>,
+    last: CaseResult,
+}
+
+/// The outcome of a plan.
+#[derive(Default)]
+pub struct Outcome {
+    /// One row per metric.
+    pub rows: Vec<Row>,
+    /// Percentile curves.
+    pub curves: Vec<Curve>,
+    /// Time series of the last round.
+    pub series: Vec<SeriesRow>,
+    /// Cases that a target does not offer.
+    pub skipped: Vec<Skipped>,
+    /// How targets were set up.
+    pub targets: Vec<TargetInfo>,
+    /// Remarks and disturbances.
+    pub notes: Vec<String>,
+}
+
+struct Progress {
+    bar: ProgressBar,
+    lines: bool,
+}
+
+impl Progress {
+    fn new(steps: u64) -> Self {
+        let terminal = std::io::stderr().is_terminal();
+        let bar = if terminal { ProgressBar::new(steps) } else { ProgressBar::hidden() };
+        if let Ok(style) = ProgressStyle::with_template(
+            "[{elapsed_precise}] {bar:30} {pos}/{len} {msg} (eta {eta})",
+        ) {
+            bar.set_style(style);
+        }
+        bar.enable_steady_tick(Duration::from_millis(500));
+        Progress { bar, lines: !terminal }
+    }
+
+    fn turn(&self, text: &str) {
+        if self.lines {
+            eprintln!("{text}");
+        }
+    }
+
+    fn case(&self, text: String) {
+        self.bar.set_message(text);
+    }
+
+    fn step(&self) {
+        self.bar.inc(1);
+    }
+}
+
+struct Runner<'a> {
+    plan: &'a Plan,
+    disk: Option<&'a Disk>,
+    registry: &'a Arc<Registry>,
+    cancel: &'a Cancel,
+    progress: Progress,
+    cells: BTreeMap<Key, Cell>,
+    order: Vec<Key>,
+    out: Outcome,
+}
+
+/// Runs a plan. Whatever happens, nothing stays mounted.
+pub fn run_plan(
+    plan: &Plan,
+    disk: Option<&Disk>,
+    registry: &Arc<Registry>,
+    cancel: &Cancel,
+) -> LabResult<Outcome> {
+    let selected: usize = plan.experiments.iter().map(|e| selected_cases(plan, &**e).len()).sum();
+    let steps = selected * plan.targets.len() * plan.rounds;
+    if steps == 0 {
+        return Err(LabError::BadOption("no mode is left to run (--mode)".into()));
+    }
+    let mut runner = Runner {
+        plan,
+        disk,
+        registry,
+        cancel,
+        progress: Progress::new(steps as u64),
+        cells: BTreeMap::new(),
+        order: Vec::new(),
+        out: Outcome::default(),
+    };
+    for experiment in &plan.experiments {
+        runner.experiment(&**experiment)?;
+    }
+    runner.progress.bar.finish_and_clear();
+    Ok(runner.finish())
+}
+
+fn selected_cases(plan: &Plan, experiment: &dyn Experiment) -> Vec<(usize, Case)> {
+    experiment
+        .cases()
+        .into_iter()
+        .enumerate()
+        .filter(|(_, c)| {
+            plan.only_modes.is_empty() || plan.only_modes.iter().any(|w| c.mode.contains(w))
+        })
+        .collect()
+}
+
+/// The targets in the order of a round: each is first once.
+fn rotated<T: Clone>(items: &[T], round: usize) -> Vec<T> {
+    let mut order = items.to_vec();
+    if !order.is_empty() {
+        order.rotate_left(round % items.len());
+    }
+    order
+}
+
+impl Runner<'_> {
+    fn experiment(&mut self, experiment: &dyn Experiment) -> LabResult<()> {
+        let cases = selected_cases(self.plan, experiment);
+        for round in 0..self.plan.rounds {
+            for spec in rotated(&self.plan.targets, round) {
+                let what = format!(
+                    "{} round {}/{} on {}",
+                    experiment.name(),
+                    round + 1,
+                    self.plan.rounds,
+                    spec.name()
+                );
+                self.progress.turn(&what);
+                self.turn(experiment, &cases, &spec, &what)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn turn(
+        &mut self,
+        experiment: &dyn Experiment,
+        cases: &[(usize, Case)],
+        spec: &TargetSpec,
+        what: &str,
+    ) -> LabResult<()> {
+        let mut stage: Option<Stage> = None;
+        for (index, case) in cases {
+            self.cancel.check()?;
+            let label = case.label();
+            self.progress.case(format!("{what}: {label}"));
+            if experiment.fresh_for_each_case()
+                && let Some(old) = stage.take()
+            {
+                old.tear_down()?;
+            }
+            if stage.is_none() {
+                stage = Some(self.set_up(experiment, spec)?);
+            }
+            let Some(ready) = &stage else { continue };
+            let env = env_of(self.plan, ready, self.cancel, self.registry);
+            load::settle(&env)?;
+            let watch = DisturbanceWatch::start(&ready.disks);
+            let result = experiment.run(&env, case);
+            if let Some(verdict) = watch.stop().verdict() {
+                self.out.notes.push(format!("disturbed: {what}, {label}: {verdict}"));
+            }
+            drop(env);
+            match result {
+                Ok(result) => self.keep(experiment.name(), spec, *index, case, result),
+                Err(LabError::NotOffered(why)) => self.skip(experiment.name(), spec, case, why),
+                Err(e) => return Err(e),
+            }
+            self.progress.step();
+        }
+        stage.map_or(Ok(()), Stage::tear_down)
+    }
+
+    fn set_up(&mut self, experiment: &dyn Experiment, spec: &TargetSpec) -> LabResult<Stage> {
+        let stage = Stage::set_up(spec, self.disk, &self.plan.stage, self.registry)?;
+        if !self.out.targets.iter().any(|t| t.name == stage.info.name) {
+            self.out.targets.push(stage.info.clone());
+        }
+        let env = env_of(self.plan, &stage, self.cancel, self.registry);
+        experiment.prepare(&env)?;
+        drop(env);
+        Ok(stage)
+    }
+
+    fn skip(&mut self, experiment: &str, spec: &TargetSpec, case: &Case, why: &str) {
+        let skipped = Skipped {
+            experiment: experiment.to_owned(),
+            target: spec.name(),
+            mode: case.mode.clone(),
+            params: case.params.clone(),
+            reason: why.to_owned(),
+        };
+        if !self.out.skipped.contains(&skipped) {
+            self.out.skipped.push(skipped);
+        }
+    }
+
+    fn keep(
+        &mut self,
+        experiment: &str,
+        spec: &TargetSpec,
+        case_index: usize,
+        case: &Case,
+        mut result: CaseResult,
+    ) {
+        let key = Key { experiment: experiment.to_owned(), target: spec.name(), case_index };
+        if !self.order.contains(&key) {
+            self.order.push(key.clone());
+        }
+        for note in result.notes.drain(..) {
+            let note = format!("{experiment} {} on {}: {note}", case.label(), spec.name());
+            if !self.out.notes.contains(&note) {
+                self.out.notes.push(note);
+            }
+        }
+        let cell = self.cells.entry(key).or_insert_with(|| Cell {
+            case: case.clone(),
+            metrics: Vec::new(),
+            latencies: BTreeMap::new(),
+            last: CaseResult::default(),
+        });
+        for m in &result.metrics {
+            match cell.metrics.iter_mut().find(|have| have.0 == m.name) {
+                Some(have) => have.3.push(m.value),
+                None => cell.metrics.push((m.name.clone(), m.unit, m.better, vec![m.value])),
+            }
+        }
+        for (class, recorder) in &result.latencies {
+            cell.latencies
+                .entry(class.clone())
+                .and_modify(|all| all.merge(recorder))
+                .or_insert_with(|| recorder.clone());
+        }
+        cell.last = result;
+    }
+
+    fn finish(mut self) -> Outcome {
+        let mut out = std::mem::take(&mut self.out);
+        for key in &self.order {
+            let Some(cell) = self.cells.get(key) else { continue };
+            let Some(experiment) =
+                self.plan.experiments.iter().find(|e| e.name() == key.experiment)
+            else {
+                continue;
+            };
+            for (metric, unit, better, rounds) in &cell.metrics {
+                let Some(spread) = Spread::of(rounds) else { continue };
+                let values = |k: &Key| self.values(k, metric);
+                let base_key = Key { target: self.plan.baseline.clone(), ..key.clone() };
+                let ratio = values(&base_key).and_then(|b| Spread::of_ratios(rounds, b));
+                let base_mode = self.sibling(key, experiment.base_mode());
+                let mode_ratio =
+                    base_mode.as_ref().and_then(values).and_then(|b| Spread::of_ratios(rounds, b));
+                out.rows.push(Row {
+                    experiment: key.experiment.clone(),
+                    target: key.target.clone(),
+                    mode: cell.case.mode.clone(),
+                    params: cell.case.params.clone(),
+                    metric: metric.clone(),
+                    unit: (*unit).to_owned(),
+                    better: *better,
+                    median: spread.median,
+                    min: spread.min,
+                    max: spread.max,
+                    rounds: rounds.clone(),
+                    baseline: ratio.map(|_| self.plan.baseline.clone()),
+                    ratio: ratio.map(|r| r.median),
+                    ratio_min: ratio.map(|r| r.min),
+                    ratio_max: ratio.map(|r| r.max),
+                    base_mode: mode_ratio.map(|_| experiment.base_mode().to_owned()),
+                    mode_ratio: mode_ratio.map(|r| r.median),
+                    floor_ratio: None,
+                });
+            }
+            self.curves_of(key, cell, &mut out);
+        }
+        out
+    }
+
+    fn values(&self, key: &Key, metric: &str) -> Option<&[f64]> {
+        let cell = self.cells.get(key)?;
+        cell.metrics.iter().find(|m| m.0 == metric).map(|m| m.3.as_slice())
+    }
+
+    /// The cell of the same target with the base mode and the parameters that both have.
+    fn sibling(&self, key: &Key, base_mode: &str) -> Option<Key> {
+        let own = self.cells.get(key)?;
+        if own.case.mode == base_mode {
+            return None;
+        }
+        self.order
+            .iter()
+            .filter(|k| k.experiment == key.experiment && k.target == key.target)
+            .find(|k| {
+                self.cells.get(k).is_some_and(|c| {
+                    c.case.mode == base_mode
+                        && c.case.params.iter().all(|(name, value)| {
+                            own.case.params.get(name).is_none_or(|mine| mine == value)
+                        })
+                })
+            })
+            .cloned()
+    }
+
+    fn curves_of(&self, key: &Key, cell: &Cell, out: &mut Outcome) {
+        for (class, recorder) in &cell.latencies {
+            out.curves.push(Curve {
+                experiment: key.experiment.clone(),
+                target: key.target.clone(),
+                mode: cell.case.mode.clone(),
+                params: cell.case.params.clone(),
+                class: class.clone(),
+                count: recorder.count(),
+                max_us: recorder.max_us(),
+                points: recorder.curve(),
+            });
+        }
+        for (class, recorder) in &cell.last.latencies {
+            out.series.push(SeriesRow {
+                experiment: key.experiment.clone(),
+                target: key.target.clone(),
+                mode: cell.case.mode.clone(),
+                params: cell.case.params.clone(),
+                class: class.clone(),
+                step_ms: SERIES_STEP.as_millis() as u64,
+                points: recorder.series(),
+                marks: cell.last.marks.clone(),
+            });
+        }
+    }
+}
+
+fn env_of<'a>(
+    plan: &Plan,
+    stage: &'a Stage,
+    cancel: &'a Cancel,
+    registry: &'a Arc<Registry>,
+) -> Env<'a> {
+    Env {
+        fs: Arc::clone(&stage.fs),
+        seed: plan.seed,
+        quick: plan.quick,
+        cancel,
+        registry,
+        daemons: &stage.daemons,
+    }
+}
+
+/// How long something took, for messages.
+pub fn elapsed_text(begun: Instant) -> String {
+    let s = begun.elapsed().as_secs();
+    if s < 60 { format!("{s} s") } else { format!("{} min {} s", s / 60, s % 60) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_target_is_first_once() {
+        let t = ["a", "b", "c"];
+        assert_eq!(rotated(&t, 0), ["a", "b", "c"]);
+        assert_eq!(rotated(&t, 1), ["b", "c", "a"]);
+        assert_eq!(rotated(&t, 2), ["c", "a", "b"]);
+        assert_eq!(rotated(&t, 3), ["a", "b", "c"]);
+        assert!(rotated::<u8>(&[], 5).is_empty());
+    }
+
+    #[test]
+    fn cancelling_reaches_every_clone() {
+        let a = Cancel::default();
+        let b = a.clone();
+        b.check().expect("not yet");
+        a.cancel();
+        assert!(matches!(b.check(), Err(LabError::Cancelled)));
+    }
+}
