@@ -1,3 +1,4 @@
 //! The page cache's building blocks.
 
+pub mod map;
 pub mod page;

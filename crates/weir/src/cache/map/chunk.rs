@@ -1,0 +1,217 @@
+//! 64 consecutive pages of a file: slots, and one bit per page for each mark.
+//!
+//! The chunk knows nothing of the map's counts: [`super::PageMap`] compares the marks before and
+//! after every change and keeps its counts and indexes from the difference.
+
+use super::super::page::PageRef;
+use crate::sync::atomic::{AtomicU64, Ordering};
+
+/// Pages of a chunk: the bits of a mark.
+pub(super) const CHUNK_PAGES: u64 = 64;
+/// Smallest slot array of a file's first chunk (most files are small).
+const MIN_SLOTS: usize = 4;
+
+/// One bit per page of a chunk, for every state a page can be in.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Marks {
+    /// The slot holds a page.
+    pub present: u64,
+    /// A read from the device is under way; excludes `present`.
+    pub reading: u64,
+    /// The contents are newer than what is, or is on its way, home.
+    pub dirty: u64,
+    /// A version of the page is on its way home.
+    pub writeback: u64,
+    /// The contents equal what the log holds for this page.
+    pub logged: u64,
+    /// Chosen by a sync that is under way; within `dirty`.
+    pub towrite: u64,
+    /// The log holds a version of the page that is not home (`PageMap::logged_lsn` has the LSN).
+    pub owed: u64,
+    /// The page went into the log after the version on its way home was taken; within `writeback`.
+    pub relogged: u64,
+}
+
+impl Marks {
+    /// True when nothing is known about any page: the chunk need not exist.
+    pub(super) fn is_vacant(self) -> bool {
+        self.present | self.reading == 0
+    }
+
+    /// Pages that may be taken from the cache without loss.
+    pub(super) fn clean(self) -> u64 {
+        self.present & !(self.dirty | self.writeback | self.owed)
+    }
+
+    /// Forgets everything about the pages of `mask`.
+    pub(super) fn clear(&mut self, mask: u64) {
+        for bits in [
+            &mut self.present,
+            &mut self.reading,
+            &mut self.dirty,
+            &mut self.writeback,
+            &mut self.logged,
+            &mut self.towrite,
+            &mut self.owed,
+            &mut self.relogged,
+        ] {
+            *bits &= !mask;
+        }
+    }
+}
+
+/// Aligned so that what a hit touches (the first three fields) is one cache line.
+#[derive(Debug, Default)]
+#[repr(C, align(64))]
+pub(super) struct Chunk {
+    /// As long as the highest page that was ever present needs: a power of two.
+    slots: Vec<Option<PageRef>>,
+    /// How often each page was hit since it came or was last cooled: 0 to 3, in unary, so that
+    /// concurrent hits need no more than an atomic `or`, and none at all once the third bit is set.
+    heat: [AtomicU64; 3],
+    /// Tokens of the reads and writebacks under way; exists only while there are any.
+    tokens: Option<Box<[u64; CHUNK_PAGES as usize]>>,
+    pub(super) marks: Marks,
+}
+
+impl Chunk {
+    #[inline]
+    pub(super) fn page(&self, bit: u32) -> Option<&PageRef> {
+        self.slots.get(bit as usize)?.as_ref()
+    }
+
+    #[inline]
+    pub(super) fn page_mut(&mut self, bit: u32) -> Option<&mut PageRef> {
+        self.slots.get_mut(bit as usize)?.as_mut()
+    }
+
+    /// Puts `page` into the slot and marks it present; gives back what was there. A page that
+    /// takes an empty slot starts cold. `small` asks for no more slots than needed.
+    pub(super) fn put(&mut self, bit: u32, page: PageRef, small: bool) -> Option<PageRef> {
+        let place = bit as usize;
+        if place >= self.slots.len() {
+            let wanted = if small { (place + 1).next_power_of_two() } else { CHUNK_PAGES as usize };
+            let wanted = wanted.max(MIN_SLOTS);
+            self.slots.reserve_exact(wanted - self.slots.len());
+            self.slots.resize_with(wanted, || None);
+        }
+        let mask = 1 << bit;
+        if self.marks.present & mask == 0 {
+            self.marks.present |= mask;
+            self.forget_heat(mask);
+        }
+        self.slots[place].replace(page)
+    }
+
+    /// Takes the pages of `mask` out, forgetting all about them.
+    pub(super) fn take(&mut self, mask: u64, pages: &mut Vec<PageRef>) {
+        for bit in bits(self.marks.present & mask) {
+            pages.extend(self.slots[bit as usize].take());
+        }
+        self.forget_heat(mask);
+        self.marks.clear(mask);
+    }
+
+    /// The token of the read or writeback under way.
+    pub(super) fn token(&self, bit: u32) -> Option<u64> {
+        self.tokens.as_ref().map(|tokens| tokens[bit as usize])
+    }
+
+    pub(super) fn set_token(&mut self, bit: u32, token: u64) {
+        self.tokens.get_or_insert_with(|| Box::new([0; CHUNK_PAGES as usize]))[bit as usize] =
+            token;
+    }
+
+    /// Frees the tokens when nothing is under way any more.
+    pub(super) fn release_tokens(&mut self) {
+        if self.marks.reading | self.marks.writeback == 0 {
+            self.tokens = None;
+        }
+    }
+
+    /// Notes a hit.
+    #[inline]
+    pub(super) fn touch(&self, bit: u32) {
+        let mask = 1_u64 << bit;
+        let [first, second, third] = &self.heat;
+        if third.load(Ordering::Relaxed) & mask != 0 {
+            return;
+        }
+        let next = if first.load(Ordering::Relaxed) & mask == 0 {
+            first
+        } else if second.load(Ordering::Relaxed) & mask == 0 {
+            second
+        } else {
+            third
+        };
+        next.fetch_or(mask, Ordering::Relaxed);
+    }
+
+    /// 0 to 3.
+    pub(super) fn heat(&self, bit: u32) -> u8 {
+        let mask = 1_u64 << bit;
+        self.heat.iter().map(|plane| u8::from(plane.load(Ordering::Relaxed) & mask != 0)).sum()
+    }
+
+    /// Heat of the hottest page of `mask`.
+    pub(super) fn max_heat(&self, mask: u64) -> u8 {
+        self.heat.iter().map(|plane| u8::from(plane.load(Ordering::Relaxed) & mask != 0)).sum()
+    }
+
+    /// Pages of the chunk that were not hit since they were last cooled.
+    pub(super) fn cold(&self) -> u64 {
+        !self.heat[0].load(Ordering::Relaxed)
+    }
+
+    /// Takes one degree of heat from every page of `mask`.
+    pub(super) fn cool(&self, mask: u64) {
+        let [first, second, third] = &self.heat;
+        let at_third = third.fetch_and(!mask, Ordering::Relaxed) & mask;
+        let at_second = second.fetch_and(!(mask & !at_third), Ordering::Relaxed) & mask & !at_third;
+        first.fetch_and(!(mask & !at_third & !at_second), Ordering::Relaxed);
+    }
+
+    fn forget_heat(&self, mask: u64) {
+        for plane in &self.heat {
+            if plane.load(Ordering::Relaxed) & mask != 0 {
+                plane.fetch_and(!mask, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Bytes of memory besides the chunk itself and the pages.
+    pub(super) fn extra_bytes(&self) -> usize {
+        self.slots.capacity() * size_of::<Option<PageRef>>()
+            + self.tokens.as_ref().map_or(0, |tokens| size_of_val(&**tokens))
+    }
+
+    /// Asserts the invariants that concern one chunk.
+    #[cfg(any(test, debug_assertions))]
+    pub(super) fn check(&self) {
+        let Marks { present, reading, dirty, writeback, logged, towrite, owed, relogged } =
+            self.marks;
+        for bit in 0..CHUNK_PAGES as u32 {
+            assert_eq!(self.page(bit).is_some(), present & (1 << bit) != 0, "slot {bit}");
+        }
+        assert_eq!(present & reading, 0, "reading excludes present");
+        assert_eq!((dirty | writeback | owed) & !present, 0, "marks need a page");
+        assert_eq!(owed & !(dirty | writeback), 0, "what is owed to home is on its way or dirty");
+        assert_eq!(logged & !owed, 0, "contents in the log are owed to home");
+        assert_eq!(towrite & !dirty, 0, "only dirty pages are to be written");
+        assert_eq!(relogged & !(writeback & owed), 0, "relogged concerns a writeback");
+        assert_eq!(self.tokens.is_some(), reading | writeback != 0, "tokens while under way");
+        assert_eq!(!self.cold() & !present, 0, "only pages are hot");
+    }
+}
+
+/// The set bits, lowest first.
+pub(super) fn bits(mut mask: u64) -> impl Iterator<Item = u32> {
+    std::iter::from_fn(move || {
+        if mask == 0 {
+            return None;
+        }
+        let bit = mask.trailing_zeros();
+        mask &= mask - 1;
+        Some(bit)
+    })
+}

@@ -1,0 +1,109 @@
+//! Walks the dirty pages of a map in order, as runs.
+
+use super::chunk::CHUNK_PAGES;
+use super::{PageMap, chunks_of, mask_in};
+use std::ops::Range;
+
+/// Which pages, by what the log holds of them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum LoggedFilter {
+    /// All of them.
+    #[default]
+    Any,
+    /// Only pages whose contents are not in the log: what an fsync still has to make durable.
+    NotLogged,
+    /// Only pages with a version in the log of this LSN or older that is not home: what keeps
+    /// the log from reusing its space.
+    OwedUpTo(u64),
+}
+
+/// Which dirty pages [`PageMap::dirty_runs`] lists.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RunFilter {
+    /// By what the log holds.
+    pub logged: LoggedFilter,
+    /// Only pages chosen by [`PageMap::mark_towrite`].
+    pub only_towrite: bool,
+    /// Not pages of which an older version is on its way home ([`PageMap::begin_writeback`] would
+    /// not take them).
+    pub skip_writeback: bool,
+}
+
+/// Iterator of [`PageMap::dirty_runs`].
+#[derive(Debug)]
+pub struct DirtyRuns<'a> {
+    map: &'a PageMap,
+    /// What is left to look at.
+    rest: Range<u64>,
+    max_pages: u64,
+    filter: RunFilter,
+}
+
+impl<'a> DirtyRuns<'a> {
+    pub(super) fn new(
+        map: &'a PageMap,
+        range: Range<u64>,
+        max_pages: u64,
+        filter: RunFilter,
+    ) -> Self {
+        Self { map, rest: range, max_pages: max_pages.max(1), filter }
+    }
+
+    /// The selected pages of a chunk, among those left to look at.
+    fn selected(&self, number: u64) -> u64 {
+        let Some(chunk) = self.map.chunk(number) else { return 0 };
+        let marks = &chunk.marks;
+        let mut mask = marks.dirty & mask_in(number, &self.rest);
+        if self.filter.only_towrite {
+            mask &= marks.towrite;
+        }
+        if self.filter.skip_writeback {
+            mask &= !marks.writeback;
+        }
+        match self.filter.logged {
+            LoggedFilter::Any => mask,
+            LoggedFilter::NotLogged => mask & !marks.logged,
+            LoggedFilter::OwedUpTo(lsn) if mask & marks.owed != 0 => {
+                let base = number * CHUNK_PAGES;
+                let owed = self.map.logged_lsn.range(base..base + CHUNK_PAGES);
+                let due = owed.filter(|&(_, &owed_lsn)| owed_lsn <= lsn);
+                due.fold(0, |due, (&index, _)| due | 1 << (index - base)) & mask
+            }
+            LoggedFilter::OwedUpTo(_) => 0,
+        }
+    }
+
+    /// First selected page.
+    fn first(&self) -> Option<u64> {
+        self.map.dirty_chunks.range(chunks_of(&self.rest)).find_map(|&number| {
+            let selected = self.selected(number);
+            (selected != 0).then(|| number * CHUNK_PAGES + u64::from(selected.trailing_zeros()))
+        })
+    }
+
+    /// End of the run that starts at `start`, a selected page.
+    fn run_end(&self, start: u64) -> u64 {
+        let limit = start.saturating_add(self.max_pages).min(self.rest.end);
+        let mut end = start;
+        while end < limit {
+            let (number, bit) = (end / CHUNK_PAGES, end % CHUNK_PAGES);
+            let length = (self.selected(number) >> bit).trailing_ones();
+            end += u64::from(length);
+            if length == 0 || !end.is_multiple_of(CHUNK_PAGES) {
+                break;
+            }
+        }
+        end.min(limit)
+    }
+}
+
+impl Iterator for DirtyRuns<'_> {
+    type Item = Range<u64>;
+
+    fn next(&mut self) -> Option<Range<u64>> {
+        let start = self.first()?;
+        let end = self.run_end(start);
+        self.rest.start = end;
+        Some(start..end)
+    }
+}
