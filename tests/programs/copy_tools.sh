@@ -63,6 +63,10 @@ check_sparse() { # DIR: holes took no space
     done
 }
 
+# XFS shows ACLs a second time as trusted.SGI_ACL_*, which rsync would take for foreign
+# attributes of the target and delete.
+copy_with_rsync() { rsync -aHAX --filter='-x trusted.SGI_ACL_*' --specials --devices "$@"; }
+
 exercise() {
     local tree=$STATE/tree
     make_tree "$tree"
@@ -76,17 +80,17 @@ exercise() {
     check_copy "$WORK/cp2"
     check_sparse "$WORK/cp2"
 
-    rsync -aHAX --sparse --specials --devices "$tree/" "$WORK/rsync"
+    copy_with_rsync --sparse "$tree/" "$WORK/rsync"
     check_copy "$WORK/rsync"
     check_sparse "$WORK/rsync"
     local changes
-    changes=$(rsync -aHAX --specials --devices --checksum --delete --dry-run --itemize-changes "$tree/" "$WORK/rsync")
+    changes=$(copy_with_rsync --checksum --delete --dry-run --itemize-changes "$tree/" "$WORK/rsync")
     [[ -z $changes ]] || die "rsync finds differences: $changes"
     # Change, delete and add files, then let rsync repair the copy in place.
     for i in {10..60}; do echo changed >>"$WORK/rsync/plain/file$i"; done
     rm -r "$WORK/rsync/attributes" "$WORK/rsync/links"
     touch "$WORK/rsync/extra"
-    rsync -aHAX --inplace --no-whole-file --specials --devices --checksum --delete "$tree/" "$WORK/rsync"
+    copy_with_rsync --inplace --no-whole-file --checksum --delete "$tree/" "$WORK/rsync"
     check_copy "$WORK/rsync"
 
     local flags=(--format=posix --acls --xattrs --xattrs-include='*' --sparse --numeric-owner --warning=none)

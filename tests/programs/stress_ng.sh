@@ -28,13 +28,13 @@ STRESSORS=(
 # (deprecated aliases of fcntl locks, covered by lockf and lockofd).
 
 exercise() {
-    local entry name operations arguments factor=3 passed=() skipped=() code
-    ((QUICK)) && factor=1
+    local entry name operations arguments factor=3 limit=10s passed=() skipped=() code
+    ((QUICK)) && factor=1 limit=4s
     for entry in "${STRESSORS[@]}"; do
         IFS=: read -r name operations arguments <<<"$entry"
         code=0
         # shellcheck disable=SC2086
-        stress-ng --temp-path "$WORK" --verify --timeout 10s --oomable --no-rand-seed \
+        stress-ng --temp-path "$WORK" --verify --timeout "$limit" --oomable --no-rand-seed \
             "--$name" 2 "--$name-ops" $((operations * factor)) ${arguments//:/ } \
             >"$STATE/$name.log" 2>&1 || code=$?
         case $code in
