@@ -1,0 +1,176 @@
+//! The node cache.
+
+use super::super::shard::Shard;
+use super::*;
+use crate::format::node::{NodeBuilder, Placement};
+
+fn leaf(block: u64, generation: u64) -> Arc<Node> {
+    node(0, block, generation)
+}
+
+fn node(level: u8, block: u64, generation: u64) -> Arc<Node> {
+    let mut builder = NodeBuilder::new(level);
+    if level == 0 {
+        builder.push_item(Key::MIN, b"").unwrap();
+    } else {
+        let child = crate::format::node::ChildRef { block: 1, checksum: 1 };
+        builder.push_child(Key::MIN, child).unwrap();
+    }
+    let at = Placement { volume_id: VOLUME_ID, block, generation, tree: 0 };
+    Arc::new(builder.finish(&at).unwrap().1)
+}
+
+fn shard(capacity_nodes: usize) -> Shard {
+    let mut shard = Shard::default();
+    shard.set_capacity(capacity_nodes);
+    shard
+}
+
+/// Asks for a node, and adds it if it is missing.
+fn touch(shard: &mut Shard, node: &Arc<Node>) -> bool {
+    let hit = shard.get(node.child_ref()).is_some();
+    if !hit {
+        shard.insert(Arc::clone(node));
+    }
+    hit
+}
+
+#[test]
+fn scan_does_not_evict_nodes_in_use() {
+    let mut shard = shard(100);
+    let hot: Vec<_> = (1..=80).map(|block| leaf(block, 1)).collect();
+    let scan: Vec<_> = (1000..1500).map(|block| leaf(block, 1)).collect();
+    for _ in 0..4 {
+        for node in &hot {
+            touch(&mut shard, node);
+        }
+    }
+    for node in &scan {
+        assert!(!touch(&mut shard, node));
+    }
+    assert!(hot.iter().all(|node| touch(&mut shard, node)));
+}
+
+#[test]
+fn interior_nodes_outlive_a_scan_of_leaves() {
+    let mut shard = shard(50);
+    let interior: Vec<_> = (1..=20).map(|block| node(1, block, 1)).collect();
+    for node in &interior {
+        shard.insert(Arc::clone(node));
+    }
+    for block in 1000..2000 {
+        shard.insert(leaf(block, 1));
+    }
+    assert!(interior.iter().all(|node| shard.get(node.child_ref()).is_some()));
+}
+
+#[test]
+fn node_that_comes_back_soon_stays() {
+    let mut shard = shard(20);
+    let wanted = leaf(1, 1);
+    shard.insert(Arc::clone(&wanted));
+    for block in 100..125 {
+        shard.insert(leaf(block, 1));
+    }
+    assert!(shard.get(wanted.child_ref()).is_none());
+    shard.insert(Arc::clone(&wanted));
+    for block in 200..400 {
+        shard.insert(leaf(block, 1));
+    }
+    assert!(shard.get(wanted.child_ref()).is_some());
+}
+
+#[test]
+fn stale_node_of_the_same_place_is_no_hit() {
+    let mut shard = shard(10);
+    let (old, new) = (leaf(5, 1), leaf(5, 2));
+    shard.insert(Arc::clone(&old));
+    assert!(shard.get(new.child_ref()).is_none());
+    shard.insert(Arc::clone(&new));
+    assert!(shard.get(old.child_ref()).is_none());
+    assert!(shard.get(new.child_ref()).is_some());
+    assert_eq!(shard.node_count(), 1);
+    shard.forget(old.child_ref());
+    assert_eq!(shard.node_count(), 1, "only the very node is forgotten");
+    shard.forget(new.child_ref());
+    assert_eq!(shard.node_count(), 0);
+}
+
+#[test]
+fn memory_stays_bounded_whatever_comes() {
+    let mut random = Random(5);
+    let mut shard = shard(30);
+    let nodes: Vec<_> =
+        (0..200).map(|block| node(u8::from(block % 7 == 0), block + 1, 1)).collect();
+    for step in 0..20_000 {
+        let node = &nodes[random.below(200) as usize];
+        match random.below(4) {
+            0 => shard.forget(node.child_ref()),
+            _ => {
+                touch(&mut shard, node);
+            }
+        }
+        if step % 1000 == 0 {
+            shard.set_capacity(1 + random.below(60) as usize);
+        }
+        assert!(shard.node_count() <= 60);
+        let (small, main, ghost) = shard.queue_lengths();
+        assert!(small + main <= 2 * 60 + 66 && ghost <= 60);
+    }
+    shard.set_capacity(0);
+    assert_eq!(shard.node_count(), 0);
+}
+
+#[test]
+fn eviction_depends_on_the_calls_only() {
+    let run = || {
+        let mut random = Random(6);
+        let mut shard = shard(25);
+        let nodes: Vec<_> = (1..100).map(|block| leaf(block, 1)).collect();
+        (0..5000)
+            .map(|_| touch(&mut shard, &nodes[random.below(99).min(random.below(99)) as usize]))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(run(), run());
+}
+
+#[test]
+fn cache_counts_and_keeps_within_its_capacity() {
+    let mut volume = Volume::new(1 << 20);
+    volume.apply((0..20_000).map(numbered).collect());
+    let keys: Vec<_> = volume.model.keys().copied().collect();
+    for key in &keys {
+        assert!(get(&volume.cache, &volume.root, *key).unwrap().is_some());
+        assert!(volume.cache.stats().bytes <= 1 << 20);
+    }
+    let stats = volume.cache.stats();
+    assert!(stats.misses >= volume.root.node_count - 64 && stats.evictions > 0);
+    assert!(stats.hits > 20_000, "{stats:?}");
+    assert_eq!(stats.bytes, stats.nodes * 16384);
+
+    // With room for everything a second round reads nothing.
+    volume.cache.set_capacity(16 << 20);
+    let reads = |volume: &Volume| {
+        let before = volume.cache.stats().misses;
+        for key in &keys {
+            get(&volume.cache, &volume.root, *key).unwrap();
+        }
+        volume.cache.stats().misses - before
+    };
+    assert!(reads(&volume) > 0);
+    assert_eq!(reads(&volume), 0);
+    volume.cache.set_capacity(0);
+    assert!(volume.cache.stats().nodes <= 8);
+    assert!(reads(&volume) > 0);
+}
+
+#[test]
+fn values_outlive_the_eviction_of_their_node() {
+    let mut volume = Volume::new(0);
+    volume.apply((0..5000).map(numbered).collect());
+    let value = get(&volume.cache, &volume.root, Key::inode(17)).unwrap().unwrap();
+    let copy = value.clone();
+    volume.apply((0..5000).map(|number| (Key::inode(number), None)).collect());
+    assert_eq!(&*value, &[17; 192]);
+    assert_eq!(value, copy);
+}
