@@ -680,6 +680,13 @@ impl PageMap {
         }
     }
 
+    /// Takes all heat from every page of the chunk.
+    pub fn chill_chunk(&self, chunk_number: u64) {
+        if let Some(chunk) = self.chunk(chunk_number) {
+            chunk.forget_heat(u64::MAX);
+        }
+    }
+
     /// The chunk that `index` is in: the key's second part when chunks are evicted.
     pub fn chunk_of(index: u64) -> u64 {
         index / CHUNK_PAGES

@@ -171,7 +171,8 @@ impl Chunk {
         first.fetch_and(!(mask & !at_third & !at_second), Ordering::Relaxed);
     }
 
-    fn forget_heat(&self, mask: u64) {
+    /// Takes all heat from every page of `mask`.
+    pub(super) fn forget_heat(&self, mask: u64) {
         for plane in &self.heat {
             if plane.load(Ordering::Relaxed) & mask != 0 {
                 plane.fetch_and(!mask, Ordering::Relaxed);

@@ -614,3 +614,27 @@ fn concurrent_hits_only_ever_raise_heat() {
     map.check();
     assert!((0..64).all(|index| map.state(index).heat == 3));
 }
+
+#[test]
+fn chunk_heat_is_that_of_the_hottest_page() {
+    let pool = PagePool::new(8 * PAGE_BYTES);
+    let mut map = PageMap::new();
+    assert_eq!(map.chunk_heat(1), None);
+    for index in 64..67 {
+        map.insert_clean(index, pool.alloc_zeroed().unwrap().freeze()).unwrap();
+    }
+    map.mark_dirty(66);
+    map.get(64);
+    for _ in 0..5 {
+        map.get(65);
+    }
+    assert_eq!(map.chunk_heat(1), Some((3, 2)));
+    map.cool_chunk(1);
+    assert_eq!((map.state(64).heat, map.state(65).heat), (0, 2));
+    assert_eq!(map.chunk_heat(1), Some((2, 2)));
+    map.chill_chunk(1);
+    assert_eq!(map.chunk_heat(1), Some((0, 2)));
+    let mut taken = Vec::new();
+    assert_eq!(map.take_cold(1, &mut taken), 1);
+    assert_eq!((taken.len(), map.resident_chunks().collect::<Vec<_>>()), (2, vec![1]));
+}

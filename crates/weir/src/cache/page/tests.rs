@@ -158,3 +158,22 @@ fn threads_sharing_pages_never_see_another_pages_bytes() {
     });
     assert_eq!(pool.stats().in_use, 0);
 }
+
+#[test]
+fn prepared_slabs_are_used_before_new_ones_and_freed_by_trim() {
+    let pool = PagePool::new(3 * SLAB_FRAMES * PAGE);
+    assert!(pool.prepare_slab() && pool.prepare_slab() && pool.prepare_slab());
+    assert!(!pool.prepare_slab(), "the pool has all its memory");
+    assert_eq!(pool.stats().ready, 3 * SLAB_FRAMES);
+    let mut pages: Vec<PageMut> = std::iter::from_fn(|| pool.alloc_zeroed()).collect();
+    assert_eq!((pages.len(), pool.stats().ready), (3 * SLAB_FRAMES, 0));
+    assert_eq!(pool.stats().allocated, 3 * SLAB_FRAMES);
+    pages.truncate(5);
+    assert_eq!(pool.stats().ready, 3 * SLAB_FRAMES - 5);
+    drop(pages);
+    pool.trim();
+    assert!(pool.prepare_slab());
+    pool.trim();
+    assert_eq!((pool.stats().allocated, pool.stats().ready), (0, 0));
+    assert!(!PagePool::new(SLAB_FRAMES * PAGE - 1).prepare_slab(), "too small for a full slab");
+}

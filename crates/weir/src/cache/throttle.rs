@@ -1,0 +1,346 @@
+//! How long an operation waits at its entry, and nowhere else.
+//!
+//! Three resources fill up behind the foreground's back: dirty pages, the metadata delta, and the log
+//! ring. For each there is a fill level at which background work starts, and a hard limit. Between
+//! the two an operation is delayed by an amount that grows smoothly from nothing, so that the
+//! foreground settles at the rate of the background by itself: a fast disk at a low level, with delays
+//! too small to see, a slow one further up. There is no cliff anywhere below the hard limit, and at
+//! the hard limit (which the delays make hard to reach) the operation waits for progress.
+//!
+//! The delay is the cube of the level, times [`MAX_PAGE_DELAY_NS`], per page written. In figures: 2 GiB/s
+//! settle at 13 % of the way from start to hard limit, 150 MiB/s at 30 %, 10 MiB/s at 73 %.
+//!
+//! Delays are computed in nanoseconds and too short to sleep one by one: [`DelayDebt`] saves them up.
+//!
+//! The policy is pure: no locks, no clock.
+
+/// Denominator of a level: full scale is the hard limit.
+const LEVEL_ONE: u64 = 1 << 20;
+/// Delay of one page (or one metadata operation) just below the hard limit.
+pub const MAX_PAGE_DELAY_NS: u64 = 1_000_000;
+/// Longest delay of one operation, however much it writes.
+pub const MAX_OPERATION_DELAY_NS: u64 = 100_000_000;
+/// Shortest sleep worth taking: below it the timer's slack would dominate.
+pub const MIN_SLEEP_US: u64 = 200;
+/// Shares of the memory cap at which writeback starts, and at which writers wait for it.
+const DIRTY_START_PERCENT: u64 = 20;
+const DIRTY_HARD_PERCENT: u64 = 40;
+/// Shares of the delta's and the log's size at which delays start (a checkpoint starts at half), and
+/// at which operations wait for the checkpoint.
+const CHECKPOINT_START_PERCENT: u64 = 50;
+const DELTA_DELAY_PERCENT: u64 = 60;
+const DELTA_HARD_PERCENT: u64 = 100;
+const LOG_DELAY_PERCENT: u64 = 60;
+const LOG_HARD_PERCENT: u64 = 90;
+
+fn percent_of(whole: u64, percent: u64) -> u64 {
+    (u128::from(whole) * u128::from(percent) / 100) as u64
+}
+
+/// When something starts, and where it ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Slope {
+    start: u64,
+    hard: u64,
+}
+
+impl Slope {
+    fn new(whole: u64, start_percent: u64, hard_percent: u64) -> Self {
+        let start = percent_of(whole, start_percent);
+        Self { start, hard: percent_of(whole, hard_percent).max(start.saturating_add(1)) }
+    }
+
+    /// How far `used` is from start to hard limit, 0 to [`LEVEL_ONE`].
+    fn level(self, used: u64) -> u64 {
+        let above = u128::from(used.saturating_sub(self.start));
+        let span = u128::from(self.hard - self.start);
+        (above * u128::from(LEVEL_ONE) / span).min(u128::from(LEVEL_ONE)) as u64
+    }
+}
+
+/// The limits of one volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    dirty: Slope,
+    delta: Slope,
+    log: Slope,
+    checkpoint_delta_bytes: u64,
+    checkpoint_log_bytes: u64,
+}
+
+/// How full everything is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Pressure {
+    /// Dirty pages and pages under writeback.
+    pub dirty_bytes: u64,
+    /// The running delta and the frozen one.
+    pub delta_bytes: u64,
+    /// Log ring space that cannot be reused yet.
+    pub log_bytes: u64,
+}
+
+/// What an operation is about to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Demand {
+    /// Bytes it will dirty; 0 for an operation on metadata only.
+    pub data_bytes: u64,
+}
+
+/// What an operation has to do before it starts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Admission {
+    /// To be waited at the entry, through [`DelayDebt`].
+    pub delay_ns: u64,
+    /// A hard limit is reached: wait until writeback or a checkpoint made progress, then ask again.
+    pub must_wait: bool,
+}
+
+impl Limits {
+    /// Limits for a volume with this much memory, a delta of at most `delta_bytes` and a ring of
+    /// `log_bytes`.
+    pub fn new(memory_bytes: u64, delta_bytes: u64, log_bytes: u64) -> Self {
+        Self {
+            dirty: Slope::new(memory_bytes, DIRTY_START_PERCENT, DIRTY_HARD_PERCENT),
+            delta: Slope::new(delta_bytes, DELTA_DELAY_PERCENT, DELTA_HARD_PERCENT),
+            log: Slope::new(log_bytes, LOG_DELAY_PERCENT, LOG_HARD_PERCENT),
+            checkpoint_delta_bytes: percent_of(delta_bytes, CHECKPOINT_START_PERCENT),
+            checkpoint_log_bytes: percent_of(log_bytes, CHECKPOINT_START_PERCENT),
+        }
+    }
+
+    /// True when the flushers should write without being asked.
+    pub fn wants_writeback(&self, pressure: &Pressure) -> bool {
+        pressure.dirty_bytes > self.dirty.start
+    }
+
+    /// True when a checkpoint should start without being asked.
+    pub fn wants_checkpoint(&self, pressure: &Pressure) -> bool {
+        pressure.delta_bytes > self.checkpoint_delta_bytes
+            || pressure.log_bytes > self.checkpoint_log_bytes
+    }
+
+    /// Bytes of dirty data above which writeback starts; it stops below.
+    pub fn writeback_start_bytes(&self) -> u64 {
+        self.dirty.start
+    }
+
+    /// What an operation with this demand has to wait. Dirty data delays only those who dirty more.
+    pub fn admit(&self, pressure: &Pressure, demand: Demand) -> Admission {
+        let dirty = if demand.data_bytes > 0 { self.dirty.level(pressure.dirty_bytes) } else { 0 };
+        let level = dirty
+            .max(self.delta.level(pressure.delta_bytes))
+            .max(self.log.level(pressure.log_bytes));
+        let pages = demand.data_bytes.div_ceil(crate::format::BLOCK_BYTES_U64).max(1);
+        let delay_ns = page_delay_ns(level).saturating_mul(pages).min(MAX_OPERATION_DELAY_NS);
+        Admission { delay_ns, must_wait: level == LEVEL_ONE }
+    }
+}
+
+/// The curve: a cube, flat at its start.
+fn page_delay_ns(level: u64) -> u64 {
+    let one = u128::from(LEVEL_ONE);
+    let cube = u128::from(level).pow(3);
+    (cube * u128::from(MAX_PAGE_DELAY_NS) / (one * one * one)) as u64
+}
+
+/// Delays of one handle that were too short to sleep.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DelayDebt {
+    owed_ns: u64,
+}
+
+impl DelayDebt {
+    /// Adds an operation's delay; answers how long to sleep now (0: go on).
+    #[must_use]
+    pub fn add(&mut self, delay_ns: u64) -> u64 {
+        self.owed_ns = self.owed_ns.saturating_add(delay_ns);
+        let owed_us = self.owed_ns / 1000;
+        if owed_us < MIN_SLEEP_US {
+            return 0;
+        }
+        self.owed_ns %= 1000;
+        owed_us
+    }
+
+    /// Takes off what the caller slept longer than it was told.
+    pub fn overslept(&mut self, extra_us: u64) {
+        self.owed_ns = self.owed_ns.saturating_sub(extra_us.saturating_mul(1000));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+    const STEPS: u64 = 2000;
+
+    fn limits() -> Limits {
+        Limits::new(GIB, GIB / 8, GIB / 16)
+    }
+
+    fn write(bytes: u64) -> Demand {
+        Demand { data_bytes: bytes }
+    }
+
+    /// `resource` at `step` of `STEPS` between empty and 110 % full.
+    fn pressure(resource: usize, step: u64) -> Pressure {
+        let at = |which: usize, whole: u64| {
+            if which == resource { whole / 10 * 11 * step / STEPS } else { 0 }
+        };
+        Pressure {
+            dirty_bytes: at(0, GIB),
+            delta_bytes: at(1, GIB / 8),
+            log_bytes: at(2, GIB / 16),
+        }
+    }
+
+    #[test]
+    fn delay_is_monotone_and_has_no_cliff_in_every_resource() {
+        let limits = limits();
+        for resource in 0..3 {
+            for data_bytes in [0, 1, 4096, 65536, 1 << 20, 1 << 30] {
+                let mut before = limits.admit(&pressure(resource, 0), write(data_bytes));
+                assert_eq!(before, Admission::default());
+                for step in 1..=STEPS {
+                    let now = limits.admit(&pressure(resource, step), write(data_bytes));
+                    assert!(now.delay_ns >= before.delay_ns);
+                    assert!(now.must_wait >= before.must_wait);
+                    // The steepest place: the slope of a cube at 1, over the narrowest span (20 %).
+                    let pages = data_bytes.div_ceil(4096).max(1);
+                    let jump = MAX_PAGE_DELAY_NS * 3 * 11 / 2 / STEPS * pages + pages + 1;
+                    assert!(now.delay_ns - before.delay_ns <= jump, "{resource} {step} {now:?}");
+                    before = now;
+                }
+                assert_eq!(before.must_wait, resource > 0 || data_bytes > 0);
+            }
+        }
+    }
+
+    #[test]
+    fn below_the_start_nobody_waits_and_at_the_hard_limit_all_writers_do() {
+        let limits = limits();
+        for (percent, delayed, stopped) in [
+            (0, false, false),
+            (20, false, false),
+            (30, true, false),
+            (39, true, false),
+            (40, true, true),
+            (100, true, true),
+        ] {
+            // One byte more than the rounded-down share.
+            let pressure = Pressure { dirty_bytes: GIB * percent / 100, ..Pressure::default() };
+            let admission = limits.admit(&pressure, write(4096));
+            assert_eq!(
+                (admission.delay_ns > 0, admission.must_wait),
+                (delayed, stopped),
+                "{percent}"
+            );
+            assert_eq!(limits.admit(&pressure, write(0)), Admission::default());
+            assert_eq!(limits.wants_writeback(&pressure), percent > 20);
+        }
+    }
+
+    #[test]
+    fn more_of_anything_never_shortens_the_delay() {
+        let limits = limits();
+        let grid = |whole: u64| (0..=12).map(move |step| whole / 10 * step);
+        for dirty_bytes in grid(GIB) {
+            for delta_bytes in grid(GIB / 8) {
+                for log_bytes in grid(GIB / 16) {
+                    let pressure = Pressure { dirty_bytes, delta_bytes, log_bytes };
+                    let here = limits.admit(&pressure, write(8192));
+                    for more in [
+                        Pressure { dirty_bytes: dirty_bytes + 1000, ..pressure },
+                        Pressure { delta_bytes: delta_bytes + 1000, ..pressure },
+                        Pressure { log_bytes: log_bytes + 1000, ..pressure },
+                    ] {
+                        let there = limits.admit(&more, write(8192));
+                        assert!(
+                            there.delay_ns >= here.delay_ns && there.must_wait >= here.must_wait
+                        );
+                    }
+                    let larger = limits.admit(&pressure, write(16384));
+                    assert!(larger.delay_ns >= here.delay_ns);
+                    assert!(larger.delay_ns <= MAX_OPERATION_DELAY_NS);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_checkpoint_is_wanted_before_anyone_is_delayed() {
+        let limits = limits();
+        for resource in 1..3 {
+            for step in 0..=STEPS {
+                let pressure = pressure(resource, step);
+                let admission = limits.admit(&pressure, write(0));
+                assert!(admission.delay_ns == 0 || limits.wants_checkpoint(&pressure));
+            }
+        }
+        assert!(!limits.wants_checkpoint(&pressure(1, 0)));
+    }
+
+    /// Runs a writer of 4 KiB pages against a disk; the level it settles at, in percent.
+    fn settled_level(disk_bytes_per_s: u64) -> u64 {
+        let limits = limits();
+        let (mut dirty, mut now_ns, mut debt) = (0_u64, 0_u64, DelayDebt::default());
+        let mut drained_at = 0;
+        for _ in 0..1_000_000 {
+            let pressure = Pressure { dirty_bytes: dirty, ..Pressure::default() };
+            let admission = limits.admit(&pressure, write(4096));
+            assert!(!admission.must_wait, "the delays keep the writer off the limit");
+            now_ns += 800 + debt.add(admission.delay_ns) * 1000;
+            dirty += 4096;
+            let drained = (now_ns - drained_at) * disk_bytes_per_s / 1_000_000_000;
+            if limits.wants_writeback(&pressure) && drained > 0 {
+                dirty = dirty.saturating_sub(drained);
+            }
+            if drained > 0 {
+                drained_at = now_ns;
+            }
+        }
+        limits.dirty.level(dirty) * 100 / LEVEL_ONE
+    }
+
+    #[test]
+    fn writers_settle_at_the_rate_of_the_disk() {
+        let fast = settled_level(2 << 30);
+        let slow = settled_level(150 << 20);
+        let crawling = settled_level(10 << 20);
+        assert!((5..20).contains(&fast), "{fast}");
+        assert!((22..38).contains(&slow), "{slow}");
+        assert!((60..85).contains(&crawling), "{crawling}");
+    }
+
+    #[test]
+    fn debt_is_paid_in_full_and_in_sleepable_pieces() {
+        for delay_ns in [1, 999, 1000, 12_345, 1_000_000, 70_000_000] {
+            let mut debt = DelayDebt::default();
+            let mut slept_us = 0;
+            for _ in 0..5000 {
+                let sleep_us = debt.add(delay_ns);
+                assert!(sleep_us == 0 || sleep_us >= MIN_SLEEP_US);
+                slept_us += sleep_us;
+            }
+            let total_us = 5000 * delay_ns / 1000;
+            assert!(slept_us <= total_us && total_us - slept_us < MIN_SLEEP_US + 1);
+        }
+        let mut debt = DelayDebt::default();
+        assert_eq!(debt.add(150_000), 0);
+        debt.overslept(100);
+        assert_eq!(debt.add(140_000), 0);
+        assert_eq!(debt.add(10_000), 200);
+    }
+
+    #[test]
+    fn degenerate_limits_neither_panic_nor_let_everyone_through() {
+        for whole in [0, 1, 2, 99, u64::MAX] {
+            let limits = Limits::new(whole, whole, whole);
+            let full =
+                Pressure { dirty_bytes: u64::MAX, delta_bytes: u64::MAX, log_bytes: u64::MAX };
+            assert!(limits.admit(&full, write(u64::MAX)).must_wait);
+            assert!(!limits.admit(&Pressure::default(), write(u64::MAX)).must_wait);
+        }
+    }
+}
