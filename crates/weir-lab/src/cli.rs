@@ -43,6 +43,41 @@ enum LabCommand {
         #[command(flatten)]
         options: experiments::fsync::FsyncOptions,
     },
+    /// A database writes back while others work
+    Checkpoint {
+        #[command(flatten)]
+        run: RunArgs,
+        #[command(flatten)]
+        options: experiments::checkpoint::CheckpointOptions,
+    },
+    /// Reads that do not queue what is in the cache
+    Fastread {
+        #[command(flatten)]
+        run: RunArgs,
+        #[command(flatten)]
+        options: experiments::fastread::FastreadOptions,
+    },
+    /// How fast writes enter the cache
+    Ingest {
+        #[command(flatten)]
+        run: RunArgs,
+        #[command(flatten)]
+        options: experiments::ingest::IngestOptions,
+    },
+    /// What growth does to free space
+    Aging {
+        #[command(flatten)]
+        run: RunArgs,
+        #[command(flatten)]
+        options: experiments::aging::AgingOptions,
+    },
+    /// A mixed load under memory pressure
+    Simoop {
+        #[command(flatten)]
+        run: RunArgs,
+        #[command(flatten)]
+        options: experiments::simoop::SimoopOptions,
+    },
     /// All experiments
     All {
         #[command(flatten)]
@@ -132,6 +167,21 @@ pub fn run(args: LabArgs) -> LabResult<ExitCode> {
         }),
         LabCommand::Fsync { run, options } => {
             experiment(&run, |q, _| vec![Box::new(experiments::fsync::FsyncJobs::new(&options, q))])
+        }
+        LabCommand::Checkpoint { run, options } => experiment(&run, |q, _| {
+            vec![Box::new(experiments::checkpoint::Checkpoint::new(&options, q))]
+        }),
+        LabCommand::Fastread { run, options } => experiment(&run, |q, _| {
+            vec![Box::new(experiments::fastread::Fastread::new(&options, q))]
+        }),
+        LabCommand::Ingest { run, options } => {
+            experiment(&run, |q, _| vec![Box::new(experiments::ingest::Ingest::new(&options, q))])
+        }
+        LabCommand::Aging { run, options } => {
+            experiment(&run, |q, _| vec![Box::new(experiments::aging::Aging::new(&options, q))])
+        }
+        LabCommand::Simoop { run, options } => {
+            experiment(&run, |q, _| vec![Box::new(experiments::simoop::Simoop::new(&options, q))])
         }
         LabCommand::All { run } => experiment(&run, experiments::all),
     }

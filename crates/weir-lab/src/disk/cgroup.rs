@@ -134,3 +134,17 @@ pub fn limit_memory(registry: &Arc<Registry>, bytes: u64, others: &[u32]) -> Lab
     }
     enter(&group)
 }
+
+/// How often this process' memory group ran into its limit so far.
+pub fn memory_limit_hits() -> u64 {
+    let group = format!("weir-lab-{}", std::process::id());
+    let v1 = Path::new(V1_MEMORY).join(&group).join("memory.failcnt");
+    if let Ok(text) = fs::read_to_string(v1) {
+        return text.trim().parse().unwrap_or(0);
+    }
+    let v2 = Path::new(V2).join(&group).join("memory.events");
+    fs::read_to_string(v2)
+        .ok()
+        .and_then(|t| t.lines().find_map(|l| l.strip_prefix("max "))?.trim().parse().ok())
+        .unwrap_or(0)
+}

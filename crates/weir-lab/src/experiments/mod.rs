@@ -1,8 +1,13 @@
 //! The experiments: what each runs, as a list of cases, and what a case yields.
 
+pub mod aging;
+pub mod checkpoint;
+pub mod fastread;
 pub mod fsmark;
 pub mod fsync;
+pub mod ingest;
 pub mod load;
+pub mod simoop;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -226,6 +231,11 @@ pub fn all(quick: bool, slow_flush: bool) -> Vec<Box<dyn Experiment>> {
     vec![
         Box::new(fsmark::Fsmark::new(&fsmark::FsmarkOptions::default(), quick, slow_flush)),
         Box::new(fsync::FsyncJobs::new(&fsync::FsyncOptions::default(), quick)),
+        Box::new(checkpoint::Checkpoint::new(&checkpoint::CheckpointOptions::default(), quick)),
+        Box::new(fastread::Fastread::new(&fastread::FastreadOptions::default(), quick)),
+        Box::new(ingest::Ingest::new(&ingest::IngestOptions::default(), quick)),
+        Box::new(aging::Aging::new(&aging::AgingOptions::default(), quick)),
+        Box::new(simoop::Simoop::new(&simoop::SimoopOptions::default(), quick)),
     ]
 }
 
