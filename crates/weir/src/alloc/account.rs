@@ -1,0 +1,157 @@
+//! How many blocks are free, promised, or about to become free. Pure.
+//!
+//! * `free`: clear in `used`, can be handed out now.
+//! * `pending`: freed (or quarantined), to be handed out after a durable checkpoint.
+//! * `reserved`: promised to dirty data. A promise is kept until [`Account::release`], which may come after
+//!   the blocks were taken; meanwhile the space counts twice, so promises err on the safe side.
+//! * the metadata reserve: what users' promises must leave to checkpoints.
+//!
+//! **Invariant:** `promise` succeeds only while `reserved + blocks (+ metadata reserve) <= free`.
+//! No counter goes below zero: taking back more than there is would be a bug of the caller, is
+//! asserted in debug builds, and saturates otherwise.
+
+use crate::{Error, Result};
+
+/// Who asks for a promise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReserveClass {
+    /// A user's data: leaves the metadata reserve alone.
+    User,
+    /// Work that frees space or makes data durable: may use the metadata reserve.
+    Privileged,
+}
+
+/// Numbers of the whole volume, in blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SpaceTotals {
+    /// All blocks that data and nodes can ever use.
+    pub total_blocks: u64,
+    /// Blocks that can be handed out now.
+    pub free_blocks: u64,
+    /// Blocks that become free with the next durable checkpoints.
+    pub pending_free_blocks: u64,
+    /// Blocks promised to dirty data.
+    pub reserved_blocks: u64,
+    /// Blocks kept for metadata.
+    pub metadata_reserve_blocks: u64,
+}
+
+impl SpaceTotals {
+    /// What users can still write, counting what a checkpoint will free.
+    pub fn available_blocks(&self) -> u64 {
+        (self.free_blocks + self.pending_free_blocks)
+            .saturating_sub(self.reserved_blocks + self.metadata_reserve_blocks)
+    }
+}
+
+/// See the module's head.
+#[derive(Debug, Default)]
+pub(super) struct Account {
+    free: u64,
+    pending: u64,
+    reserved: u64,
+}
+
+fn subtract(counter: &mut u64, blocks: u64) {
+    debug_assert!(*counter >= blocks, "a space counter would fall below zero");
+    *counter = counter.saturating_sub(blocks);
+}
+
+impl Account {
+    pub(super) fn new(free: u64) -> Self {
+        Self { free, pending: 0, reserved: 0 }
+    }
+
+    pub(super) fn free(&self) -> u64 {
+        self.free
+    }
+    pub(super) fn pending(&self) -> u64 {
+        self.pending
+    }
+    pub(super) fn reserved(&self) -> u64 {
+        self.reserved
+    }
+
+    /// Free blocks are taken.
+    pub(super) fn take(&mut self, blocks: u64) {
+        subtract(&mut self.free, blocks);
+    }
+
+    /// Taken blocks are free again.
+    pub(super) fn give(&mut self, blocks: u64) {
+        self.free += blocks;
+    }
+
+    /// Blocks in use will be free after a checkpoint.
+    pub(super) fn expect(&mut self, blocks: u64) {
+        self.pending += blocks;
+    }
+
+    /// Of `expected` blocks, `given` have become free; the others had been taken anew in the same
+    /// transaction (only replay meets that).
+    pub(super) fn settle(&mut self, expected: u64, given: u64) {
+        subtract(&mut self.pending, expected);
+        self.free += given;
+    }
+
+    pub(super) fn promise(
+        &mut self,
+        blocks: u64,
+        class: ReserveClass,
+        metadata_reserve: u64,
+    ) -> Result<()> {
+        let kept = match class {
+            ReserveClass::User => metadata_reserve,
+            ReserveClass::Privileged => 0,
+        };
+        let available = self.free.saturating_sub(self.reserved.saturating_add(kept));
+        if blocks > available {
+            return Err(Error::NoSpace);
+        }
+        self.reserved += blocks;
+        Ok(())
+    }
+
+    pub(super) fn release(&mut self, blocks: u64) {
+        subtract(&mut self.reserved, blocks);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_leave_the_metadata_reserve_alone() {
+        let mut account = Account::new(100);
+        assert_eq!(account.promise(81, ReserveClass::User, 20), Err(Error::NoSpace));
+        assert_eq!(account.promise(80, ReserveClass::User, 20), Ok(()));
+        assert_eq!(account.promise(1, ReserveClass::User, 20), Err(Error::NoSpace));
+        assert_eq!(account.promise(20, ReserveClass::Privileged, 20), Ok(()));
+        assert_eq!(account.promise(1, ReserveClass::Privileged, 20), Err(Error::NoSpace));
+        account.release(100);
+        assert_eq!(account.reserved(), 0);
+    }
+
+    #[test]
+    fn a_reserve_larger_than_the_volume_refuses_users_only() {
+        let mut account = Account::new(10);
+        assert_eq!(account.promise(1, ReserveClass::User, u64::MAX), Err(Error::NoSpace));
+        assert_eq!(account.promise(0, ReserveClass::User, u64::MAX), Ok(()));
+        assert_eq!(account.promise(u64::MAX, ReserveClass::Privileged, 0), Err(Error::NoSpace));
+        assert_eq!(account.promise(10, ReserveClass::Privileged, u64::MAX), Ok(()));
+    }
+
+    #[test]
+    fn freed_blocks_are_not_free_before_they_settle() {
+        let mut account = Account::new(10);
+        account.take(6);
+        account.expect(5);
+        assert_eq!((account.free(), account.pending()), (4, 5));
+        assert_eq!(account.promise(5, ReserveClass::User, 0), Err(Error::NoSpace));
+        account.settle(5, 5);
+        assert_eq!((account.free(), account.pending()), (9, 0));
+        account.give(1);
+        assert_eq!(account.promise(10, ReserveClass::User, 0), Ok(()));
+    }
+}

@@ -1,0 +1,356 @@
+//! What can be handed out right now: the `used` bits of every group, and the search for runs.
+//! No locks and no I/O: a search that needs a group that is not in memory says so.
+//!
+//! **Invariants:** a group's `free` is the number of its clear bits; no free run of a group is longer
+//! than its `longest`; no bit below its `first` is clear. No group below `data_low` has a clear bit. No group
+//! above `node_top` has room for a node.
+
+use std::ops::Range;
+
+use super::account::Account;
+use super::bitmap::{BITS, Bitmap, Search};
+use super::policy::{self, AllocKind, Strategy};
+use super::{Run, SpaceChange};
+use crate::format::NODE_BLOCKS;
+use crate::format::geometry::Geometry;
+
+/// One group.
+#[derive(Debug)]
+struct Group {
+    /// `None`: not in memory.
+    used: Option<Bitmap>,
+    free: u32,
+    longest: u32,
+    first: u32,
+}
+
+/// What is wanted, in blocks of one group: `1 <= min <= want <= BITS`.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wish {
+    pub want: u32,
+    pub min: u32,
+    pub hint: Option<u64>,
+    pub kind: AllocKind,
+}
+
+/// Outcome of one try to allocate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Here it is.
+    Taken(Run),
+    /// This group has to be loaded first.
+    Load(u32),
+    /// No run is long enough.
+    NoSpace,
+}
+
+/// Bits of a group.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Place {
+    group: u32,
+    bits: Range<u32>,
+}
+
+/// A search ends early with what was found, or with the group it needs.
+enum Stop {
+    Found(Place),
+    Load(u32),
+}
+
+/// The group of a range of blocks that lies in one, and its bits there.
+fn within_group(blocks: &Range<u64>) -> (u32, Range<u32>) {
+    let group = Geometry::group_of(blocks.start);
+    (group, bits_in_group(blocks, group))
+}
+
+/// The bits of those of `blocks` that are in `group`.
+fn bits_in_group(blocks: &Range<u64>, group: u32) -> Range<u32> {
+    let first = Geometry::group_start(group);
+    let bit = |block: u64| block.saturating_sub(first).min(u64::from(BITS)) as u32;
+    bit(blocks.start)..bit(blocks.end)
+}
+
+/// See the module's head.
+#[derive(Debug)]
+pub(super) struct Space {
+    groups: Vec<Group>,
+    pub account: Account,
+    /// Space changes of the running transaction, in log order.
+    pub changes: Vec<SpaceChange>,
+    /// Blocks to free with the next checkpoint, though they were never recorded.
+    pub quarantined: Vec<Run>,
+    /// Where small requests are packed: blocks of one group.
+    window: Option<Range<u64>>,
+    /// Where the file of the last large request will go on growing.
+    growing: Option<Range<u64>>,
+    data_low: u32,
+    node_top: u32,
+}
+
+impl Space {
+    /// A space of groups with these numbers of free blocks, none in memory yet.
+    pub(super) fn new(free_by_group: impl Iterator<Item = u32>) -> Self {
+        let group = |free| Group { used: None, free, longest: free, first: 0 };
+        let groups: Vec<Group> = free_by_group.map(group).collect();
+        let free = groups.iter().map(|group| u64::from(group.free)).sum();
+        Self {
+            account: Account::new(free),
+            changes: Vec::new(),
+            quarantined: Vec::new(),
+            window: None,
+            growing: None,
+            data_low: 0,
+            node_top: groups.len().saturating_sub(1) as u32,
+            groups,
+        }
+    }
+
+    fn group(&self, group: u32) -> &Group {
+        &self.groups[group as usize]
+    }
+
+    /// Puts a group's bits into memory.
+    pub(super) fn install(&mut self, group: u32, used: Bitmap) {
+        let group = &mut self.groups[group as usize];
+        debug_assert_eq!(group.free, used.count_clear());
+        group.used = Some(used);
+    }
+
+    /// Whether every block of the run is in use; `None` if its group is not in memory.
+    pub(super) fn is_used(&self, run: Run) -> Option<bool> {
+        let used = self.group(run.group()).used.as_ref()?;
+        Some(used.is_set(run.bits()))
+    }
+
+    /// Takes a run that fulfils `wish`.
+    pub(super) fn allocate(&mut self, wish: Wish) -> Step {
+        if u64::from(wish.min) > self.account.free() {
+            return Step::NoSpace;
+        }
+        let strategy = Strategy::choose(wish.kind, wish.want);
+        let stop = match strategy {
+            Strategy::Node => self.find_node(wish),
+            Strategy::Small => self.at_hint(wish).or_else(|| self.find_small(wish)),
+            Strategy::Large => self.at_hint(wish).or_else(|| self.find_large(wish)),
+        };
+        match stop.or_else(|| self.find_longest(wish)) {
+            Some(Stop::Found(place)) => Step::Taken(self.take(&place, strategy)),
+            Some(Stop::Load(group)) => Step::Load(group),
+            None => Step::NoSpace,
+        }
+    }
+
+    /// The continuation of a file.
+    fn at_hint(&self, wish: Wish) -> Option<Stop> {
+        let hint = wish.hint?;
+        let group = u32::try_from(hint / u64::from(BITS)).ok()?;
+        if self.groups.get(group as usize)?.free == 0 {
+            return None;
+        }
+        let Some(used) = &self.group(group).used else { return Some(Stop::Load(group)) };
+        let bit = Geometry::bit_of(hint);
+        let end = used.next_set(bit..bit.saturating_add(wish.want).min(BITS));
+        let blocks = policy::continuation(wish.want, wish.min, end - bit)?;
+        Some(Stop::Found(Place { group, bits: bit..bit + blocks }))
+    }
+
+    /// The first run of the wanted length in the window, else in a new window: below the old one,
+    /// right behind it, anywhere that is not in the way of a large file, anywhere.
+    fn find_small(&mut self, wish: Wish) -> Option<Stop> {
+        let want = wish.want;
+        let all = self.all_groups();
+        let growing = self.growing.clone();
+        let growing = growing.as_ref();
+        let stop = if let Some(window) = self.window.clone() {
+            let (group, bits) = within_group(&window);
+            let next = policy::window_around(bits.end.min(BITS - 1));
+            let in_the_way = growing.is_some_and(|growing| growing.start == window.end);
+            let behind = if in_the_way { 0..0 } else { bits.end..next.end };
+            let inside = self.fit_in(group, bits.clone(), want, None);
+            if inside.is_some() {
+                return inside;
+            }
+            self.first_fit(all.start..group, want, growing)
+                .or_else(|| self.fit_in(group, 0..bits.start, want, growing))
+                .or_else(|| self.fit_in(group, behind, want, None))
+        } else {
+            None
+        };
+        let stop = stop
+            .or_else(|| self.first_fit(all.clone(), want, growing))
+            .or_else(|| growing.and_then(|_| self.first_fit(all, want, None)));
+        if let Some(Stop::Found(place)) = &stop {
+            let bits = policy::window_around(place.bits.start);
+            let first = Geometry::group_start(place.group);
+            self.window = Some(first + u64::from(bits.start)..first + u64::from(bits.end));
+        }
+        stop
+    }
+
+    /// The first run of the wanted length outside of the window, near the hint, else anywhere; else in the
+    /// window too.
+    fn find_large(&mut self, wish: Wish) -> Option<Stop> {
+        let all = self.all_groups();
+        let window = self.window.clone();
+        let window = window.as_ref();
+        let near = wish.hint.and_then(|hint| {
+            let group = u32::try_from(hint / u64::from(BITS)).ok()?;
+            (group < all.end).then_some((group, Geometry::bit_of(hint)))
+        });
+        let stop = near.and_then(|(group, bit)| {
+            self.fit_in(group, bit..BITS, wish.want, window)
+                .or_else(|| self.first_fit(group..all.end, wish.want, window))
+        });
+        stop.or_else(|| self.first_fit(all.clone(), wish.want, window))
+            .or_else(|| window.and_then(|_| self.first_fit(all, wish.want, None)))
+    }
+
+    /// The highest run of the minimal length.
+    fn find_node(&mut self, wish: Wish) -> Option<Stop> {
+        for group in (0..=self.node_top).rev() {
+            let state = &mut self.groups[group as usize];
+            if state.longest < wish.min {
+                continue;
+            }
+            let Some(used) = &state.used else { return Some(Stop::Load(group)) };
+            match used.find_run_down(state.first..BITS, wish.want, wish.min) {
+                Search::Found(bits) => {
+                    if u64::from(wish.min) <= NODE_BLOCKS {
+                        self.node_top = group;
+                    }
+                    return Some(Stop::Found(Place { group, bits }));
+                }
+                Search::Longest(bits) => state.longest = bits.len() as u32,
+            }
+        }
+        None
+    }
+
+    /// The groups that may have free blocks.
+    fn all_groups(&self) -> Range<u32> {
+        self.data_low..self.groups.len() as u32
+    }
+
+    /// The first run of `want` blocks in `groups`, not touching `kept_out`.
+    fn first_fit(
+        &mut self,
+        groups: Range<u32>,
+        want: u32,
+        kept_out: Option<&Range<u64>>,
+    ) -> Option<Stop> {
+        groups.into_iter().find_map(|group| self.fit_in(group, 0..BITS, want, kept_out))
+    }
+
+    /// The first run of `want` blocks in `range` of `group`, not touching `kept_out`.
+    fn fit_in(
+        &mut self,
+        group: u32,
+        range: Range<u32>,
+        want: u32,
+        kept_out: Option<&Range<u64>>,
+    ) -> Option<Stop> {
+        let state = &mut self.groups[group as usize];
+        if state.longest < want {
+            return None;
+        }
+        let Some(used) = &state.used else { return Some(Stop::Load(group)) };
+        let hole = kept_out.map(|blocks| bits_in_group(blocks, group));
+        let hole = hole.filter(|hole| !hole.is_empty());
+        let whole = hole.is_none() && range.start <= state.first && range.end == BITS;
+        let range = range.start.max(state.first)..range.end;
+        let mut longest = 0;
+        for part in policy::around(range, hole.as_ref()) {
+            match used.find_run(part, want) {
+                Search::Found(bits) => return Some(Stop::Found(Place { group, bits })),
+                Search::Longest(bits) => longest = longest.max(bits.len() as u32),
+            }
+        }
+        if whole {
+            state.longest = longest;
+        }
+        None
+    }
+
+    /// The longest run of all, if it has the minimal length. Each round makes one group's bound
+    /// exact, and ends when the largest bound is.
+    fn find_longest(&mut self, wish: Wish) -> Option<Stop> {
+        loop {
+            // The first of equals: `max_by_key` would take the last.
+            let candidates = self.groups.iter().enumerate().rev();
+            let (index, _) = candidates.max_by_key(|(_, group)| group.longest)?;
+            let (number, group) = (index as u32, &mut self.groups[index]);
+            if group.longest < wish.min {
+                return None;
+            }
+            let Some(used) = &group.used else { return Some(Stop::Load(number)) };
+            match used.find_run(group.first..BITS, wish.want) {
+                Search::Found(bits) => return Some(Stop::Found(Place { group: number, bits })),
+                Search::Longest(bits) if bits.len() as u32 == group.longest => {
+                    return Some(Stop::Found(Place { group: number, bits }));
+                }
+                Search::Longest(bits) => group.longest = bits.len() as u32,
+            }
+        }
+    }
+
+    fn take(&mut self, place: &Place, strategy: Strategy) -> Run {
+        let Place { group, bits } = place;
+        let changed = self.set_used(*group, bits.clone());
+        debug_assert_eq!(changed as usize, bits.len(), "a run was handed out twice");
+        let start = Geometry::group_start(*group) + u64::from(bits.start);
+        let run = Run { start, blocks: bits.len() as u64 };
+        if strategy == Strategy::Large {
+            self.growing = Some(policy::growing_behind(run.end()));
+        }
+        run
+    }
+
+    /// Marks blocks used; how many were free. The group must be in memory.
+    pub(super) fn set_used(&mut self, group: u32, bits: Range<u32>) -> u32 {
+        let state = &mut self.groups[group as usize];
+        let Some(used) = &mut state.used else { return 0 };
+        let changed = used.set(bits.clone());
+        state.free -= changed;
+        if bits.start <= state.first {
+            state.first = state.first.max(bits.end);
+        }
+        state.longest = state.longest.min(state.free);
+        self.account.take(u64::from(changed));
+        while self.group(self.data_low).free == 0
+            && (self.data_low as usize) + 1 < self.groups.len()
+        {
+            self.data_low += 1;
+        }
+        changed
+    }
+
+    /// Marks blocks free without counting them as such; how many were used. The group must be in memory.
+    pub(super) fn clear_used(&mut self, group: u32, bits: Range<u32>) -> u32 {
+        let state = &mut self.groups[group as usize];
+        let Some(used) = &mut state.used else { return 0 };
+        let changed = used.clear(bits.clone());
+        state.free += changed;
+        state.first = state.first.min(bits.start);
+        state.longest = state.longest.max(used.run_around(bits.start).len() as u32);
+        self.data_low = self.data_low.min(group);
+        self.node_top = self.node_top.max(group);
+        changed
+    }
+
+    /// Checks the invariants of the module's head.
+    #[cfg(test)]
+    pub(super) fn check(&self) {
+        let mut free = 0;
+        for (number, group) in self.groups.iter().enumerate() {
+            free += u64::from(group.free);
+            assert!(group.free == 0 || number as u32 >= self.data_low);
+            let Some(used) = &group.used else { continue };
+            assert_eq!(group.free, used.count_clear());
+            assert!(used.is_set(0..group.first));
+            let Search::Longest(longest) = used.find_run(0..BITS, BITS + 1) else { unreachable!() };
+            assert!(longest.len() as u32 <= group.longest);
+            assert!((longest.len() as u64) < NODE_BLOCKS || number as u32 <= self.node_top);
+        }
+        assert_eq!(free, self.account.free());
+    }
+}
