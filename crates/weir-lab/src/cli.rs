@@ -11,8 +11,9 @@ use crate::disk::registry::{Registry, clean_stale, stale_files};
 use crate::disk::{Disk, DiskSpec, make_run_dir, parse_amount, slow};
 use crate::error::{IoContext, LabError, LabResult};
 use crate::experiments::{self, Experiment};
+use crate::probe::{self, Floor};
 use crate::report::schema::{Report, SCHEMA};
-use crate::report::{machine, table};
+use crate::report::{compare, html, machine, table};
 use crate::run::{Cancel, Outcome, Plan, elapsed_text, run_plan};
 use crate::sys::is_root;
 use crate::target::TargetSpec;
@@ -83,6 +84,32 @@ enum LabCommand {
         #[command(flatten)]
         run: RunArgs,
     },
+    /// The floor of a directory's disk and of the machine, in a few seconds
+    Probe {
+        /// The directory
+        dir: PathBuf,
+        /// Write the figures as JSON
+        #[arg(long, value_name = "FILE")]
+        json: Option<PathBuf>,
+    },
+    /// What changed between two reports by more than their spread
+    Compare {
+        /// The older report
+        old: PathBuf,
+        /// The newer report
+        new: PathBuf,
+        /// Fail when a metric got worse by more than this, beyond its spread
+        #[arg(long, value_name = "PERCENT")]
+        gate: Option<f64>,
+    },
+    /// Check the lab against fio on a directory
+    Calibrate {
+        /// The directory
+        dir: PathBuf,
+        /// Rounds, lab and fio in turns
+        #[arg(long, default_value_t = 3)]
+        rounds: usize,
+    },
     /// Take away what a crashed run left mounted or attached
     Clean,
     /// Serve the slow-flush disk (started by the lab itself)
@@ -144,6 +171,9 @@ pub struct RunArgs {
     /// The `weir` program for weir-mount [default: this program or its neighbour]
     #[arg(long, value_name = "FILE")]
     weir_bin: Option<PathBuf>,
+    /// Do not measure the floor first
+    #[arg(long)]
+    no_probe: bool,
     /// Run on directories without a block device (tmpfs), without device figures
     #[arg(long)]
     allow_no_device: bool,
@@ -157,6 +187,20 @@ pub fn run(args: LabArgs) -> LabResult<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         LabCommand::Clean => Ok(clean()),
+        LabCommand::Probe { dir, json } => probe_command(&dir, json.as_deref()),
+        LabCommand::Compare { old, new, gate } => {
+            let (text, failed) = compare::render(&Report::load(&old)?, &Report::load(&new)?, gate);
+            print!("{text}");
+            Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+        }
+        LabCommand::Calibrate { dir, rounds } => {
+            check_dir(&dir, true)?;
+            let cancel = Cancel::default();
+            let registry = Registry::new()?;
+            install_signal_handler(&cancel, &registry);
+            let holds = crate::calibrate::run(&dir, rounds, &registry, &cancel)?;
+            Ok(if holds { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        }
         LabCommand::SlowDisk { mount_point, size_bytes, flush_us } => {
             slow::serve(&mount_point, size_bytes, Duration::from_micros(flush_us))
                 .during(|| format!("serving {}", mount_point.display()))?;
@@ -184,6 +228,51 @@ pub fn run(args: LabArgs) -> LabResult<ExitCode> {
             experiment(&run, |q, _| vec![Box::new(experiments::simoop::Simoop::new(&options, q))])
         }
         LabCommand::All { run } => experiment(&run, experiments::all),
+    }
+}
+
+fn probe_command(dir: &Path, json: Option<&Path>) -> LabResult<ExitCode> {
+    check_dir(dir, true)?;
+    let begun = Instant::now();
+    let cancel = Cancel::default();
+    let registry = Registry::new()?;
+    install_signal_handler(&cancel, &registry);
+    let mut floor = probe::measure_dir(dir, &cancel)?;
+    if is_root() && Path::new("/dev/fuse").exists() {
+        probe::fuse_round_trip(dir, &registry, &mut floor)?;
+    }
+    cancel.check()?;
+    for f in &floor.figures {
+        println!("{:<32} {:>12} {}", f.metric, table::figure(f.value), f.unit);
+    }
+    if let Some(path) = json {
+        let mut report = empty_report(dir, begun);
+        report.results = floor.rows(&format!("dir:{}", dir.display()));
+        report.save(path)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A report of this command on this machine, without results.
+fn empty_report(work: &Path, begun: Instant) -> Report {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+    Report {
+        schema: SCHEMA.into(),
+        command: command_line(),
+        version: env!("CARGO_PKG_VERSION").into(),
+        started_unix_s: now.saturating_sub(begun.elapsed().as_secs()),
+        duration_s: begun.elapsed().as_secs_f64(),
+        machine: machine::describe(work),
+        disk: DiskSpec::Plain.to_string(),
+        size_bytes: 0,
+        seed: 0,
+        quick: false,
+        targets: Vec::new(),
+        results: Vec::new(),
+        curves: Vec::new(),
+        series: Vec::new(),
+        not_offered: Vec::new(),
+        notes: Vec::new(),
     }
 }
 
@@ -295,7 +384,6 @@ fn experiment(
     build: impl FnOnce(bool, bool) -> Vec<Box<dyn Experiment>>,
 ) -> LabResult<ExitCode> {
     let begun = Instant::now();
-    let started_unix_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
     let disk_spec: DiskSpec = args.disk.parse()?;
     let stage = StageOptions {
         weir_bin: args.weir_bin.clone(),
@@ -338,12 +426,6 @@ fn experiment(
         other => other?,
     };
     let report = Report {
-        schema: SCHEMA.into(),
-        command: command_line(),
-        version: env!("CARGO_PKG_VERSION").into(),
-        started_unix_s,
-        duration_s: begun.elapsed().as_secs_f64(),
-        machine: machine::describe(&args.work),
         disk: disk_spec.to_string(),
         size_bytes,
         seed: args.seed,
@@ -354,10 +436,15 @@ fn experiment(
         series: outcome.series,
         not_offered: outcome.skipped,
         notes: outcome.notes,
+        ..empty_report(&args.work, begun)
     };
     print!("{}", table::render(&report));
     if let Some(path) = &args.json {
         report.save(path)?;
+    }
+    if let Some(path) = &args.html {
+        std::fs::write(path, html::render(&report))
+            .during(|| format!("writing {}", path.display()))?;
     }
     eprintln!("weir lab: done in {}", elapsed_text(begun));
     Ok(if stuck.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -415,13 +502,43 @@ fn measure(
         only_modes: args.modes.clone(),
         stage,
     };
+    let floors = if args.no_probe { Vec::new() } else { floors_of(&plan, disk.as_ref(), cancel)? };
     let mut outcome = run_plan(&plan, disk.as_ref(), registry, cancel)?;
+    let mut rows: Vec<_> = floors.iter().flat_map(|(name, _, floor)| floor.rows(name)).collect();
+    for row in &mut outcome.rows {
+        let floor = floors.iter().find(|(_, targets, _)| targets.contains(&row.target));
+        row.floor_ratio = floor.and_then(|(_, _, floor)| floor.ratio_of(row));
+    }
+    rows.append(&mut outcome.rows);
+    outcome.rows = rows;
     if limited && plan.targets.iter().any(|t| !t.uses_disk()) && needs_disk {
         outcome
             .notes
             .push("dir: targets were not limited: --disk is the disk of the others".into());
     }
     Ok(outcome)
+}
+
+/// The floor of each disk of the run: (name, targets it applies to, figures).
+fn floors_of(
+    plan: &Plan,
+    disk: Option<&Disk>,
+    cancel: &Cancel,
+) -> LabResult<Vec<(String, Vec<String>, Floor)>> {
+    let mut floors = Vec::new();
+    if let Some(disk) = disk {
+        let on_disk = plan.targets.iter().filter(|t| t.uses_disk()).map(TargetSpec::name).collect();
+        // Nothing is formatted yet: the probe may write anywhere.
+        let path = disk.loop_node.as_ref().unwrap_or(&disk.file);
+        floors.push(("disk".into(), on_disk, probe::measure(path, cancel)?));
+    }
+    for target in &plan.targets {
+        if let TargetSpec::Dir(path) = target {
+            let name = target.name();
+            floors.push((name.clone(), vec![name], probe::measure_dir(path, cancel)?));
+        }
+    }
+    Ok(floors)
 }
 
 fn limit_work_disk(work: &Path, spec: DiskSpec, registry: &Arc<Registry>) -> LabResult<()> {

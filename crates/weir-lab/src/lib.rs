@@ -11,11 +11,13 @@
 
 #![deny(unsafe_code)]
 
+pub mod calibrate;
 pub mod cli;
 pub mod disk;
 pub mod error;
 pub mod experiments;
 pub mod measure;
+pub mod probe;
 pub mod report;
 pub mod run;
 #[allow(unsafe_code)]

@@ -16,7 +16,7 @@ use crate::disk::Disk;
 use crate::disk::registry::Registry;
 use crate::error::{LabError, LabResult};
 use crate::experiments::{Better, Case, CaseResult, Env, Experiment, load};
-use crate::measure::{DisturbanceWatch, Recorder, SERIES_STEP, Spread};
+use crate::measure::{Disturbance, DisturbanceWatch, Recorder, SERIES_STEP, Spread};
 use crate::report::schema::{Curve, Row, SeriesRow, Skipped};
 use crate::target::TargetSpec;
 use crate::target::stage::{Stage, StageOptions, TargetInfo};
@@ -77,6 +77,8 @@ struct Cell {
     metrics: Vec<(String, &'static str, Better, Vec<f64>)>,
     latencies: BTreeMap<String, Recorder>,
     last: CaseResult,
+    /// Rounds in which other load was seen.
+    disturbed_rounds: u64,
 }
 
 /// The outcome of a plan.
@@ -94,6 +96,31 @@ pub struct Outcome {
     pub targets: Vec<TargetInfo>,
     /// Remarks and disturbances.
     pub notes: Vec<String>,
+}
+
+/// The disturbances of one experiment, summed up.
+#[derive(Default)]
+struct Disturbed {
+    measurements: usize,
+    disturbed: usize,
+    worst: Disturbance,
+}
+
+impl Disturbed {
+    fn add(&mut self, seen: Disturbance) {
+        self.measurements += 1;
+        self.disturbed += usize::from(seen.verdict().is_some());
+        let worst = &mut self.worst;
+        worst.steal_percent = worst.steal_percent.max(seen.steal_percent);
+        worst.other_cpu_percent = worst.other_cpu_percent.max(seen.other_cpu_percent);
+        worst.foreign_bytes_per_s = worst.foreign_bytes_per_s.max(seen.foreign_bytes_per_s);
+    }
+
+    fn note(&self, experiment: &str) -> Option<String> {
+        let worst = self.worst.verdict()?;
+        let (n, of) = (self.disturbed, self.measurements);
+        Some(format!("{experiment}: {n} of {of} measurements were disturbed; at worst {worst}"))
+    }
 }
 
 struct Progress {
@@ -137,6 +164,7 @@ struct Runner<'a> {
     progress: Progress,
     cells: BTreeMap<Key, Cell>,
     order: Vec<Key>,
+    disturbances: BTreeMap<String, Disturbed>,
     out: Outcome,
 }
 
@@ -160,6 +188,7 @@ pub fn run_plan(
         progress: Progress::new(steps as u64),
         cells: BTreeMap::new(),
         order: Vec::new(),
+        disturbances: BTreeMap::new(),
         out: Outcome::default(),
     };
     for experiment in &plan.experiments {
@@ -233,12 +262,14 @@ impl Runner<'_> {
             load::settle(&env)?;
             let watch = DisturbanceWatch::start(&ready.disks);
             let result = experiment.run(&env, case);
-            if let Some(verdict) = watch.stop().verdict() {
-                self.out.notes.push(format!("disturbed: {what}, {label}: {verdict}"));
-            }
+            let seen = watch.stop();
+            let disturbed = seen.verdict().is_some();
+            self.disturbances.entry(experiment.name().to_owned()).or_default().add(seen);
             drop(env);
             match result {
-                Ok(result) => self.keep(experiment.name(), spec, *index, case, result),
+                Ok(result) => {
+                    self.keep(experiment.name(), spec, *index, case, result, disturbed);
+                }
                 Err(LabError::NotOffered(why)) => self.skip(experiment.name(), spec, case, why),
                 Err(e) => return Err(e),
             }
@@ -278,6 +309,7 @@ impl Runner<'_> {
         case_index: usize,
         case: &Case,
         mut result: CaseResult,
+        disturbed: bool,
     ) {
         let key = Key { experiment: experiment.to_owned(), target: spec.name(), case_index };
         if !self.order.contains(&key) {
@@ -294,7 +326,9 @@ impl Runner<'_> {
             metrics: Vec::new(),
             latencies: BTreeMap::new(),
             last: CaseResult::default(),
+            disturbed_rounds: 0,
         });
+        cell.disturbed_rounds += u64::from(disturbed);
         for m in &result.metrics {
             match cell.metrics.iter_mut().find(|have| have.0 == m.name) {
                 Some(have) => have.3.push(m.value),
@@ -312,6 +346,9 @@ impl Runner<'_> {
 
     fn finish(mut self) -> Outcome {
         let mut out = std::mem::take(&mut self.out);
+        for (experiment, seen) in &self.disturbances {
+            out.notes.extend(seen.note(experiment));
+        }
         for key in &self.order {
             let Some(cell) = self.cells.get(key) else { continue };
             let Some(experiment) =
@@ -346,6 +383,7 @@ impl Runner<'_> {
                     base_mode: mode_ratio.map(|_| experiment.base_mode().to_owned()),
                     mode_ratio: mode_ratio.map(|r| r.median),
                     floor_ratio: None,
+                    disturbed_rounds: cell.disturbed_rounds,
                 });
             }
             self.curves_of(key, cell, &mut out);
@@ -358,7 +396,7 @@ impl Runner<'_> {
         cell.metrics.iter().find(|m| m.0 == metric).map(|m| m.3.as_slice())
     }
 
-    /// The cell of the same target with the base mode and the parameters that both have.
+    /// The cell of the same target with the base mode whose parameters this cell has all.
     fn sibling(&self, key: &Key, base_mode: &str) -> Option<Key> {
         let own = self.cells.get(key)?;
         if own.case.mode == base_mode {
@@ -370,9 +408,10 @@ impl Runner<'_> {
             .find(|k| {
                 self.cells.get(k).is_some_and(|c| {
                     c.case.mode == base_mode
-                        && c.case.params.iter().all(|(name, value)| {
-                            own.case.params.get(name).is_none_or(|mine| mine == value)
-                        })
+                        && c.case
+                            .params
+                            .iter()
+                            .all(|(name, value)| own.case.params.get(name) == Some(value))
                 })
             })
             .cloned()

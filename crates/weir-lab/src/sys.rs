@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::path::Path;
 
 fn check(ret: libc::c_long) -> io::Result<usize> {
@@ -169,10 +169,10 @@ pub struct Done {
     /// Bytes, or the error.
     pub result: io::Result<usize>,
     /// The buffer of a read.
-    pub buf: Option<Vec<u8>>,
+    pub buf: Option<AlignedBuf>,
 }
 
-fn done(tag: u64, res: i64, buf: Option<Vec<u8>>) -> Done {
+fn done(tag: u64, res: i64, buf: Option<AlignedBuf>) -> Done {
     let result =
         if res < 0 { Err(io::Error::from_raw_os_error(-res as i32)) } else { Ok(res as usize) };
     Done { tag, result, buf }
@@ -184,7 +184,7 @@ fn done(tag: u64, res: i64, buf: Option<Vec<u8>>) -> Done {
 /// fails or names another file but never touches our memory.
 pub struct Ring {
     ring: io_uring::IoUring,
-    bufs: HashMap<u64, Vec<u8>>,
+    bufs: HashMap<u64, AlignedBuf>,
     in_flight: usize,
 }
 
@@ -227,7 +227,13 @@ impl Ring {
     }
 
     /// Submits a read into a buffer that the ring owns until it is handed back with the completion.
-    pub fn read(&mut self, fd: RawFd, mut buf: Vec<u8>, offset: u64, tag: u64) -> io::Result<()> {
+    pub fn read(
+        &mut self,
+        fd: RawFd,
+        mut buf: AlignedBuf,
+        offset: u64,
+        tag: u64,
+    ) -> io::Result<()> {
         use io_uring::{opcode, types};
         let entry = opcode::Read::new(types::Fd(fd), buf.as_mut_ptr(), buf.len() as u32)
             .offset(offset)
@@ -407,12 +413,6 @@ pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Borrows a raw descriptor that the caller keeps open.
-pub fn dup_file(file: &File) -> io::Result<File> {
-    let fd: BorrowedFd<'_> = std::os::fd::AsFd::as_fd(file);
-    Ok(File::from(fd.try_clone_to_owned()?))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -437,12 +437,13 @@ mod tests {
         let f = scratch("ring");
         let Ok(mut ring) = Ring::new(4) else { return };
         ring.fsync(f.as_raw_fd(), true, Some((0, 4096)), 11).expect("fsync");
-        ring.read(f.as_raw_fd(), vec![0; 4096], 4096, 12).expect("read");
+        ring.read(f.as_raw_fd(), AlignedBuf::new(4096, 0), 4096, 12).expect("read");
         let mut tags = Vec::new();
         while let Some(d) = ring.reap(true).expect("reap") {
             let n = d.result.expect("completes");
             if d.tag == 12 {
-                assert_eq!((n, d.buf), (4096, Some(vec![7_u8; 4096])));
+                assert_eq!(n, 4096);
+                assert!(d.buf.is_some_and(|b| b.iter().all(|&x| x == 7)));
             }
             tags.push(d.tag);
         }

@@ -58,7 +58,7 @@ struct Done {
 }
 
 fn job_bytes(jobs: u64) -> u64 {
-    (TOTAL_FILE_BYTES / jobs.max(1)).clamp(4 << 20, 256 << 20)
+    (TOTAL_FILE_BYTES / jobs.max(1)).clamp(4 << 20, 1 << 30)
 }
 
 struct Job<'a> {
@@ -200,7 +200,7 @@ impl Experiment for FsyncJobs {
         let syncs = merged(all.into_iter().map(|d| d.syncs), Instant::now());
         let mut result = CaseResult::default();
         let seconds = took.as_secs_f64();
-        result.metric("mib_per_s", "MiB/s", bytes as f64 / seconds / 1048576.0, Better::Higher);
+        result.metric("mib_per_s", "MiB/s", bytes as f64 / seconds / 1_048_576.0, Better::Higher);
         result.metric("fsync_per_s", "1/s", syncs.count() as f64 / seconds, Better::Higher);
         result.device_per("fsync", device, syncs.count(), bytes);
         result.latency("fsync", syncs);

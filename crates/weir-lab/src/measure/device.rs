@@ -141,6 +141,8 @@ pub fn disk_of(path: &Path) -> Option<BlockDevice> {
 /// Watches for load that is not ours during one case.
 pub struct DisturbanceWatch {
     started: Instant,
+    /// Our disk and the one its image is on: what the lower has done beyond the upper is foreign.
+    stacked: Option<[(BlockDevice, DeviceCounters); 2]>,
     steal_ticks: u64,
     others_ticks: u64,
     foreign: Vec<(BlockDevice, DeviceCounters)>,
@@ -240,8 +242,14 @@ impl DisturbanceWatch {
                     .collect()
             })
             .unwrap_or_default();
+        let counted = |d: &BlockDevice| Some((d.clone(), d.counters().ok()?));
+        let stacked = match ours {
+            [upper, lower] => counted(upper).zip(counted(lower)).map(|(u, l)| [u, l]),
+            _ => None,
+        };
         DisturbanceWatch {
             started: Instant::now(),
+            stacked,
             steal_ticks: steal,
             others_ticks: busy.saturating_sub(own_ticks() + kernel_thread_ticks()),
             foreign,
@@ -261,6 +269,15 @@ impl DisturbanceWatch {
             .filter_map(|(d, before)| d.counters().ok().map(|now| now.since(*before)))
             .map(|c| c.read_bytes + c.write_bytes)
             .sum();
+        let moved = |(d, before): &(BlockDevice, DeviceCounters)| {
+            let c = d.counters().unwrap_or(*before).since(*before);
+            c.read_bytes + c.write_bytes
+        };
+        let beyond = self
+            .stacked
+            .as_ref()
+            .map_or(0, |[upper, lower]| moved(lower).saturating_sub(moved(upper)));
+        let foreign = foreign + beyond;
         Disturbance {
             steal_percent: percent(steal.saturating_sub(self.steal_ticks)),
             other_cpu_percent: percent(others.saturating_sub(self.others_ticks)),

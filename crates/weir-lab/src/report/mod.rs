@@ -1,5 +1,8 @@
 //! What a run leaves behind: a table, JSON, HTML, and the comparison of two runs.
 
+pub mod compare;
+pub mod html;
 pub mod machine;
 pub mod schema;
+pub mod svg;
 pub mod table;

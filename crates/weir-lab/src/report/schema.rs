@@ -50,8 +50,11 @@ pub struct Row {
     pub base_mode: Option<String>,
     /// Median of this mode's value over the base mode's of the same round.
     pub mode_ratio: Option<f64>,
-    /// The median over the device's or the machine's floor for it, where there is one.
+    /// How many times worse the median is than the floor that the probe found, where there is one.
     pub floor_ratio: Option<f64>,
+    /// Rounds in which other load was seen on the machine.
+    #[serde(default)]
+    pub disturbed_rounds: u64,
 }
 
 impl Row {

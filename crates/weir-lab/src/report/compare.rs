@@ -1,0 +1,119 @@
+//! `weir lab compare OLD NEW`: what changed between two reports, by more than their spread.
+
+use std::collections::BTreeMap;
+
+use super::schema::{Report, Row};
+use super::table::{case_label, figure};
+use crate::experiments::Better;
+
+/// How a metric moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Better, and the ranges of the rounds do not overlap.
+    Better,
+    /// Worse, and the ranges of the rounds do not overlap.
+    Worse,
+    /// Within the spread.
+    Same,
+}
+
+/// One metric in both reports.
+#[derive(Clone, Debug)]
+pub struct Change<'a> {
+    /// The old row.
+    pub old: &'a Row,
+    /// The new row.
+    pub new: &'a Row,
+    /// New median over old median.
+    pub ratio: f64,
+    /// Whether it matters.
+    pub verdict: Verdict,
+}
+
+/// Compares two rows of the same metric.
+pub fn verdict(old: &Row, new: &Row) -> Verdict {
+    let up = new.min > old.max;
+    let down = new.max < old.min;
+    match (new.better, up, down) {
+        (Better::Higher, true, _) | (Better::Lower, _, true) => Verdict::Better,
+        (Better::Higher, _, true) | (Better::Lower, true, _) => Verdict::Worse,
+        _ => Verdict::Same,
+    }
+}
+
+/// The metrics that both reports have.
+pub fn changes<'a>(old: &'a Report, new: &'a Report) -> Vec<Change<'a>> {
+    let before: BTreeMap<_, &Row> = old.results.iter().map(|r| (r.identity(), r)).collect();
+    new.results
+        .iter()
+        .filter_map(|new| {
+            let old = before.get(&new.identity())?;
+            let ratio = if old.median == 0.0 { f64::NAN } else { new.median / old.median };
+            Some(Change { old, new, ratio, verdict: verdict(old, new) })
+        })
+        .collect()
+}
+
+/// The comparison as text, and whether a metric got worse by more than `gate_percent`.
+pub fn render(old: &Report, new: &Report, gate_percent: Option<f64>) -> (String, bool) {
+    let all = changes(old, new);
+    let mut out = String::new();
+    if old.machine != new.machine || old.disk != new.disk {
+        out.push_str("note: different machines or disks: only ratios within a run compare\n");
+    }
+    let mut failed = false;
+    let mut same = 0;
+    for c in &all {
+        if c.verdict == Verdict::Same {
+            same += 1;
+            continue;
+        }
+        let percent = (c.ratio - 1.0) * 100.0;
+        let word = if c.verdict == Verdict::Better { "better" } else { "WORSE" };
+        let beyond = gate_percent.is_some_and(|g| percent.abs() > g);
+        failed |= c.verdict == Verdict::Worse && beyond;
+        out.push_str(&format!(
+            "{word:<6} {} {} on {}: {} {} -> {} ({percent:+.1} %)\n",
+            c.new.experiment,
+            case_label(c.new),
+            c.new.target,
+            c.new.metric,
+            figure(c.old.median),
+            figure(c.new.median),
+        ));
+    }
+    out.push_str(&format!("{} metrics in both reports, {same} within their spread\n", all.len()));
+    (out, failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::probe::Floor;
+
+    fn row(better: Better, min: f64, max: f64) -> Row {
+        let mut floor = Floor::default();
+        floor.figures.push(crate::probe::FloorFigure {
+            metric: "m",
+            unit: "u",
+            value: 1.0,
+            better,
+        });
+        let mut row = floor.rows("t").remove(0);
+        (row.min, row.max, row.median) = (min, max, f64::midpoint(min, max));
+        row
+    }
+
+    #[test]
+    fn only_ranges_that_do_not_overlap_count_as_change() {
+        let old = row(Better::Higher, 10.0, 12.0);
+        assert_eq!(verdict(&old, &row(Better::Higher, 12.5, 13.0)), Verdict::Better);
+        assert_eq!(verdict(&old, &row(Better::Higher, 8.0, 9.0)), Verdict::Worse);
+        assert_eq!(verdict(&old, &row(Better::Higher, 11.0, 19.0)), Verdict::Same);
+        let old = row(Better::Lower, 10.0, 12.0);
+        assert_eq!(verdict(&old, &row(Better::Lower, 12.5, 13.0)), Verdict::Worse);
+        assert_eq!(verdict(&old, &row(Better::Lower, 8.0, 9.0)), Verdict::Better);
+        let old = row(Better::Neither, 1.0, 1.0);
+        assert_eq!(verdict(&old, &row(Better::Neither, 5.0, 5.0)), Verdict::Same);
+    }
+}
