@@ -118,6 +118,7 @@ exercise() {
     sync -f "$WORK"
     free_before=$(df --output=avail -B1 "$WORK" | tail -n 1)
     head -c 64M /dev/urandom >"$WORK/ballast"
+    sync "$WORK/ballast"
     sync -f "$WORK"
     free_with=$(df --output=avail -B1 "$WORK" | tail -n 1)
     ((free_before - free_with > 60000000)) || die "64 MiB written, but df shows $((free_before - free_with)) bytes less"
