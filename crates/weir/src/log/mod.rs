@@ -1,0 +1,518 @@
+//! The log: operations in, frames on the ring, durability out.
+//!
+//! [`Log::append`] puts one operation into the open frame and never waits for I/O. [`Log::commit`]
+//! makes everything up to an LSN durable: the calling thread writes the open frame with one device write
+//! and one flush itself when nobody else is doing so, or waits for whoever is. [`Log::commit_async`]
+//! calls back instead; the log thread, or [`Log::drive`] where there is none, does the work.
+//! The rules of group commit are in [`core`], the ring's geometry in [`ring`], the leader's round
+//! in `writer`, reading the log after a crash in [`replay`].
+//!
+//! **Invariants.** LSNs are dense: one per operation (one per part of a batch), in the order of
+//! `append`. Frames are sealed, placed and written in LSN order, by one leader at a time. An operation
+//! is in one frame; a batch of several parts starts a frame of its own, so that nothing else
+//! depends on frames that replay may have to cut away together.
+//!
+//! **Locks.** `append` (open and sealed frames, ring), then `core` (group commit). Neither is held
+//! over I/O or while a callback runs; both are leaves towards the rest of the engine. The leader's role is not a
+//! lock. [`Log::commit`], [`Log::write_up_to`] and [`Log::drive`] may run other callers' callbacks:
+//! call them without holding a lock that a callback takes.
+
+pub mod core;
+mod op;
+pub mod replay;
+pub mod ring;
+pub mod stats;
+mod tail;
+#[cfg(test)]
+mod tests;
+mod waiter;
+mod writer;
+
+pub use core::Lsn;
+pub use op::OpRecords;
+pub use ring::{AdmissionClass, LogFull, ReplayPoint, Ring};
+pub use stats::{Histogram, HistogramSnapshot, LogStats, LogStatsSnapshot};
+pub use waiter::OnDurable;
+
+use crate::device::{Device, DeviceInfo};
+use crate::format::VolumeId;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::{Arc, Clock, Condvar, JoinHandle, Mutex};
+use crate::{Error, Result};
+use core::{Core, Goal};
+use op::Frame;
+use ring::LiveFrames;
+use std::collections::VecDeque;
+use waiter::Waiter;
+
+/// Queued blocks from which frames are written although nobody waits: 1 MiB.
+const WRITE_OUT_BLOCKS: u64 = 256;
+/// Emptied frames that are kept for their memory.
+const SPARE_FRAMES: usize = 4;
+
+/// Where the log lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LogGeometry {
+    /// Of the volume.
+    pub volume_id: VolumeId,
+    /// First block of the ring.
+    pub log_start_block: u64,
+    /// Blocks of the ring.
+    pub log_blocks: u64,
+    /// Blocks of the volume.
+    pub total_blocks: u64,
+}
+
+/// Where an open log goes on: the end of the log that replay found, under the epoch that the
+/// superblock has published since.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LogStart {
+    /// Place, sequence and chain of the next frame.
+    pub point: ReplayPoint,
+    /// Epoch of all frames from now on.
+    pub epoch: u64,
+    /// LSN of the next operation; all before it are durable.
+    pub next_lsn: Lsn,
+    /// Generation of the checkpoint that will contain the next operations.
+    pub transaction: u64,
+}
+
+/// Room in the ring for operations that will be appended. Dropping it gives the room back.
+#[derive(Debug)]
+#[must_use = "room that is not held is given back at once"]
+pub struct Admission {
+    blocks: u64,
+    ledger: Arc<AtomicU64>,
+}
+
+impl Admission {
+    /// Blocks admitted.
+    pub fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    /// Takes up to `blocks` out into an admission of its own.
+    pub fn split(&mut self, blocks: u64) -> Self {
+        let blocks = blocks.min(self.blocks);
+        self.blocks -= blocks;
+        Self { blocks, ledger: Arc::clone(&self.ledger) }
+    }
+}
+
+impl Drop for Admission {
+    fn drop(&mut self) {
+        self.ledger.fetch_sub(self.blocks, Ordering::AcqRel);
+    }
+}
+
+/// A point between two operations: a frame ends here, and the running transaction with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Boundary {
+    /// The last LSN before the boundary.
+    pub lsn: Lsn,
+}
+
+/// How full the ring is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fill {
+    /// Size of the ring.
+    pub ring_blocks: u64,
+    /// From the oldest live frame to the newest.
+    pub used_blocks: u64,
+    /// In memory, not placed yet.
+    pub queued_blocks: u64,
+    /// Admitted, not appended yet.
+    pub admitted_blocks: u64,
+}
+
+/// What the append lock guards.
+#[derive(Debug)]
+struct Appender {
+    open: Frame,
+    sealed: VecDeque<Frame>,
+    spare: Vec<Frame>,
+    next_lsn: Lsn,
+    transaction: u64,
+    ring: Ring,
+    live: LiveFrames,
+    write_out_asked: bool,
+}
+
+/// What the core lock guards.
+struct Commit {
+    core: Core<Waiter>,
+    shutdown_reason: Option<Error>,
+    /// The log thread waits for `driver_wake`.
+    driver_parked: bool,
+    stopping: bool,
+    /// Threads in [`Log::wait_durable`].
+    watchers: usize,
+}
+
+/// See the module's head.
+pub struct Log {
+    device: Arc<dyn Device>,
+    info: DeviceInfo,
+    clock: Arc<dyn Clock>,
+    geometry: LogGeometry,
+    epoch: u64,
+    append: Mutex<Appender>,
+    commit: Mutex<Commit>,
+    driver_wake: Condvar,
+    durable_changed: Condvar,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    /// A log thread runs: callbacks may be left to it.
+    has_thread: AtomicBool,
+    durable: AtomicU64,
+    last: AtomicU64,
+    shut_down: AtomicBool,
+    admitted: Arc<AtomicU64>,
+    /// Counts data writes that a flush has yet to make durable, and how many a flush has covered.
+    data_written: AtomicU64,
+    data_flushed: AtomicU64,
+    stats: LogStats,
+}
+
+impl std::fmt::Debug for Log {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter
+            .debug_struct("Log")
+            .field("geometry", &self.geometry)
+            .field("last_lsn", &self.last_lsn())
+            .field("durable_lsn", &self.durable_lsn())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Log {
+    /// A log whose ring holds nothing that replay needs, without a thread.
+    pub fn new(
+        device: Arc<dyn Device>,
+        clock: Arc<dyn Clock>,
+        geometry: LogGeometry,
+        start: &LogStart,
+    ) -> Self {
+        let ring = Ring::new(geometry.log_blocks, start.point.position_blocks);
+        let live = LiveFrames::new(&start.point, &ring);
+        let durable = start.next_lsn.saturating_sub(1);
+        let appender = Appender {
+            open: Frame::default(),
+            sealed: VecDeque::new(),
+            spare: Vec::new(),
+            next_lsn: durable + 1,
+            transaction: start.transaction,
+            ring,
+            live,
+            write_out_asked: false,
+        };
+        let commit = Commit {
+            core: Core::new(durable),
+            shutdown_reason: None,
+            driver_parked: false,
+            stopping: false,
+            watchers: 0,
+        };
+        Self {
+            info: device.info(),
+            device,
+            clock,
+            geometry,
+            epoch: start.epoch,
+            append: Mutex::new(appender),
+            commit: Mutex::new(commit),
+            driver_wake: Condvar::new(),
+            durable_changed: Condvar::new(),
+            thread: Mutex::new(None),
+            has_thread: AtomicBool::new(false),
+            durable: AtomicU64::new(durable),
+            last: AtomicU64::new(durable),
+            shut_down: AtomicBool::new(false),
+            admitted: Arc::new(AtomicU64::new(0)),
+            data_written: AtomicU64::new(0),
+            data_flushed: AtomicU64::new(0),
+            stats: LogStats::default(),
+        }
+    }
+
+    /// Most blocks of one operation, header and records included.
+    pub fn max_operation_blocks(&self) -> u64 {
+        Ring::max_frame_blocks(self.geometry.log_blocks)
+    }
+
+    /// Room for operations of `blocks` in all, each counted by [`OpRecords::blocks`].
+    ///
+    /// # Errors
+    /// The class has filled its part of the ring: a checkpoint has to release some first.
+    pub fn admit(
+        &self,
+        blocks: u64,
+        class: AdmissionClass,
+    ) -> std::result::Result<Admission, LogFull> {
+        // The lock makes check and addition one; giving back needs none.
+        let append = self.append.lock();
+        append.ring.admissible(blocks, self.admitted.load(Ordering::Acquire), class)?;
+        self.admitted.fetch_add(blocks, Ordering::AcqRel);
+        drop(append);
+        Ok(Admission { blocks, ledger: Arc::clone(&self.admitted) })
+    }
+
+    /// Appends one operation and returns its LSN. Empties `op`. Never waits for I/O.
+    ///
+    /// # Errors
+    /// The log is shut down; or the operation is empty, larger than a frame or than its admission: then
+    /// nothing was appended and `op` is unchanged.
+    pub fn append(&self, op: &mut OpRecords, admission: Admission) -> Result<Lsn> {
+        self.append_batch(std::slice::from_mut(op), admission)
+    }
+
+    /// Appends an operation too large for a frame, in parts, each of which fits into one. Replay finds all of it or
+    /// nothing. Returns the LSN of the last part.
+    ///
+    /// # Errors
+    /// As [`Log::append`].
+    pub fn append_batch(&self, parts: &mut [OpRecords], admission: Admission) -> Result<Lsn> {
+        if self.shut_down.load(Ordering::Acquire) {
+            return Err(self.shutdown_error());
+        }
+        let max = self.max_operation_blocks();
+        let mut blocks = 0;
+        for part in &*parts {
+            if part.is_empty() || part.blocks() > max {
+                return Err(Error::Invalid("log operation: empty or larger than a frame"));
+            }
+            blocks += part.blocks();
+        }
+        if parts.is_empty() || blocks > admission.blocks {
+            return Err(Error::Invalid("log operation: larger than its admission"));
+        }
+        let count = parts.len();
+        let mut append = self.append.lock();
+        if count > 1 {
+            append.seal_open();
+        }
+        for (index, part) in parts.iter_mut().enumerate() {
+            append.add(part, max);
+            if index + 1 < count {
+                append.open.continues = true;
+                append.seal_open();
+            }
+        }
+        let lsn = append.next_lsn - 1;
+        self.last.store(lsn, Ordering::Release);
+        // Under the lock, so that the blocks are never counted neither as admitted nor as queued.
+        drop(admission);
+        let write_out = append.asks_for_write_out();
+        drop(append);
+        stats::add(&self.stats.operations, count as u64);
+        if write_out {
+            self.request_write_out();
+        }
+        Ok(lsn)
+    }
+
+    /// Ends the open frame and the running transaction: later operations belong to the checkpoint
+    /// `next_transaction`. Microseconds, no I/O.
+    pub fn seal(&self, next_transaction: u64) -> Boundary {
+        let mut append = self.append.lock();
+        append.seal_open();
+        append.transaction = next_transaction;
+        Boundary { lsn: append.next_lsn - 1 }
+    }
+
+    /// Waits until everything up to `lsn` is durable, doing the work if nobody else is.
+    ///
+    /// # Errors
+    /// The log is shut down.
+    pub fn commit(&self, lsn: Lsn) -> Result<()> {
+        if lsn <= self.durable_lsn() {
+            stats::add(&self.stats.commits_found_durable, 1);
+            return Ok(());
+        }
+        self.reach(Goal::Durable(lsn.min(self.last_lsn())))
+    }
+
+    /// Calls `on_durable` once everything up to `lsn` is durable, or with the error once that cannot happen. The
+    /// call comes from the log thread, a caller in [`Log::commit`], or [`Log::drive`]; never from
+    /// within this function. Never waits for I/O.
+    pub fn commit_async(&self, lsn: Lsn, on_durable: OnDurable) {
+        // An LSN that does not exist yet would make the driver lead rounds in vain.
+        let lsn = lsn.min(self.last_lsn());
+        let waiter = Waiter::callback(on_durable, self.clock.monotonic_ns());
+        let mut commit = self.commit.lock();
+        let wake = commit.core.arrive_callback(lsn, waiter);
+        self.wake_driver_if(wake, &commit);
+    }
+
+    /// Waits until the frames up to `lsn` are on the device, perhaps in its volatile cache.
+    ///
+    /// # Errors
+    /// The log is shut down.
+    pub fn write_up_to(&self, lsn: Lsn) -> Result<()> {
+        self.reach(Goal::Written(lsn.min(self.last_lsn())))
+    }
+
+    /// Everything up to here is durable.
+    pub fn durable_lsn(&self) -> Lsn {
+        self.durable.load(Ordering::Acquire)
+    }
+
+    /// LSN of the last operation appended.
+    pub fn last_lsn(&self) -> Lsn {
+        self.last.load(Ordering::Acquire)
+    }
+
+    /// Watches until `lsn` is durable, without asking for it. False when `timeout_us` passed first. Without a
+    /// log thread it does the asynchronous work there is and then answers at once.
+    ///
+    /// # Errors
+    /// The log is shut down and `lsn` is not durable.
+    pub fn wait_durable(&self, lsn: Lsn, timeout_us: Option<u64>) -> Result<bool> {
+        let threaded = self.has_thread.load(Ordering::Acquire);
+        while !threaded && self.durable_lsn() < lsn && self.drive() {}
+        let deadline =
+            timeout_us.map(|us| self.clock.monotonic_ns().saturating_add(us.saturating_mul(1000)));
+        let mut commit = self.commit.lock();
+        loop {
+            if commit.core.durable() >= lsn {
+                return Ok(true);
+            }
+            if let Some(reason) = &commit.shutdown_reason {
+                return Err(reason.clone());
+            }
+            let now = self.clock.monotonic_ns();
+            if !threaded || deadline.is_some_and(|deadline| now >= deadline) {
+                return Ok(false);
+            }
+            commit.watchers += 1;
+            match deadline {
+                Some(deadline) => {
+                    let left_us = (deadline - now).div_ceil(1000);
+                    crate::sync::wait_for(&self.durable_changed, &mut commit, left_us);
+                }
+                None => self.durable_changed.wait(&mut commit),
+            }
+            commit.watchers -= 1;
+        }
+    }
+
+    /// Data was written past the log since the last flush: the next commit needs a real flush. Call it
+    /// after the write completed and before the operation that names the blocks is appended.
+    pub fn note_data_written(&self) {
+        self.data_written.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Where replay has to start to see `lsn`: its frame, or where the next frame will be when
+    /// the frame is not written yet. Released LSNs give the oldest live frame.
+    pub fn replay_point(&self, lsn: Lsn) -> ReplayPoint {
+        let append = self.append.lock();
+        append.live.replay_point(lsn, &append.ring)
+    }
+
+    /// Replay will never start before `point` again: the durable superblock says so.
+    pub fn release_before(&self, point: &ReplayPoint) {
+        let mut append = self.append.lock();
+        let Appender { live, ring, .. } = &mut *append;
+        live.release_before(point, ring);
+    }
+
+    /// How full the ring is.
+    pub fn fill(&self) -> Fill {
+        let append = self.append.lock();
+        Fill {
+            ring_blocks: append.ring.blocks(),
+            used_blocks: append.ring.used_blocks(),
+            queued_blocks: append.ring.queued_blocks(),
+            admitted_blocks: self.admitted.load(Ordering::Acquire),
+        }
+    }
+
+    /// Counters and histograms.
+    pub fn stats(&self) -> &LogStats {
+        &self.stats
+    }
+
+    /// Callbacks that were not called yet.
+    pub fn callbacks_pending(&self) -> usize {
+        self.commit.lock().core.callbacks_pending()
+    }
+
+    /// Why the log is shut down, if it is.
+    pub fn shutdown_reason(&self) -> Option<Error> {
+        self.commit.lock().shutdown_reason.clone()
+    }
+
+    /// Starts the log thread, which does the asynchronous work until [`Log::stop`].
+    ///
+    /// # Errors
+    /// The system has no thread to give.
+    pub fn start_thread(self: &Arc<Self>) -> Result<()> {
+        let mut thread = self.thread.lock();
+        if thread.is_some() {
+            return Ok(());
+        }
+        self.commit.lock().stopping = false;
+        let log = Arc::clone(self);
+        *thread = Some(crate::sync::spawn("weir-log", move || log.run())?);
+        self.has_thread.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Ends the log thread after the asynchronous work there is. Call it before dropping the last
+    /// handle: the thread holds one too.
+    pub fn stop(&self) {
+        let Some(thread) = self.thread.lock().take() else { return };
+        self.has_thread.store(false, Ordering::Release);
+        let mut commit = self.commit.lock();
+        commit.stopping = true;
+        self.driver_wake.notify_all();
+        self.durable_changed.notify_all();
+        drop(commit);
+        // A log thread that panicked has already reported itself on stderr.
+        let _ = thread.join();
+        while self.drive() {}
+    }
+}
+
+impl Appender {
+    /// Adds one operation that fits into a frame of `max` blocks, sealing the open one when it is full.
+    fn add(&mut self, op: &mut OpRecords, max: u64) {
+        if !self.open.is_empty() && self.open.blocks_with(op) > max {
+            self.seal_open();
+        }
+        let before = self.open.blocks();
+        self.open.add(op, self.next_lsn, self.transaction);
+        self.ring.queue(self.open.blocks() - before);
+        self.next_lsn += 1;
+    }
+
+    fn seal_open(&mut self) {
+        if !self.open.is_empty() {
+            let fresh = self.spare.pop().unwrap_or_default();
+            self.sealed.push_back(std::mem::replace(&mut self.open, fresh));
+        }
+    }
+
+    /// Everything appended so far, as frames to be written.
+    fn take_group(&mut self) -> VecDeque<Frame> {
+        self.seal_open();
+        self.write_out_asked = false;
+        std::mem::take(&mut self.sealed)
+    }
+
+    /// Takes a written group back for its memory.
+    fn recycle(&mut self, mut group: VecDeque<Frame>) {
+        let room = SPARE_FRAMES - self.spare.len().min(SPARE_FRAMES);
+        self.spare.extend(group.drain(..).take(room));
+        if self.sealed.is_empty() {
+            self.sealed = group;
+        }
+    }
+
+    /// True once when the queue grows over the limit.
+    fn asks_for_write_out(&mut self) -> bool {
+        let limit = WRITE_OUT_BLOCKS.min(self.ring.blocks() / 8);
+        let asks = self.ring.queued_blocks() > limit && !self.write_out_asked;
+        self.write_out_asked |= asks;
+        asks
+    }
+}

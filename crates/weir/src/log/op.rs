@@ -1,0 +1,258 @@
+//! [`OpRecords`]: the records of one operation, with the pages that travel with them; and the
+//! frame under construction that takes whole operations.
+
+use super::core::Lsn;
+use crate::cache::page::PageRef;
+use crate::device::buffer::AlignedBuf;
+use crate::format::frame::{FRAME_HEADER_BYTES, meta_blocks};
+use crate::format::record::{Checksums, PAYLOAD_INDEX_OFFSET, Record};
+use crate::format::{FormatError, Key};
+
+/// Largest buffer of a written frame that is kept for the next.
+const SPARE_FRAME_BYTES: usize = 1 << 20;
+
+/// The records of one operation: it is replayed as a whole or not at all. Reusable: [`super::Log::append`]
+/// leaves it empty, with its memory.
+#[derive(Debug, Default)]
+pub struct OpRecords {
+    bytes: Vec<u8>,
+    record_count: u32,
+    /// Where in `bytes` the payload indices are; they count from 0 until `append` knows the frame.
+    index_fields: Vec<u32>,
+    payloads: Vec<PageRef>,
+}
+
+impl OpRecords {
+    /// No records.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds any record but `payload`, which needs its page: see [`OpRecords::payload`].
+    ///
+    /// # Errors
+    /// A value longer than an item may be, or a payload record.
+    pub fn push(&mut self, record: &Record<'_>) -> Result<(), FormatError> {
+        if matches!(record, Record::Payload { .. }) {
+            return Err(FormatError::new("record", "a payload record needs its page"));
+        }
+        self.record_count += record.encode(&mut self.bytes)?;
+        Ok(())
+    }
+
+    /// The item now has this value.
+    ///
+    /// # Errors
+    /// The value is longer than an item may be.
+    pub fn put(&mut self, key: Key, value: &[u8]) -> Result<(), FormatError> {
+        self.push(&Record::Put { key, value })
+    }
+
+    /// The item is gone.
+    pub fn delete(&mut self, key: Key) {
+        self.push_valid(&Record::Delete { key });
+    }
+
+    /// The blocks are in use.
+    pub fn alloc(&mut self, block: u64, length_blocks: u32) {
+        self.push_valid(&Record::Alloc { block, length_blocks });
+    }
+
+    /// The blocks are free once the checkpoint is durable.
+    pub fn free(&mut self, block: u64, length_blocks: u32) {
+        self.push_valid(&Record::Free { block, length_blocks });
+    }
+
+    /// The blocks from `block` on were written and must hold this.
+    pub fn wrote(&mut self, block: u64, checksums: &[u32]) {
+        self.push_valid(&Record::Wrote { block, checksums: Checksums::Values(checksums) });
+    }
+
+    /// The logged page was written home in place.
+    pub fn home(&mut self, inode: u64, file_block: u64, block: u64, checksum: u32) {
+        self.push_valid(&Record::Home { inode, file_block, block, checksum });
+    }
+
+    /// Inode numbers below this are used.
+    pub fn next_inode(&mut self, next_inode: u64) {
+        self.push_valid(&Record::NextInode { next_inode });
+    }
+
+    /// The page's content travels in the frame; `checksum` is its crc32c.
+    pub fn payload(
+        &mut self,
+        inode: u64,
+        file_block: u64,
+        home_block: u64,
+        checksum: u32,
+        page: PageRef,
+    ) {
+        let field = self.bytes.len() + PAYLOAD_INDEX_OFFSET;
+        let index = self.payloads.len() as u32;
+        let record = Record::Payload { inode, file_block, home_block, index, checksum };
+        self.push_valid_any(&record);
+        self.index_fields.push(field as u32);
+        self.payloads.push(page);
+    }
+
+    fn push_valid(&mut self, record: &Record<'_>) {
+        debug_assert!(!matches!(record, Record::Payload { .. }));
+        self.push_valid_any(record);
+    }
+
+    /// Adds a record of a kind whose encoding cannot fail.
+    fn push_valid_any(&mut self, record: &Record<'_>) {
+        match record.encode(&mut self.bytes) {
+            Ok(count) => self.record_count += count,
+            Err(error) => unreachable!("only `put` can be too long: {error}"),
+        }
+    }
+
+    /// True when there is no record.
+    pub fn is_empty(&self) -> bool {
+        self.record_count == 0
+    }
+
+    /// Bytes of the encoded records.
+    pub fn record_bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Pages that travel along.
+    pub fn payload_blocks(&self) -> u64 {
+        self.payloads.len() as u64
+    }
+
+    /// Blocks of a frame that holds this operation alone: what has to be admitted.
+    pub fn blocks(&self) -> u64 {
+        Self::blocks_for(self.bytes.len(), self.payload_blocks())
+    }
+
+    /// Blocks of a frame that holds `record_bytes` of records and `payload_blocks` pages.
+    pub const fn blocks_for(record_bytes: usize, payload_blocks: u64) -> u64 {
+        meta_blocks(FRAME_HEADER_BYTES + record_bytes) + payload_blocks
+    }
+
+    /// Forgets everything, keeps the memory.
+    pub fn clear(&mut self) {
+        self.bytes.clear();
+        self.record_count = 0;
+        self.index_fields.clear();
+        self.payloads.clear();
+    }
+}
+
+/// A frame under construction, or sealed and waiting to be written.
+#[derive(Debug, Default)]
+pub(super) struct Frame {
+    /// Room for the header, then the records.
+    pub meta: AlignedBuf,
+    pub payloads: Vec<PageRef>,
+    pub record_count: u32,
+    pub first_lsn: Lsn,
+    pub last_lsn: Lsn,
+    pub transaction: u64,
+    /// The batch goes on in the next frame.
+    pub continues: bool,
+}
+
+impl Frame {
+    /// No operation was added yet.
+    pub fn is_empty(&self) -> bool {
+        self.record_count == 0
+    }
+
+    /// Blocks of the frame as it is; an empty one will not be written.
+    pub fn blocks(&self) -> u64 {
+        meta_blocks(self.meta.len()) + self.payloads.len() as u64
+    }
+
+    /// Blocks of the frame with `op` added.
+    pub fn blocks_with(&self, op: &OpRecords) -> u64 {
+        let meta = self.meta.len().max(FRAME_HEADER_BYTES) + op.bytes.len();
+        meta_blocks(meta) + self.payloads.len() as u64 + op.payload_blocks()
+    }
+
+    /// Adds the operation with its number, and empties `op`.
+    pub fn add(&mut self, op: &mut OpRecords, lsn: Lsn, transaction: u64) {
+        if self.is_empty() {
+            self.meta.resize_zeroed(FRAME_HEADER_BYTES);
+            self.first_lsn = lsn;
+            self.transaction = transaction;
+        }
+        let start = self.meta.len();
+        self.meta.extend_from_slice(&op.bytes);
+        let base = self.payloads.len() as u32;
+        if base > 0 {
+            for &field in &op.index_fields {
+                shift_index(&mut self.meta[start + field as usize..], base);
+            }
+        }
+        self.payloads.append(&mut op.payloads);
+        self.record_count += op.record_count;
+        self.last_lsn = lsn;
+        op.clear();
+    }
+
+    /// Makes the frame empty, keeping its memory. False when that is too much to keep.
+    pub fn recycle(&mut self) -> bool {
+        self.meta.clear();
+        self.payloads.clear();
+        self.record_count = 0;
+        self.continues = false;
+        self.meta.capacity() <= SPARE_FRAME_BYTES
+    }
+}
+
+/// Adds `base` to the little-endian index at the start of `bytes`.
+fn shift_index(bytes: &mut [u8], base: u32) {
+    if let Some(field) = bytes.first_chunk_mut::<4>() {
+        *field = (u32::from_le_bytes(*field) + base).to_le_bytes();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::page::PagePool;
+    use crate::format::record::Records;
+
+    #[test]
+    fn payload_indices_count_through_the_operations_of_a_frame() {
+        let pool = PagePool::new(64 * 4096);
+        let mut frame = Frame::default();
+        let mut op = OpRecords::new();
+        for lsn in 1..=4 {
+            op.delete(Key::inode(lsn));
+            for page in 0..lsn {
+                let page_ref = pool.alloc_zeroed().unwrap().freeze();
+                op.payload(lsn, page, 0, 0, page_ref);
+            }
+            let expected = frame.blocks_with(&op);
+            frame.add(&mut op, lsn, 1);
+            assert_eq!(frame.blocks(), expected);
+            assert!(op.is_empty() && op.payload_blocks() == 0);
+        }
+        let indices: Vec<u32> = Records::new(&frame.meta[FRAME_HEADER_BYTES..])
+            .filter_map(|record| match record.unwrap() {
+                Record::Payload { index, .. } => Some(index),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(indices, (0..10).collect::<Vec<u32>>());
+        assert_eq!((frame.first_lsn, frame.last_lsn, frame.record_count), (1, 4, 14));
+    }
+
+    #[test]
+    fn frames_of_operations_never_need_more_than_the_operations_alone() {
+        let mut frame = Frame::default();
+        let mut op = OpRecords::new();
+        let mut admitted = 0;
+        for size in (0..4000).step_by(333) {
+            op.put(Key::inode(1), &vec![0; size]).unwrap();
+            admitted += op.blocks();
+            frame.add(&mut op, 1, 1);
+            assert!(frame.blocks() <= admitted);
+        }
+    }
+}

@@ -1,0 +1,444 @@
+//! Reading the log after a crash: which frames of the ring are the log, and what they say.
+//!
+//! [`recover`] scans the ring from the place the superblock names, in large sequential reads, keeps
+//! only the places of accepted frames in memory, proves the unflushed tail (`docs/FORMAT.md`,
+//! "What replay does", 1 to 4) and answers where the log ends. [`Recovered::replay`] then reads the
+//! accepted frames again and hands each to a visitor. Nothing is written.
+//!
+//! A device error is an error: only content that does not match ends or cuts the log. Otherwise a
+//! cable that was loose for a moment would cost acknowledged operations.
+
+use super::core::Lsn;
+use super::ring::{ReplayPoint, Ring};
+use super::tail::{Expectations, cut};
+use super::{LogGeometry, LogStart};
+use crate::device::buffer::AlignedBuf;
+use crate::device::{Device, IoClass};
+use crate::format::frame::{FrameHeader, RETRY_WINDOW_BLOCKS};
+use crate::format::record::{Record, Records};
+use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64, checksum};
+use crate::{Error, Result};
+
+/// First read of the ring; each further one is four times as large, up to [`LARGEST_READ_BLOCKS`].
+const FIRST_READ_BLOCKS: u64 = 16;
+/// 4 MiB.
+const LARGEST_READ_BLOCKS: u64 = 1024;
+/// Blocks of data read at once to prove the tail: 1 MiB.
+const PROOF_READ_BLOCKS: u64 = 256;
+
+/// What the superblock and the root say about the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReplayStart {
+    /// Where replay starts.
+    pub point: ReplayPoint,
+    /// The superblock's `log_epoch`.
+    pub epoch: u64,
+    /// Frames from this sequence on must carry `epoch`.
+    pub epoch_first_sequence: u64,
+    /// Everything up to here was durable.
+    pub durable_lsn: Lsn,
+    /// LSN of the next operation if the log holds none: one more than the checkpoint's.
+    pub next_lsn: Lsn,
+}
+
+/// How far the scan is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// Blocks read so far.
+    pub read_blocks: u64,
+    /// Blocks of the ring: about the most that will be read.
+    pub ring_blocks: u64,
+}
+
+/// A frame of the log.
+#[derive(Debug, Clone, Copy)]
+struct Accepted {
+    position: u64,
+    total_blocks: u64,
+    last_lsn: Lsn,
+    digest: u64,
+    continues: bool,
+}
+
+/// What [`recover`] found.
+#[derive(Debug)]
+pub struct Recovered {
+    geometry: LogGeometry,
+    start: ReplayStart,
+    frames: Vec<Accepted>,
+    /// Where the next frame of the log belongs.
+    pub end: ReplayPoint,
+    /// LSN of the next operation.
+    pub next_lsn: Lsn,
+    /// What superblock and accepted frames say was durable.
+    pub durable_lsn: Lsn,
+    /// Valid frames that were cut away because data they describe, or the rest of their batch,
+    /// had not reached the device.
+    pub frames_cut: usize,
+}
+
+/// A frame on its way to the visitor.
+#[derive(Debug)]
+pub struct ReplayFrame<'a> {
+    /// Its header.
+    pub header: FrameHeader,
+    bytes: &'a [u8],
+}
+
+impl<'a> ReplayFrame<'a> {
+    /// The records in order.
+    pub fn records(&self) -> Records<'a> {
+        Records::new(self.header.records(self.bytes))
+    }
+
+    /// Payload block `index`.
+    pub fn payload(&self, index: u32) -> Option<&'a [u8]> {
+        self.header.payload(self.bytes, index)
+    }
+}
+
+/// Reads runs of the ring through a window that slides forward.
+struct RingReader<'a> {
+    device: &'a dyn Device,
+    geometry: LogGeometry,
+    window: AlignedBuf,
+    start: u64,
+    next_read: u64,
+    read_blocks: u64,
+    progress: &'a mut dyn FnMut(Progress),
+}
+
+impl<'a> RingReader<'a> {
+    fn new(
+        device: &'a dyn Device,
+        geometry: LogGeometry,
+        progress: &'a mut dyn FnMut(Progress),
+    ) -> Self {
+        let window = AlignedBuf::new();
+        let next_read = FIRST_READ_BLOCKS;
+        Self { device, geometry, window, start: 0, next_read, read_blocks: 0, progress }
+    }
+
+    fn window_end(&self) -> u64 {
+        self.start + (self.window.len() / BLOCK_BYTES) as u64
+    }
+
+    /// The `blocks` blocks from `position` on; the caller knows that the ring has them.
+    fn get(&mut self, position: u64, blocks: u64) -> Result<&[u8]> {
+        if position < self.start || position + blocks > self.window_end() {
+            self.slide(position, blocks)?;
+        }
+        let from = (position - self.start) as usize * BLOCK_BYTES;
+        self.window
+            .get(from..from + blocks as usize * BLOCK_BYTES)
+            .ok_or_else(|| Error::Corrupt("log: a frame reaches beyond the ring".to_owned()))
+    }
+
+    /// Moves the window to `position`, keeping what it has of that.
+    fn slide(&mut self, position: u64, blocks: u64) -> Result<()> {
+        let mut kept = 0;
+        if position >= self.start && position < self.window_end() {
+            let from = (position - self.start) as usize * BLOCK_BYTES;
+            kept = self.window.len() - from;
+            self.window.copy_within(from.., 0);
+        }
+        let kept_blocks = (kept / BLOCK_BYTES) as u64;
+        let ring_left = self.geometry.log_blocks.saturating_sub(position + kept_blocks);
+        let wanted = blocks.saturating_sub(kept_blocks).max(self.next_read).min(ring_left);
+        self.next_read = (self.next_read * 4).min(LARGEST_READ_BLOCKS);
+        self.window.truncate(kept);
+        self.window.resize_zeroed(kept + wanted as usize * BLOCK_BYTES);
+        self.start = position;
+        let place = self.geometry.log_start_block + position + kept_blocks;
+        let result = self.device.read(
+            place * BLOCK_BYTES_U64,
+            &mut [&mut self.window[kept..]],
+            IoClass::SyncRead,
+        );
+        if result.is_err() {
+            self.window.clear();
+        }
+        result?;
+        self.read_blocks += wanted;
+        let ring_blocks = self.geometry.log_blocks;
+        (self.progress)(Progress { read_blocks: self.read_blocks, ring_blocks });
+        Ok(())
+    }
+}
+
+/// Places where the frame after one that ends at `end` may start, most likely first: there, up to 192
+/// blocks further on, and the same from place 0.
+fn candidates(end: u64, ring_blocks: u64) -> impl Iterator<Item = u64> {
+    let window = RETRY_WINDOW_BLOCKS + 1;
+    let here = end..ring_blocks.min(end.saturating_add(window));
+    here.chain(0..window.min(end).min(ring_blocks))
+}
+
+struct Scan<'a> {
+    reader: RingReader<'a>,
+    geometry: LogGeometry,
+    start: ReplayStart,
+    frames: Vec<Accepted>,
+    expectations: Expectations,
+    durable: Lsn,
+}
+
+/// A frame that was found, and which of the candidates it was.
+struct Found {
+    candidate: usize,
+    accepted: Accepted,
+    durable_lsn: Lsn,
+}
+
+impl Scan<'_> {
+    /// State after the first `count` accepted frames.
+    fn point_after(&self, count: usize) -> ReplayPoint {
+        point_after(&self.frames, count, &self.start)
+    }
+
+    /// Searches the candidates from the `skip`-th on for the frame that continues at `point`.
+    fn find(&mut self, point: &ReplayPoint, skip: usize) -> Result<Option<Found>> {
+        let places = candidates(point.position_blocks, self.geometry.log_blocks);
+        for (candidate, position) in places.enumerate().skip(skip) {
+            if let Some((accepted, durable_lsn)) = self.accept(point, position)? {
+                return Ok(Some(Found { candidate, accepted, durable_lsn }));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The frame at `position`, if it is the one that continues at `point` and whole.
+    fn accept(&mut self, point: &ReplayPoint, position: u64) -> Result<Option<(Accepted, Lsn)>> {
+        let Some(header) = FrameHeader::peek(self.reader.get(position, 1)?) else {
+            return Ok(None);
+        };
+        let epoch_holds = if point.sequence >= self.start.epoch_first_sequence {
+            header.epoch == self.start.epoch
+        } else {
+            header.epoch < self.start.epoch
+        };
+        let total_blocks = header.total_blocks();
+        let belongs = header.volume_id == self.geometry.volume_id
+            && header.sequence == point.sequence
+            && header.prev_digest == point.prev_digest
+            && header.ring_position_blocks == position
+            && total_blocks <= Ring::max_frame_blocks(self.geometry.log_blocks)
+            && position + total_blocks <= self.geometry.log_blocks
+            && epoch_holds;
+        if !belongs {
+            return Ok(None);
+        }
+        let frame = self.reader.get(position, total_blocks)?;
+        let Some(digest) = header.verify(frame) else { return Ok(None) };
+        if !payloads_match(&header, frame)? {
+            return Ok(None);
+        }
+        let accepted = Accepted {
+            position,
+            total_blocks,
+            last_lsn: header.last_lsn,
+            digest,
+            continues: header.continues,
+        };
+        Ok(Some((accepted, header.durable_lsn)))
+    }
+
+    /// Follows the chain to its end.
+    fn follow(&mut self) -> Result<()> {
+        let mut last_candidate = 0;
+        loop {
+            let point = self.point_after(self.frames.len());
+            let mut found = self.find(&point, 0)?;
+            if found.is_none() {
+                found = self.find_after_other_copy(last_candidate)?;
+            }
+            let Some(found) = found else { return Ok(()) };
+            last_candidate = found.candidate;
+            self.push(&found)?;
+        }
+    }
+
+    /// A write that was reported as failed may have reached the device all the same. Then the frame exists
+    /// twice and the log continues from the later copy: looks for one that has a successor, and
+    /// puts it in the place of the last frame accepted.
+    fn find_after_other_copy(&mut self, last_candidate: usize) -> Result<Option<Found>> {
+        let Some(before_last) = self.frames.len().checked_sub(1) else { return Ok(None) };
+        let point = self.point_after(before_last);
+        let mut skip = last_candidate + 1;
+        while let Some(other) = self.find(&point, skip)? {
+            let first = std::mem::replace(&mut self.frames[before_last], other.accepted);
+            let after = self.point_after(before_last + 1);
+            if let Some(found) = self.find(&after, 0)? {
+                return Ok(Some(found));
+            }
+            self.frames[before_last] = first;
+            skip = other.candidate + 1;
+        }
+        Ok(None)
+    }
+
+    /// Takes a frame into the log.
+    fn push(&mut self, found: &Found) -> Result<()> {
+        let Accepted { position, total_blocks, last_lsn, .. } = found.accepted;
+        let index = self.frames.len() as u64;
+        let total = self.geometry.total_blocks;
+        self.durable = self.durable.max(found.durable_lsn);
+        if last_lsn > self.durable {
+            let frame = self.reader.get(position, total_blocks)?;
+            let header = FrameHeader::peek(frame).ok_or_else(changed)?;
+            for (number, record) in Records::new(header.records(frame)).enumerate() {
+                self.expectations.add(&record?, index, number as u64, total).map_err(|_| {
+                    Error::Corrupt("log: a record names a block outside of the volume".to_owned())
+                })?;
+            }
+            self.expectations.end_frame(index, last_lsn);
+        }
+        self.expectations.forget_durable(self.durable);
+        self.frames.push(found.accepted);
+        Ok(())
+    }
+
+    /// How many of the accepted frames the log keeps.
+    fn prove_tail(&mut self) -> Result<usize> {
+        let checks = self.expectations.sorted_checks();
+        let mut holds = Vec::with_capacity(checks.len());
+        let mut buffer = AlignedBuf::new();
+        let mut from = 0;
+        while from < checks.len() {
+            // One read covers a run of neighbouring blocks.
+            let first = checks[from].block;
+            let run = checks[from..].iter().zip(checks[from..].iter().skip(1)).take_while(
+                |(check, next)| {
+                    next.block - check.block <= 1 && next.block - first < PROOF_READ_BLOCKS
+                },
+            );
+            let until = from + run.count() + 1;
+            let blocks = checks[until - 1].block - first + 1;
+            buffer.clear();
+            buffer.resize_zeroed(blocks as usize * BLOCK_BYTES);
+            let place = first * BLOCK_BYTES_U64;
+            self.reader.device.read(place, &mut [&mut buffer], IoClass::SyncRead)?;
+            let sums: Vec<u32> = buffer.chunks_exact(BLOCK_BYTES).map(checksum).collect();
+            let run = checks[from..until].iter();
+            holds.extend(run.map(|c| sums.get((c.block - first) as usize) == Some(&c.checksum)));
+            from = until;
+        }
+        let forbidden = self.expectations.forbidden(&holds);
+        let frames = &self.frames;
+        Ok(cut(0, frames.len(), &forbidden, |index| !frames[index].continues))
+    }
+}
+
+/// A frame reads differently than a moment ago.
+fn changed() -> Error {
+    Error::Corrupt("log: a frame changed while it was read".to_owned())
+}
+
+fn point_after(frames: &[Accepted], count: usize, start: &ReplayStart) -> ReplayPoint {
+    count.checked_sub(1).and_then(|last| frames.get(last)).map_or(start.point, |last| ReplayPoint {
+        position_blocks: last.position + last.total_blocks,
+        sequence: start.point.sequence.saturating_add(count as u64),
+        prev_digest: last.digest,
+    })
+}
+
+/// Whether every payload block is what its record says. Records that cannot be decoded under a
+/// checksum that holds were never written by a log: that is corruption, not the end of the log.
+fn payloads_match(header: &FrameHeader, frame: &[u8]) -> Result<bool> {
+    for record in Records::new(header.records(frame)) {
+        if let Record::Payload { index, checksum: wanted, .. } = record? {
+            let Some(block) = header.payload(frame, index) else {
+                return Err(Error::Corrupt("log: payload index outside of the frame".to_owned()));
+            };
+            if checksum(block) != wanted {
+                return Ok(false);
+            }
+        }
+    }
+    Ok(true)
+}
+
+/// Finds the log on the ring. See the module's head.
+///
+/// # Errors
+/// The device failed, or a frame is intact but makes no sense.
+pub fn recover(
+    device: &dyn Device,
+    geometry: &LogGeometry,
+    start: &ReplayStart,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Recovered> {
+    if start.point.position_blocks > geometry.log_blocks {
+        return Err(Error::Corrupt("superblock: replay starts outside of the log".to_owned()));
+    }
+    let mut scan = Scan {
+        reader: RingReader::new(device, *geometry, progress),
+        geometry: *geometry,
+        start: *start,
+        frames: Vec::new(),
+        expectations: Expectations::default(),
+        durable: start.durable_lsn,
+    };
+    scan.follow()?;
+    let kept = scan.prove_tail()?;
+    let frames_cut = scan.frames.len() - kept;
+    scan.frames.truncate(kept);
+    let mut end = scan.point_after(kept);
+    end.position_blocks %= geometry.log_blocks.max(1);
+    let last_lsn = scan.frames.last().map_or(0, |frame| frame.last_lsn);
+    Ok(Recovered {
+        geometry: *geometry,
+        start: *start,
+        frames: scan.frames,
+        end,
+        next_lsn: start.next_lsn.max(last_lsn.saturating_add(1)),
+        durable_lsn: scan.durable,
+        frames_cut,
+    })
+}
+
+impl Recovered {
+    /// Number of frames that the log holds.
+    pub fn frame_count(&self) -> usize {
+        self.frames.len()
+    }
+
+    /// True when operations that were durable once are missing: the ring was damaged after it was
+    /// written. A crash never does that.
+    pub fn lost_durable(&self) -> bool {
+        self.next_lsn <= self.durable_lsn
+    }
+
+    /// How a log goes on from here, once a superblock with the epoch after the present one and
+    /// [`Recovered::end`] is durable.
+    pub fn continue_with(&self, transaction: u64) -> LogStart {
+        LogStart {
+            point: self.end,
+            epoch: self.start.epoch + 1,
+            next_lsn: self.next_lsn,
+            transaction,
+        }
+    }
+
+    /// Reads the accepted frames again and hands them to `visit`, in order.
+    ///
+    /// # Errors
+    /// The device failed, a frame reads differently than before, or the visitor's own.
+    pub fn replay(
+        &self,
+        device: &dyn Device,
+        progress: &mut dyn FnMut(Progress),
+        visit: &mut dyn FnMut(&ReplayFrame<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let mut reader = RingReader::new(device, self.geometry, progress);
+        for accepted in &self.frames {
+            let bytes = reader.get(accepted.position, accepted.total_blocks)?;
+            let header = FrameHeader::peek(bytes).ok_or_else(changed)?;
+            if header.verify(bytes) != Some(accepted.digest) {
+                return Err(changed());
+            }
+            visit(&ReplayFrame { header, bytes })?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,394 @@
+//! Geometry of the log ring: where the next frame goes, what may be overwritten, and who may still
+//! add to the log. Pure.
+//!
+//! Places are counted without end (*virtual* places: the ring's size times the lap plus the place
+//! in the ring), so that "full" and "empty" never look alike. The live region is `tail..head`.
+//!
+//! **Invariant**: `head - tail + queued + admitted + waste <= blocks`, where *waste* bounds what a
+//! frame that does not fit before the end of the ring can leave unused. So a frame that was
+//! admitted always finds its place, and live frames are never overwritten; [`Ring::place`] checks it
+//! again and would rather fail.
+
+use super::core::Lsn;
+use crate::format::MAX_FRAME_BLOCKS;
+use std::collections::VecDeque;
+
+/// Smallest ring.
+pub const MIN_RING_BLOCKS: u64 = 64;
+/// Most blocks that a retry moves a frame on.
+const RETRY_STEP_BLOCKS: u64 = 64;
+
+/// Who adds to the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AdmissionClass {
+    /// Operations: may fill half of the ring.
+    Foreground,
+    /// What empties it again (writing logged pages home): may fill 90 %.
+    Background,
+}
+
+/// The log has no room for this now: a checkpoint must release some first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the log is full: {used_blocks} blocks in use, {wanted_blocks} wanted, limit {limit_blocks}"
+)]
+pub struct LogFull {
+    /// Live, queued and admitted blocks, and what wrapping may waste.
+    pub used_blocks: u64,
+    /// What was asked for.
+    pub wanted_blocks: u64,
+    /// What the class may fill.
+    pub limit_blocks: u64,
+}
+
+/// A place for one frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Placement {
+    /// Place in the ring.
+    pub position_blocks: u64,
+    start: u64,
+    blocks: u64,
+}
+
+/// See the module's head.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ring {
+    blocks: u64,
+    head: u64,
+    tail: u64,
+    queued: u64,
+}
+
+impl Ring {
+    /// An empty ring whose next frame goes to `position_blocks`.
+    pub fn new(blocks: u64, position_blocks: u64) -> Self {
+        let start = position_blocks % blocks.max(1);
+        Self { blocks: blocks.max(1), head: start, tail: start, queued: 0 }
+    }
+
+    /// Most blocks of a frame in a ring of `blocks`.
+    pub const fn max_frame_blocks(blocks: u64) -> u64 {
+        if blocks / 4 < MAX_FRAME_BLOCKS { blocks / 4 } else { MAX_FRAME_BLOCKS }
+    }
+
+    /// Size of the ring.
+    pub fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    /// Blocks between the oldest live frame and the newest.
+    pub fn used_blocks(&self) -> u64 {
+        self.head - self.tail
+    }
+
+    /// Blocks of frames that are open or sealed and have no place yet.
+    pub fn queued_blocks(&self) -> u64 {
+        self.queued
+    }
+
+    /// What frames that still come, `coming` blocks in all, can waste at the end of the ring.
+    fn waste(&self, coming: u64) -> u64 {
+        let before_end = self.blocks - self.head % self.blocks;
+        if coming <= before_end {
+            return 0;
+        }
+        let frame = coming.min(Self::max_frame_blocks(self.blocks));
+        before_end.min(frame.saturating_sub(1))
+    }
+
+    /// Whether `wanted` more blocks may come, beside the `admitted` ones that are not queued yet.
+    ///
+    /// # Errors
+    /// The class has filled its part of the ring.
+    pub fn admissible(
+        &self,
+        wanted: u64,
+        admitted: u64,
+        class: AdmissionClass,
+    ) -> Result<(), LogFull> {
+        let limit = match class {
+            AdmissionClass::Foreground => self.blocks / 2,
+            AdmissionClass::Background => self.blocks / 10 * 9,
+        };
+        let coming = self.queued.saturating_add(admitted);
+        let waste = self.waste(coming.saturating_add(wanted));
+        let used = self.used_blocks().saturating_add(coming).saturating_add(waste);
+        if used.saturating_add(wanted) <= limit {
+            return Ok(());
+        }
+        Err(LogFull { used_blocks: used, wanted_blocks: wanted, limit_blocks: limit })
+    }
+
+    /// Frames have grown by `blocks`.
+    pub fn queue(&mut self, blocks: u64) {
+        self.queued += blocks;
+    }
+
+    /// The place for the next queued frame.
+    ///
+    /// # Errors
+    /// There is no room, which admission excludes.
+    pub fn place(&mut self, blocks: u64) -> Result<Placement, LogFull> {
+        let placement = self.fit(self.head, blocks)?;
+        self.queued = self.queued.saturating_sub(blocks);
+        self.head = placement.start + blocks;
+        Ok(placement)
+    }
+
+    /// Another place, further on, for the frame that was placed last and could not be written. The space
+    /// it skips was admitted to nobody; what is queued and `admitted` still has to fit.
+    ///
+    /// # Errors
+    /// There is no room further on.
+    pub fn place_again(&mut self, failed: Placement, admitted: u64) -> Result<Placement, LogFull> {
+        let from = failed.start + failed.blocks.min(RETRY_STEP_BLOCKS);
+        let placement = self.fit(from, failed.blocks)?;
+        let moved = Self { head: placement.start + placement.blocks, ..self.clone() };
+        let coming = moved.queued.saturating_add(admitted);
+        let used_blocks = moved.used_blocks() + moved.waste(coming);
+        if used_blocks.saturating_add(coming) > self.blocks {
+            let limit_blocks = self.blocks;
+            return Err(LogFull { used_blocks, wanted_blocks: coming, limit_blocks });
+        }
+        *self = moved;
+        Ok(placement)
+    }
+
+    fn fit(&self, from: u64, blocks: u64) -> Result<Placement, LogFull> {
+        let place = from % self.blocks;
+        let start = if place + blocks > self.blocks { from - place + self.blocks } else { from };
+        if start + blocks - self.tail > self.blocks {
+            return Err(LogFull {
+                used_blocks: start - self.tail,
+                wanted_blocks: blocks,
+                limit_blocks: self.blocks,
+            });
+        }
+        Ok(Placement { position_blocks: start % self.blocks, start, blocks })
+    }
+
+    fn release_to(&mut self, tail: u64) {
+        self.tail = tail.clamp(self.tail, self.head);
+    }
+}
+
+/// Where replay has to start: a frame, or where the next frame is going to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReplayPoint {
+    /// Place in the ring.
+    pub position_blocks: u64,
+    /// Sequence number expected there.
+    pub sequence: u64,
+    /// Digest of the frame before.
+    pub prev_digest: u64,
+}
+
+/// A frame on the device that replay may still need.
+#[derive(Debug, Clone, Copy)]
+struct LiveFrame {
+    last_lsn: Lsn,
+    start: u64,
+    sequence: u64,
+    prev_digest: u64,
+}
+
+/// The live frames, oldest first, and the end of the chain.
+#[derive(Debug)]
+pub struct LiveFrames {
+    frames: VecDeque<LiveFrame>,
+    /// Behind the last frame written (virtual place).
+    end: u64,
+    next_sequence: u64,
+    digest: u64,
+}
+
+impl LiveFrames {
+    /// No frame is live; the next goes to `start`.
+    pub fn new(start: &ReplayPoint, ring: &Ring) -> Self {
+        Self {
+            frames: VecDeque::new(),
+            end: ring.head,
+            next_sequence: start.sequence,
+            digest: start.prev_digest,
+        }
+    }
+
+    /// Sequence number of the next frame to be written.
+    pub fn next_sequence(&self) -> u64 {
+        self.next_sequence
+    }
+
+    /// Digest of the last frame written.
+    pub fn digest(&self) -> u64 {
+        self.digest
+    }
+
+    /// A frame was written at `placement`, with the digest `digest`.
+    pub fn push(&mut self, last_lsn: Lsn, placement: Placement, digest: u64) {
+        self.frames.push_back(LiveFrame {
+            last_lsn,
+            start: placement.start,
+            sequence: self.next_sequence,
+            prev_digest: self.digest,
+        });
+        self.end = placement.start + placement.blocks;
+        self.next_sequence += 1;
+        self.digest = digest;
+    }
+
+    /// The frame that contains `lsn`, or where the next frame to be written will be when no
+    /// written live frame contains it. A released LSN gives the oldest live frame.
+    pub fn replay_point(&self, lsn: Lsn, ring: &Ring) -> ReplayPoint {
+        let index = self.frames.partition_point(|frame| frame.last_lsn < lsn);
+        self.frames.get(index).map_or(
+            ReplayPoint {
+                position_blocks: self.end % ring.blocks,
+                sequence: self.next_sequence,
+                prev_digest: self.digest,
+            },
+            |frame| ReplayPoint {
+                position_blocks: frame.start % ring.blocks,
+                sequence: frame.sequence,
+                prev_digest: frame.prev_digest,
+            },
+        )
+    }
+
+    /// Frames before `point` are not needed any more: their blocks may be used again.
+    pub fn release_before(&mut self, point: &ReplayPoint, ring: &mut Ring) {
+        while self.frames.front().is_some_and(|frame| frame.sequence < point.sequence) {
+            self.frames.pop_front();
+        }
+        ring.release_to(self.frames.front().map_or(self.end, |frame| frame.start));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Random(u64);
+    impl Random {
+        fn below(&mut self, bound: u64) -> u64 {
+            self.0 = self
+                .0
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            (self.0 >> 33) % bound
+        }
+    }
+
+    #[test]
+    fn frames_never_wrap_and_never_meet_live_ones() {
+        for blocks in [64, 65, 100, 256, 4096] {
+            let mut random = Random(blocks);
+            let mut ring = Ring::new(blocks, random.below(blocks));
+            let start =
+                ReplayPoint { position_blocks: ring.head % blocks, sequence: 1, prev_digest: 0 };
+            let mut live = LiveFrames::new(&start, &ring);
+            // Model: which frame owns each block of the ring.
+            let mut owner = vec![0_u64; blocks as usize];
+            let max_frame = Ring::max_frame_blocks(blocks);
+            let mut oldest = 1;
+            for _ in 0..20_000 {
+                // Several operations are admitted, then queued as one or more frames.
+                let mut admitted = Vec::new();
+                for _ in 0..=random.below(4) {
+                    let wanted = 1 + random.below(max_frame);
+                    let class = if random.below(3) == 0 {
+                        AdmissionClass::Background
+                    } else {
+                        AdmissionClass::Foreground
+                    };
+                    if ring.admissible(wanted, admitted.iter().sum(), class).is_ok() {
+                        admitted.push(wanted);
+                    }
+                }
+                admitted.iter().for_each(|&frame| ring.queue(frame));
+                for frame in admitted {
+                    let placement = ring.place(frame).expect("an admitted frame finds its place");
+                    let first = placement.position_blocks;
+                    assert!(first + frame <= blocks);
+                    let sequence = live.next_sequence();
+                    for block in first..first + frame {
+                        assert!(owner[block as usize] < oldest, "live block overwritten");
+                        owner[block as usize] = sequence;
+                    }
+                    live.push(sequence * 10, placement, sequence);
+                    let point = live.replay_point(sequence * 10 - 9, &ring);
+                    assert_eq!(point.position_blocks, first);
+                    assert_eq!(
+                        (point.sequence, point.prev_digest + 1),
+                        (sequence, sequence.max(1))
+                    );
+                }
+                assert!(ring.used_blocks() <= blocks && ring.queued_blocks() == 0);
+                if random.below(3) == 0 && live.next_sequence() > 1 {
+                    oldest += random.below(live.next_sequence() - oldest + 1);
+                    let point = live.replay_point((oldest - 1) * 10 + 1, &ring);
+                    assert_eq!(point.sequence, oldest);
+                    live.release_before(&point, &mut ring);
+                }
+            }
+            assert!(live.next_sequence() > 1000);
+        }
+    }
+
+    #[test]
+    fn the_largest_frame_is_admitted_wherever_an_empty_ring_stands() {
+        for blocks in [64, 65, 127, 4096] {
+            for position in 0..blocks {
+                let ring = Ring::new(blocks, position);
+                let largest = Ring::max_frame_blocks(blocks);
+                assert_eq!(ring.admissible(largest, 0, AdmissionClass::Foreground), Ok(()));
+            }
+        }
+    }
+
+    #[test]
+    fn background_goes_on_where_foreground_stops() {
+        let mut ring = Ring::new(100, 0);
+        assert!(ring.admissible(50, 0, AdmissionClass::Foreground).is_ok());
+        assert!(ring.admissible(51, 0, AdmissionClass::Foreground).is_err());
+        ring.queue(20);
+        ring.place(20).unwrap();
+        ring.queue(10);
+        assert!(ring.admissible(15, 6, AdmissionClass::Foreground).is_err());
+        assert!(ring.admissible(14, 6, AdmissionClass::Foreground).is_ok());
+        assert!(ring.admissible(54, 6, AdmissionClass::Background).is_ok());
+        assert!(ring.admissible(55, 6, AdmissionClass::Background).is_err());
+        assert!(ring.admissible(u64::MAX, 6, AdmissionClass::Background).is_err());
+    }
+
+    #[test]
+    fn retries_move_on_and_leave_room_for_what_was_admitted() {
+        let mut ring = Ring::new(64, 0);
+        ring.queue(16 + 16 + 10);
+        ring.place(16).unwrap();
+        let second = ring.place(16).unwrap();
+        let again = ring.place_again(second, 6).unwrap();
+        assert_eq!(again.position_blocks, 32);
+        // 10 blocks are still queued.
+        assert!(ring.place_again(again, 0).is_err());
+        assert!(ring.clone().place_again(again, 7).is_err());
+        assert_eq!(ring.place(10).unwrap().position_blocks, 48);
+        assert!(ring.place(10).is_err());
+        assert_eq!(ring.used_blocks(), 58);
+    }
+
+    #[test]
+    fn releasing_everything_empties_the_ring() {
+        let mut ring = Ring::new(64, 60);
+        let start = ReplayPoint { position_blocks: 60, sequence: 7, prev_digest: 3 };
+        let mut live = LiveFrames::new(&start, &ring);
+        assert_eq!(live.replay_point(1, &ring), start);
+        ring.queue(5);
+        let placement = ring.place(5).unwrap();
+        assert_eq!((placement.position_blocks, ring.used_blocks()), (0, 9));
+        live.push(20, placement, 99);
+        let next = live.replay_point(21, &ring);
+        assert_eq!(next, ReplayPoint { position_blocks: 5, sequence: 8, prev_digest: 99 });
+        live.release_before(&next, &mut ring);
+        assert_eq!(ring.used_blocks(), 0);
+    }
+}
