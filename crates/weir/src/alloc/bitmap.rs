@@ -166,9 +166,10 @@ impl Bitmap {
         let mut longest = 0..0;
         let mut at = range.start;
         while let Some(start) = self.next_clear(at..range.end) {
-            let end = self.next_set(start..range.end);
+            // No further than needed: a free group is mostly one long run.
+            let end = self.next_set(start..range.end.min(start.saturating_add(want)));
             if end - start >= want {
-                return Search::Found(start..start + want);
+                return Search::Found(start..end);
             }
             if end - start > longest.end - longest.start {
                 longest = start..end;
@@ -185,9 +186,10 @@ impl Bitmap {
         let mut at = range.end;
         while let Some(last) = self.last_clear(range.start..at) {
             let end = last + 1;
-            let start = self.last_set_end(range.start..end);
+            // No further than needed.
+            let start = self.last_set_end(range.start.max(end.saturating_sub(want))..end);
             if end - start >= min {
-                return Search::Found(end - want.min(end - start)..end);
+                return Search::Found(start..end);
             }
             if end - start > longest.end - longest.start {
                 longest = start..end;

@@ -2,7 +2,7 @@
 //! No locks and no I/O: a search that needs a group that is not in memory says so.
 //!
 //! **Invariants:** a group's `free` is the number of its clear bits; no free run of a group is longer
-//! than its `longest`; no bit below its `first` is clear. No group below `data_low` has a clear bit. No group
+//! than its `longest`; no bit below its `first`, and none from its `end` on, is clear. No group below `data_low` has a clear bit. No group
 //! above `node_top` has room for a node.
 
 use std::ops::Range;
@@ -22,6 +22,7 @@ struct Group {
     free: u32,
     longest: u32,
     first: u32,
+    end: u32,
 }
 
 /// What is wanted, in blocks of one group: `1 <= min <= want <= BITS`.
@@ -90,7 +91,7 @@ pub(super) struct Space {
 impl Space {
     /// A space of groups with these numbers of free blocks, none in memory yet.
     pub(super) fn new(free_by_group: impl Iterator<Item = u32>) -> Self {
-        let group = |free| Group { used: None, free, longest: free, first: 0 };
+        let group = |free| Group { used: None, free, longest: free, first: 0, end: BITS };
         let groups: Vec<Group> = free_by_group.map(group).collect();
         let free = groups.iter().map(|group| u64::from(group.free)).sum();
         Self {
@@ -213,7 +214,7 @@ impl Space {
                 continue;
             }
             let Some(used) = &state.used else { return Some(Stop::Load(group)) };
-            match used.find_run_down(state.first..BITS, wish.want, wish.min) {
+            match used.find_run_down(state.first..state.end, wish.want, wish.min) {
                 Search::Found(bits) => {
                     if u64::from(wish.min) <= NODE_BLOCKS {
                         self.node_top = group;
@@ -256,8 +257,8 @@ impl Space {
         let Some(used) = &state.used else { return Some(Stop::Load(group)) };
         let hole = kept_out.map(|blocks| bits_in_group(blocks, group));
         let hole = hole.filter(|hole| !hole.is_empty());
-        let whole = hole.is_none() && range.start <= state.first && range.end == BITS;
-        let range = range.start.max(state.first)..range.end;
+        let whole = hole.is_none() && range.start <= state.first && range.end >= state.end;
+        let range = range.start.max(state.first)..range.end.min(state.end);
         let mut longest = 0;
         for part in policy::around(range, hole.as_ref()) {
             match used.find_run(part, want) {
@@ -283,7 +284,7 @@ impl Space {
                 return None;
             }
             let Some(used) = &group.used else { return Some(Stop::Load(number)) };
-            match used.find_run(group.first..BITS, wish.want) {
+            match used.find_run(group.first..group.end, wish.want) {
                 Search::Found(bits) => return Some(Stop::Found(Place { group: number, bits })),
                 Search::Longest(bits) if bits.len() as u32 == group.longest => {
                     return Some(Stop::Found(Place { group: number, bits }));
@@ -314,6 +315,9 @@ impl Space {
         if bits.start <= state.first {
             state.first = state.first.max(bits.end);
         }
+        if bits.end >= state.end {
+            state.end = state.end.min(bits.start);
+        }
         state.longest = state.longest.min(state.free);
         self.account.take(u64::from(changed));
         while self.group(self.data_low).free == 0
@@ -331,6 +335,7 @@ impl Space {
         let changed = used.clear(bits.clone());
         state.free += changed;
         state.first = state.first.min(bits.start);
+        state.end = state.end.max(bits.end);
         state.longest = state.longest.max(used.run_around(bits.start).len() as u32);
         self.data_low = self.data_low.min(group);
         self.node_top = self.node_top.max(group);
@@ -347,6 +352,7 @@ impl Space {
             let Some(used) = &group.used else { continue };
             assert_eq!(group.free, used.count_clear());
             assert!(used.is_set(0..group.first));
+            assert!(used.is_set(group.end..BITS));
             let Search::Longest(longest) = used.find_run(0..BITS, BITS + 1) else { unreachable!() };
             assert!(longest.len() as u32 <= group.longest);
             assert!((longest.len() as u64) < NODE_BLOCKS || number as u32 <= self.node_top);

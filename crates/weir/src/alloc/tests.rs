@@ -456,8 +456,8 @@ impl Model {
         (!list.is_empty()).then(|| list.swap_remove(number % list.len()))
     }
 
-    fn act(&mut self, action: Action) {
-        match action {
+    fn act(&mut self, action: &Action) {
+        match *action {
             Action::Allocate { want, min, hint, node } => {
                 let kind = if node { AllocKind::Node } else { AllocKind::Data };
                 let run = self.allocate(want, min, hint, kind);
@@ -531,8 +531,12 @@ impl Model {
             let allocated = matches!(change, SpaceChange::Alloc(_));
             Self::set(&mut self.next_durable, change.run(), allocated);
         }
-        new.iter().for_each(|run| Self::set(&mut self.next_durable, *run, true));
-        freed.iter().for_each(|run| Self::set(&mut self.next_durable, *run, false));
+        for run in &new {
+            Self::set(&mut self.next_durable, *run, true);
+        }
+        for run in &freed {
+            Self::set(&mut self.next_durable, *run, false);
+        }
         self.in_flight.extend(freed);
         self.nodes.extend(new);
         self.stage = Stage::Applied(applied.groups);
@@ -559,7 +563,7 @@ impl Model {
         let reopen =
             || Allocator::open(self.device.clone(), &geometry, ID, &self.durable_groups).unwrap();
         let allocator = reopen();
-        self.compare(&allocator, &self.durable);
+        Self::compare(&allocator, &self.durable);
         let mut log = match self.stage {
             Stage::None => Vec::new(),
             Stage::Frozen(_) => self.frozen.clone(),
@@ -574,7 +578,7 @@ impl Model {
             }
         }
         allocator.replay_record(&log).unwrap();
-        self.compare(&allocator, &used);
+        Self::compare(&allocator, &used);
         self.pending = log
             .iter()
             .filter(|change| matches!(change, SpaceChange::Free(_)))
@@ -590,7 +594,7 @@ impl Model {
         self.nodes = self.durable_nodes.clone();
     }
 
-    fn compare(&self, allocator: &Allocator, flags: &[bool]) {
+    fn compare(allocator: &Allocator, flags: &[bool]) {
         let space = allocator.space.lock();
         for (block, flag) in (0..).zip(flags) {
             let used = space.is_used(Run { start: block, blocks: 1 });
@@ -599,7 +603,7 @@ impl Model {
     }
 
     fn check(&self) {
-        self.compare(&self.allocator, &self.used);
+        Self::compare(&self.allocator, &self.used);
         self.allocator.space.lock().check();
         let sum = |runs: &[Run]| runs.iter().map(|run| run.blocks).sum::<u64>();
         let free = self.used.iter().filter(|used| !**used).count() as u64;
@@ -626,7 +630,7 @@ proptest! {
     ) {
         let mut model = Model::new(total);
         for action in actions {
-            model.act(action);
+            model.act(&action);
             model.check();
         }
     }
@@ -648,7 +652,7 @@ proptest! {
             node: index % 5 == 0,
         });
         for action in grown.chain(actions) {
-            model.act(action);
+            model.act(&action);
         }
         model.check();
         model.make_durable();
