@@ -638,3 +638,25 @@ fn chunk_heat_is_that_of_the_hottest_page() {
     assert_eq!(map.take_cold(1, &mut taken), 1);
     assert_eq!((taken.len(), map.resident_chunks().collect::<Vec<_>>()), (2, vec![1]));
 }
+
+#[test]
+fn ends_of_what_a_truncation_cut_off_do_not_touch_its_successor() {
+    let pool = PagePool::new(8 * PAGE_BYTES);
+    let mut map = dirty_map(&pool, [3]);
+    let old = map.begin_writeback(0..8);
+    assert_eq!(map.truncate(0).writeback, 1);
+    map.insert_dirty(3, pool.alloc_zeroed().unwrap());
+    let new = map.begin_writeback(0..8);
+    assert!(map.end_writeback(3, old.token, true).stale);
+    assert!(map.state(3).writeback);
+    assert!(!map.end_writeback(3, new.token, true).stale);
+
+    let old = map.begin_read(5..6);
+    map.truncate(0);
+    let new = map.begin_read(5..6);
+    assert!(!map.abort_read(5, old.token));
+    let late = map.finish_read(5, old.token, pool.alloc_zeroed().unwrap().freeze());
+    assert!(late.is_err() && map.is_reading(5));
+    assert!(map.finish_read(5, new.token, pool.alloc_zeroed().unwrap().freeze()).is_ok());
+    map.check();
+}
