@@ -2,6 +2,8 @@
 """Kills a mount under load, again and again, and checks that all that was acknowledged is there.
 
 usage: kill.py --weir BIN [--rounds 30] [--seed N]
+       kill.py --weir BIN --power-cut  the image lies on a host whose writes are volatile until
+                                      an fsync; with the server, they are lost at random
        kill.py --fs xfs|ext4 ...      the same with a kernel file system that is shut down
                                       without writing its log: proves the suite itself
        kill.py --self-test            proves that the checker finds planted damage
@@ -30,7 +32,7 @@ import time
 
 import selftest
 import services
-from targets import LoopTarget, TargetError, WeirTarget, end_processes_below, say
+from targets import FaultyHost, LoopTarget, TargetError, WeirTarget, end_processes_below, say
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "programs"))
 import manifest  # noqa: E402 - from the directory of the program suite
@@ -48,6 +50,7 @@ class Suite:
         self.used = []
         self.settled = {}
         self.acknowledged = 0
+        self.remark = ""
 
     def loads_of(self, number):
         side = self.sides[number % len(self.sides)]
@@ -82,7 +85,12 @@ class Suite:
             if self.target.loads_end_first:
                 for load in loads:
                     load.kill()
-            self.target.crash()
+            if self.target.host:
+                # Sometimes all unsynced sectors are lost, sometimes some, sometimes none.
+                self.remark = ", " + self.target.power_cut(self.rng.randrange(10**9),
+                                                           self.rng.choice((0, 10, 50, 90, 100)))
+            else:
+                self.target.crash()
         for load in loads:
             problems += load.stop()
         if cleaning is not None:
@@ -95,16 +103,16 @@ class Suite:
         return problems
 
     def recover(self):
-        """fsck, perhaps a killed recovery, mount. Returns the code of fsck and a remark."""
-        code, remark = self.target.fsck().returncode, ""
+        """fsck, perhaps a killed recovery, mount. Returns the code of fsck."""
+        code = self.target.fsck().returncode
         if self.rng.random() < 0.25:
             seconds = self.rng.choice((0.002, 0.01, 0.03, 0.1, 0.3))
             self.target.crash_in_recovery(seconds)
-            remark = f", recovery killed after {seconds:g} s"
+            self.remark += f", recovery killed after {seconds:g} s"
             if self.rng.random() < 0.5:
                 self.target.fsck()
         self.target.mount()
-        return code, remark
+        return code
 
     def check(self, number, clean):
         damages = []
@@ -130,13 +138,13 @@ class Suite:
 
     def round(self, number):
         clean = number % 8 == 7
-        started = time.monotonic()
+        started, self.remark = time.monotonic(), ""
         problems = self.load_and_crash(number, clean)
-        code, remark = self.recover()
+        code = self.recover()
         count, damages = self.check(number, clean)
         names = "+".join(type(load).__name__.lower() for load in self.loads_of(number))
         end = "unmounted" if clean else "killed"
-        say(f"round {number:3d}: {names} {end}{remark}, fsck {code}, {count} acknowledged "
+        say(f"round {number:3d}: {names} {end}{self.remark}, fsck {code}, {count} acknowledged "
             f"operations checked, {time.monotonic() - started:.1f} s")
         return problems + damages
 
@@ -146,6 +154,8 @@ def parse():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--weir", help="the weir binary")
     parser.add_argument("--fs", choices=("xfs", "ext4"))
+    parser.add_argument("--power-cut", action="store_true",
+                        help="what the server had written but not synced is lost as well")
     parser.add_argument("--self-test", action="store_true")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--seed", type=int, default=None)
@@ -170,11 +180,14 @@ def main():
     for path in (work, mount, host):
         os.makedirs(path, exist_ok=True)
         os.chmod(path, 0o755)  # the server of PostgreSQL runs as another user
+    host_disk = FaultyHost(work) if arguments.power_cut else None
+    if host_disk:
+        volume = host_disk.volume
     if arguments.weir:
         target = WeirTarget(arguments.weir, volume, mount, os.path.join(work, "server.log"),
-                            arguments.mount_arg)
+                            arguments.mount_arg, host_disk)
     else:
-        target = LoopTarget(arguments.fs, volume, mount)
+        target = LoopTarget(arguments.fs, volume, mount, host_disk)
     suite = Suite(target, mount, host, seed)
     passed, problems = 0, []
     try:

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 
+import faulty_host
+
 SHUTDOWN_IOCTL = 0x8004587D  # XFS_IOC_GOINGDOWN, which ext4 knows too
 SHUTDOWN_WITHOUT_LOG = (2).to_bytes(4, "little")
 MOUNT_LIMIT_SECONDS = 120
@@ -51,17 +53,52 @@ def end_processes_below(directory):
                 pass  # it has ended meanwhile, or is a kernel thread
 
 
+class FaultyHost:
+    """The host file system of faulty_host.py, with the image file on it."""
+
+    def __init__(self, work):
+        self.backing = os.path.join(work, "backing")
+        self.directory = os.path.join(work, "faulty")
+        self.volume = os.path.join(self.directory, "volume")
+        self.socket = os.path.join(work, "faulty.socket")
+        self.process = None
+
+    def start(self):
+        """Serves the image, which has been made at `backing`."""
+        os.makedirs(self.directory, exist_ok=True)
+        program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "faulty_host.py")
+        self.process = subprocess.Popen([sys.executable, program, "serve", self.backing,
+                                         self.directory, self.socket])
+        wait_until(lambda: os.path.exists(self.socket), 20, "the faulty host")
+
+    def tell(self, *words):
+        return faulty_host.tell(self.socket, *map(str, words))
+
+    def stop(self):
+        if self.process is not None:
+            subprocess.run(["umount", "-l", self.directory], check=False, capture_output=True)
+            self.process.kill()
+            self.process.wait()
+
+
 class WeirTarget:
     """`weir mount` in the foreground, so that its process id is known."""
 
     loads_end_first = False
 
-    def __init__(self, binary, volume, directory, log, mount_args=()):
+    def __init__(self, binary, volume, directory, log, mount_args=(), host=None):
         self.binary, self.volume, self.directory = os.path.realpath(binary), volume, directory
         self.log, self.mount_args, self.server = log, list(mount_args), None
+        self.host = host
+        open(log, "ab").close()
 
     def create(self, size):
-        run(self.binary, "create", self.volume, "--size", size)
+        run(self.binary, "create", self.host.backing if self.host else self.volume, "--size", size)
+        if self.host:
+            self.host.start()
+
+    def alive(self):
+        return self.server.poll() is None
 
     def start_mount(self):
         output = open(self.log, "ab")
@@ -90,6 +127,11 @@ class WeirTarget:
                               f"{self.log_tail()}")
         self.server.kill()
         self.server.wait()
+
+    def power_cut(self, seed, percent):
+        """The server dies and the host's volatile cache with it."""
+        self.crash()
+        return self.host.tell("cut", seed, percent)
 
     def crash_in_recovery(self, seconds):
         """Starts a mount and kills it, whatever it has reached after `seconds`."""
@@ -130,6 +172,8 @@ class WeirTarget:
             self.server.kill()
             self.server.wait()
         self.detach()
+        if self.host:
+            self.host.stop()
 
 
 class LoopTarget:
@@ -141,12 +185,18 @@ class LoopTarget:
 
     loads_end_first = True
 
-    def __init__(self, kind, volume, directory):
-        self.kind, self.volume, self.directory = kind, volume, directory
+    def __init__(self, kind, volume, directory, host=None):
+        self.kind, self.volume, self.directory, self.host = kind, volume, directory, host
 
     def create(self, size):
-        run("truncate", "-s", size, self.volume)
-        run(*{"xfs": ("mkfs.xfs", "-q"), "ext4": ("mkfs.ext4", "-q", "-F")}[self.kind], self.volume)
+        image = self.host.backing if self.host else self.volume
+        run("truncate", "-s", size, image)
+        run(*{"xfs": ("mkfs.xfs", "-q"), "ext4": ("mkfs.ext4", "-q", "-F")}[self.kind], image)
+        if self.host:
+            self.host.start()
+
+    def alive(self):
+        return True
 
     def mount(self):
         run("mount", "-o", "loop", self.volume, self.directory)
@@ -155,6 +205,10 @@ class LoopTarget:
         fd = os.open(self.directory, os.O_RDONLY)
         fcntl.ioctl(fd, SHUTDOWN_IOCTL, SHUTDOWN_WITHOUT_LOG)
         os.close(fd)
+
+    def power_cut(self, seed, percent):
+        self.crash()
+        return self.host.tell("cut", seed, percent)
 
     def crash_in_recovery(self, _seconds):
         self.mount()
@@ -183,6 +237,8 @@ class LoopTarget:
     def release(self):
         if mounted_at(self.directory):
             subprocess.run(["umount", "-l", self.directory], check=False)
+        if self.host:
+            self.host.stop()
 
 
 def say(text):
