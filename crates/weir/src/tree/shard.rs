@@ -4,7 +4,8 @@
 //! the time it reaches the end, it leaves, and only its block number is remembered for a while
 //! (*ghost*). A node that was asked for, or comes back while remembered, and every interior node,
 //! goes to the *main* queue, where each use (up to three) buys another round. So a scan passes
-//! through a tenth of the shard and disturbs nothing. The policy depends on nothing but the order of calls.
+//! through a tenth of the shard and disturbs nothing. The policy depends on nothing but the order
+//! of calls.
 //!
 //! Queue elements carry a ticket; an element whose ticket is not that of the map's entry is dead
 //! (its node was forgotten) and is skipped.

@@ -131,6 +131,50 @@ fn thinning_out_keeps_nodes_filled_and_lowers_the_root() {
     assert_eq!((volume.root.block, volume.root.level, volume.root.node_count), (0, 0, 0));
 }
 
+/// Three leaves of 75 items each; half of leaf `halved` is deleted, then all but five of the
+/// second.
+fn leaves_after_thinning_the_second_of_three(halved: u64) -> Vec<usize> {
+    let mut volume = Volume::new(64 << 20);
+    volume.apply((0..225).map(numbered).collect());
+    assert_eq!(volume.check_contents().leaf_used_bytes, [75 * 216; 3]);
+    let halved = (halved * 75..halved * 75 + 75).filter(|number| number % 2 == 1);
+    volume.apply(halved.map(|number| (Key::inode(number), None)).collect());
+    assert_eq!(volume.check_contents().leaf_used_bytes.len(), 3);
+    volume.apply((80..150).map(|number| (Key::inode(number), None)).collect());
+    volume.check_contents().leaf_used_bytes
+}
+
+#[test]
+fn underfull_leaf_joins_the_one_after_it() {
+    assert_eq!(leaves_after_thinning_the_second_of_three(2), [75 * 216, (5 + 38) * 216]);
+}
+
+#[test]
+fn underfull_leaf_joins_the_one_before_it() {
+    assert_eq!(leaves_after_thinning_the_second_of_three(0), [(38 + 5) * 216, 75 * 216]);
+}
+
+#[test]
+fn underfull_leaf_between_full_ones_stays() {
+    assert_eq!(leaves_after_thinning_the_second_of_three(9), [75 * 216, 5 * 216, 75 * 216]);
+}
+
+#[test]
+fn chain_of_single_children_is_not_kept_as_the_root() {
+    // Three full interior nodes above leaves of three items; the middle one keeps a single leaf.
+    let mut volume = Volume::new(64 << 20);
+    let leaf_items = 510 * 3;
+    volume.apply((0..3 * leaf_items).map(large_value).collect());
+    assert_eq!(volume.root.node_count, 3 * 511 + 1);
+    let delete = |number| (large_value(number).0, None);
+    volume.apply((leaf_items + 3..2 * leaf_items).map(delete).collect());
+    assert_eq!(volume.check_contents().single_children, 1);
+    // Now it is all that is left, and untouched.
+    volume.apply((0..leaf_items).chain(2 * leaf_items..3 * leaf_items).map(delete).collect());
+    volume.check_contents();
+    assert_eq!((volume.root.level, volume.root.node_count, volume.root.item_count), (0, 1, 3));
+}
+
 #[test]
 fn sequential_load_in_one_merge_leaves_full_nodes() {
     let mut volume = Volume::new(64 << 20);
