@@ -1,0 +1,168 @@
+//! The command line: arguments, and the report as text or JSON. `weir sim` embeds it.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+
+use crate::explore::Failure;
+use crate::{SimOptions, SimReport, Workload, run};
+
+/// Arguments of the simulator.
+#[derive(Debug, Clone, clap::Parser)]
+#[command(name = "weir-sim", about = "Finds out whether a volume survives crashes, by trying")]
+pub struct Arguments {
+    /// What to run.
+    #[command(flatten)]
+    pub run: RunArguments,
+}
+
+/// What to run.
+#[derive(Debug, Clone, Args)]
+pub struct RunArguments {
+    /// Draws everything; the same seed gives the same result.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Stop after this many crash states.
+    #[arg(long, default_value_t = 100_000)]
+    pub states: u64,
+    /// Stop after this many seconds.
+    #[arg(long, value_name = "SECONDS")]
+    pub time: Option<u64>,
+    /// Which workloads.
+    #[arg(long, value_enum, default_value_t = Workload::All)]
+    pub workload: Workload,
+    /// Run only the case with this number: what a finding tells to type.
+    #[arg(long)]
+    pub case: Option<u64>,
+    /// Switch a seeded bug of the engine on (needs a build with the feature `mutations`).
+    #[arg(long, value_name = "NAME")]
+    pub mutation: Option<String>,
+    /// Worker threads; the result does not depend on their number.
+    #[arg(long, default_value_t = 2)]
+    pub threads: usize,
+    /// Print the whole trace of device calls of a finding, not only its end.
+    #[arg(long)]
+    pub trace: bool,
+    /// Do not look for a shorter workload when something is found.
+    #[arg(long)]
+    pub no_shrink: bool,
+    /// Print the report as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl RunArguments {
+    fn options(&self) -> SimOptions {
+        SimOptions {
+            seed: self.seed,
+            states: self.states,
+            time: self.time.map(Duration::from_secs),
+            workload: self.workload,
+            case: self.case,
+            mutation: self.mutation.clone(),
+            threads: self.threads,
+            shrink: !self.no_shrink,
+            progress: !self.json,
+            ..SimOptions::default()
+        }
+    }
+}
+
+/// Runs and prints. Success: nothing was found.
+pub fn main(arguments: &Arguments) -> ExitCode {
+    let arguments = &arguments.run;
+    if let Some(name) = &arguments.mutation
+        && !crate::mutation::names().contains(&name.as_str())
+    {
+        let known = crate::mutation::names();
+        if known.is_empty() {
+            eprintln!("weir-sim: --mutation needs a build with `--features mutations`");
+        } else {
+            eprintln!("weir-sim: no mutation {name:?}; there are: {}", known.join(", "));
+        }
+        return ExitCode::from(2);
+    }
+    let report = run(&arguments.options());
+    if arguments.json {
+        match serde_json::to_string_pretty(&report) {
+            Ok(text) => println!("{text}"),
+            Err(error) => eprintln!("weir-sim: {error}"),
+        }
+    } else {
+        print!("{}", text(&report, arguments.trace));
+    }
+    if report.finding.is_some() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+/// The report as text.
+pub fn text(report: &SimReport, whole_trace: bool) -> String {
+    let mut lines = Vec::new();
+    if let Some(finding) = &report.finding {
+        lines.push(format!(
+            "FOUND in case {} ({}), after {} crash states",
+            finding.case, finding.name, finding.after_states
+        ));
+        failure_text(&finding.failure, whole_trace, &mut lines);
+        if let Some(shrunk) = &finding.shrunk {
+            lines.push("shortest workload found that fails:".to_owned());
+            failure_text(shrunk, whole_trace, &mut lines);
+        }
+        lines.push(format!("replay: {}", finding.replay));
+    }
+    lines.push(format!(
+        "{} crash states in {} cases ({} during recovery, {} after a recovery; {} duplicates skipped), \
+         {} operations ({} refused), {} faults",
+        report.states,
+        report.cases,
+        report.recovery_states,
+        report.later_states,
+        report.duplicates,
+        report.operations,
+        report.refused,
+        report.faults,
+    ));
+    lines.push(format!(
+        "{:.1} s, {:.0} crash states per second, seed {}: {}",
+        report.seconds,
+        report.states_per_second,
+        report.seed,
+        if report.finding.is_some() { "FAILED" } else { "all green" },
+    ));
+    lines.join("\n") + "\n"
+}
+
+fn failure_text(failure: &Failure, whole_trace: bool, lines: &mut Vec<String>) {
+    lines.push(format!("  {}", failure.summary));
+    lines.extend(failure.details.iter().map(|line| format!("  {line}")));
+    lines.push("  operations:".to_owned());
+    lines.extend(failure.operations.iter().map(|line| format!("    {line}")));
+    lines.push("  last device calls of the session that broke:".to_owned());
+    let shown = if whole_trace { failure.trace.len() } else { 20 };
+    let skipped = failure.trace.len().saturating_sub(shown);
+    lines.extend(failure.trace.iter().skip(skipped).map(|line| format!("    {line}")));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::toy::{Toy, ToyBug};
+    use clap::Parser;
+
+    #[test]
+    fn the_report_of_a_finding_names_operations_crash_and_replay_command() {
+        let arguments = Arguments::parse_from(["weir-sim", "--workload", "random", "--seed", "7"]);
+        let options = SimOptions { progress: false, ..arguments.run.options() };
+        let report = crate::run_on(&Toy::new(ToyBug::AcknowledgeBeforeFlush), &options);
+        let text = text(&report, false);
+        for part in [
+            "mkdir /w0",
+            "pending",
+            "is lost",
+            "replay: weir-sim --seed 7 --workload random --case",
+            "FAILED",
+        ] {
+            assert!(text.contains(part), "{part:?} is missing in\n{text}");
+        }
+    }
+}

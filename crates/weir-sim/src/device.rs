@@ -1,0 +1,575 @@
+//! The simulated disk: [`weir::device::Device`] over an [`Image`], with a volatile cache, planned
+//! faults and a record of everything that happened.
+//!
+//! It is deterministic: the same calls give the same answers, errors and record. The record
+//! ([`SimDevice::take_events`]) is what the explorer makes crash states from, so a workload
+//! runs once however many of its crash states are examined.
+//!
+//! Requests that are *submitted* complete at once, or, with [`Completion::Queued`], when the driver
+//! polls, in a seeded order; until then they are in flight: a crash may keep any part of a
+//! write, and a flush does not cover it.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use weir::device::{
+    Buffers, Device, DeviceError, DeviceInfo, DeviceResult, IoClass, OnDone, Operation, Request,
+};
+
+use crate::disk::{DiskState, Event, Write};
+use crate::fault::{FaultKind, FaultPlan};
+use crate::image::{BLOCK_BYTES, Block, BlockRef, Image};
+use crate::rng::Rng;
+
+const BLOCK_BYTES_U64: u64 = BLOCK_BYTES as u64;
+
+/// When submitted requests complete.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Completion {
+    /// Before `submit` returns.
+    Immediate,
+    /// At [`SimDevice::poll`], in an order drawn from this seed.
+    Queued(u64),
+}
+
+/// What kind of disk it is.
+#[derive(Debug, Clone)]
+pub struct DeviceConfig {
+    /// Completed writes are lost in a power cut unless flushed.
+    pub volatile_cache: bool,
+    /// Forced unit access works.
+    pub fua: bool,
+    /// Discards are understood.
+    pub discard: bool,
+    /// When submitted requests complete.
+    pub completion: Completion,
+    /// What goes wrong.
+    pub faults: FaultPlan,
+    /// More calls than this are taken for an endless loop of the engine: the device panics.
+    pub call_limit: u64,
+    /// How many calls the trace keeps.
+    pub trace_length: usize,
+}
+
+impl Default for DeviceConfig {
+    fn default() -> Self {
+        Self {
+            volatile_cache: true,
+            fua: false,
+            discard: false,
+            completion: Completion::Immediate,
+            faults: FaultPlan::default(),
+            call_limit: 50_000,
+            trace_length: 64,
+        }
+    }
+}
+
+/// One call, for people.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TraceEntry {
+    /// Number of the call, from 1.
+    pub call: u64,
+    /// read, write, flush, discard, or `complete` for a queued request's end.
+    pub operation: &'static str,
+    /// The blocks touched.
+    pub blocks: Range<u64>,
+    /// Its class, where it has one.
+    pub class: Option<IoClass>,
+    /// The fault that struck it.
+    pub fault: Option<FaultKind>,
+}
+
+impl fmt::Display for TraceEntry {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "#{} {}", self.call, self.operation)?;
+        if !self.blocks.is_empty() {
+            write!(formatter, " blocks {}..{}", self.blocks.start, self.blocks.end)?;
+        }
+        if let Some(class) = self.class {
+            write!(formatter, " {class:?}")?;
+        }
+        if let Some(fault) = self.fault {
+            write!(formatter, " FAULT {fault:?}")?;
+        }
+        Ok(())
+    }
+}
+
+/// See the module's head.
+pub struct SimDevice {
+    config: DeviceConfig,
+    size_bytes: u64,
+    /// Calls are numbered on from the writes that were in the cache at the start.
+    first_call: u64,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// What reads give.
+    view: Image,
+    disk: DiskState,
+    events: Vec<Event>,
+    trace: VecDeque<TraceEntry>,
+    calls: u64,
+    faults: FaultPlan,
+    /// Content before the last write, kept only when stale reads are planned.
+    previous: BTreeMap<u64, BlockRef>,
+    keep_previous: bool,
+    queue: Vec<Queued>,
+    rng: Rng,
+}
+
+struct Queued {
+    call: u64,
+    request: Request,
+    on_done: OnDone,
+    /// The outcome was decided at submission.
+    result: DeviceResult<()>,
+}
+
+impl fmt::Debug for SimDevice {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("SimDevice")
+            .field("size_bytes", &self.size_bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+impl SimDevice {
+    /// A disk that holds `image`, all of it durable.
+    pub fn new(image: Image, config: DeviceConfig) -> Self {
+        Self::with_disk(DiskState::new(image), config)
+    }
+
+    /// A disk that goes on with a filled cache: the host stayed up and only the program died. Its
+    /// writes in flight complete.
+    pub fn with_disk(mut disk: DiskState, config: DeviceConfig) -> Self {
+        disk.complete_all();
+        let image = disk.view();
+        let first_call = disk.pending().map(|write| write.id).max().unwrap_or(0);
+        let seed = match config.completion {
+            Completion::Immediate => 0,
+            Completion::Queued(seed) => seed,
+        };
+        let state = State {
+            view: image.clone(),
+            disk,
+            events: Vec::new(),
+            trace: VecDeque::new(),
+            calls: first_call,
+            faults: config.faults.clone(),
+            previous: BTreeMap::new(),
+            keep_previous: !config.faults.is_empty(),
+            queue: Vec::new(),
+            rng: Rng::derived(seed, 0xD1),
+        };
+        let size_bytes = image.blocks() * BLOCK_BYTES_U64;
+        Self { size_bytes, first_call, config, state: Mutex::new(state) }
+    }
+
+    /// Everything that happened since the last call of this.
+    pub fn take_events(&self) -> Vec<Event> {
+        std::mem::take(&mut self.state.lock().events)
+    }
+
+    /// What is durable and what is pending now.
+    pub fn disk_state(&self) -> DiskState {
+        self.state.lock().disk.clone()
+    }
+
+    /// What reads give now.
+    pub fn view(&self) -> Image {
+        self.state.lock().view.clone()
+    }
+
+    /// Number of calls so far.
+    pub fn calls(&self) -> u64 {
+        self.state.lock().calls
+    }
+
+    /// The latest calls, oldest first.
+    pub fn trace(&self) -> Vec<TraceEntry> {
+        self.state.lock().trace.iter().cloned().collect()
+    }
+
+    /// How many calls a planned fault has struck.
+    pub fn faults_struck(&self) -> u64 {
+        self.state.lock().faults.struck()
+    }
+
+    /// Replaces what is planned to go wrong.
+    pub fn set_faults(&self, faults: FaultPlan) {
+        let mut state = self.state.lock();
+        state.keep_previous |= !faults.is_empty();
+        state.faults = faults;
+    }
+
+    /// Completes one queued request, chosen by the seed; false when there is none.
+    pub fn poll(&self) -> bool {
+        let mut state = self.state.lock();
+        let count = state.queue.len();
+        if count == 0 {
+            return false;
+        }
+        let index = state.rng.index(count);
+        let mut queued = state.queue.remove(index);
+        let entry = TraceEntry {
+            call: queued.call,
+            operation: "complete",
+            blocks: 0..0,
+            class: None,
+            fault: None,
+        };
+        state.record(entry, self.config.trace_length);
+        if queued.result.is_ok() {
+            queued.result = self.finish(&mut state, queued.call, &mut queued.request);
+        }
+        drop(state);
+        (queued.on_done)(queued.result, queued.request.buffers);
+        true
+    }
+
+    /// Number of requests in flight.
+    pub fn in_flight(&self) -> usize {
+        self.state.lock().queue.len()
+    }
+
+    /// Checks a call's range, counts and records it, and finds out which fault strikes it.
+    fn enter(
+        &self,
+        state: &mut State,
+        operation: &'static str,
+        offset_bytes: u64,
+        length_bytes: u64,
+        class: Option<IoClass>,
+    ) -> DeviceResult<(u64, Option<FaultKind>)> {
+        state.calls += 1;
+        assert!(
+            state.calls <= self.first_call + self.config.call_limit,
+            "more than {} device calls: the engine seems to loop",
+            self.config.call_limit
+        );
+        let refuse = |reason: &str| Err(error(operation, offset_bytes, length_bytes, reason));
+        if !offset_bytes.is_multiple_of(BLOCK_BYTES_U64)
+            || !length_bytes.is_multiple_of(BLOCK_BYTES_U64)
+        {
+            return refuse("not a multiple of 4096 bytes");
+        }
+        if offset_bytes.checked_add(length_bytes).is_none_or(|end| end > self.size_bytes) {
+            return refuse("beyond the end of the device");
+        }
+        let first = offset_bytes / BLOCK_BYTES_U64;
+        let blocks = first..first + length_bytes / BLOCK_BYTES_U64;
+        let fault = state.faults.strike(operation, &blocks, class);
+        let call = state.calls;
+        let entry = TraceEntry { call, operation, blocks, class, fault };
+        state.record(entry, self.config.trace_length);
+        Ok((call, fault))
+    }
+
+    /// A write of `blocks` begins: decides its outcome, and puts it among the pending.
+    fn begin_write(
+        state: &mut State,
+        call: u64,
+        offset_bytes: u64,
+        mut blocks: Vec<BlockRef>,
+        class: IoClass,
+        fault: Option<FaultKind>,
+    ) -> DeviceResult<()> {
+        let mut first_block = offset_bytes / BLOCK_BYTES_U64;
+        let length_bytes = blocks.len() as u64 * BLOCK_BYTES_U64;
+        let mut result = Ok(());
+        match fault {
+            Some(FaultKind::WriteNoSpace) => {
+                let mut failure =
+                    error("write", offset_bytes, length_bytes, "No space left on device");
+                failure.no_space = true;
+                return Err(failure);
+            }
+            Some(FaultKind::LostWrite) => return Ok(()),
+            Some(FaultKind::MisdirectedWrite { distance_blocks }) => {
+                let last = state.view.blocks().saturating_sub(blocks.len() as u64);
+                first_block = first_block.saturating_add_signed(distance_blocks).min(last);
+            }
+            Some(FaultKind::WriteError) => {
+                let kept = state.rng.index(blocks.len() + 1);
+                blocks.truncate(kept);
+                result = Err(error("write", offset_bytes, length_bytes, "Input/output error"));
+            }
+            _ => {}
+        }
+        let write = Arc::new(Write { id: call, first_block, blocks, class });
+        state.log_event(Event::Write(Arc::clone(&write)));
+        if result.is_err() {
+            // The part that reached the cache is there to stay.
+            state.complete_write(call);
+        }
+        result
+    }
+
+    /// A queued request ends well.
+    fn finish(&self, state: &mut State, call: u64, request: &mut Request) -> DeviceResult<()> {
+        match request.operation {
+            Operation::Write { fua } => {
+                state.complete_write(call);
+                if fua && self.config.fua || !self.config.volatile_cache {
+                    state.log_event(Event::Durable(call));
+                }
+                Ok(())
+            }
+            Operation::Read => {
+                let offset_bytes = request.offset_bytes;
+                match &mut request.buffers {
+                    Buffers::Owned(buffer) => {
+                        self.read_locked(state, offset_bytes, &mut [buffer], request.class)
+                    }
+                    Buffers::Fill(pages) => {
+                        let mut slices: Vec<&mut [u8]> =
+                            pages.iter_mut().map(|page| &mut page[..]).collect();
+                        self.read_locked(state, offset_bytes, &mut slices, request.class)
+                    }
+                    Buffers::Pages(_) | Buffers::None => {
+                        Err(error("read", offset_bytes, 0, "no memory to read into"))
+                    }
+                }
+            }
+            Operation::Flush => self.flush_locked(state),
+            Operation::Discard { length_bytes } => {
+                self.discard_locked(state, request.offset_bytes, length_bytes)
+            }
+        }
+    }
+
+    fn read_locked(
+        &self,
+        state: &mut State,
+        offset_bytes: u64,
+        buffers: &mut [&mut [u8]],
+        class: IoClass,
+    ) -> DeviceResult<()> {
+        let length_bytes = buffers.iter().map(|buffer| buffer.len() as u64).sum();
+        check_buffers("read", offset_bytes, buffers.iter().map(|buffer| &**buffer))?;
+        let (_, fault) = self.enter(state, "read", offset_bytes, length_bytes, Some(class))?;
+        let mut first = offset_bytes / BLOCK_BYTES_U64;
+        match fault {
+            Some(FaultKind::ReadError) => {
+                return Err(error("read", offset_bytes, length_bytes, "Input/output error"));
+            }
+            Some(FaultKind::BitRot { bit }) => state.rot(first, bit),
+            Some(FaultKind::MisdirectedRead { distance_blocks }) => {
+                let last = state.view.blocks().saturating_sub(length_bytes / BLOCK_BYTES_U64);
+                first = first.saturating_add_signed(distance_blocks).min(last);
+            }
+            _ => {}
+        }
+        let stale = fault == Some(FaultKind::StaleRead);
+        let mut index = first;
+        for part in buffers.iter_mut().flat_map(|buffer| buffer.chunks_exact_mut(BLOCK_BYTES)) {
+            let previous = if stale { state.previous.get(&index) } else { None };
+            part.copy_from_slice(previous.unwrap_or_else(|| state.view.block(index)).bytes());
+            index += 1;
+        }
+        Ok(())
+    }
+
+    fn flush_locked(&self, state: &mut State) -> DeviceResult<()> {
+        let (_, fault) = self.enter(state, "flush", 0, 0, None)?;
+        let covers = state.disk.completed();
+        if fault != Some(FaultKind::FlushError) {
+            state.log_event(Event::Flush { covers });
+            return Ok(());
+        }
+        let (mut durable, mut dropped) = (Vec::new(), Vec::new());
+        for id in covers {
+            match state.rng.below(3) {
+                0 => durable.push(id),
+                1 => dropped.push(id),
+                _ => {}
+            }
+        }
+        state.log_event(Event::FlushFailed { durable, dropped });
+        state.view = state.disk.view();
+        Err(error("flush", 0, 0, "Input/output error"))
+    }
+
+    fn discard_locked(
+        &self,
+        state: &mut State,
+        offset_bytes: u64,
+        length_bytes: u64,
+    ) -> DeviceResult<()> {
+        self.enter(state, "discard", offset_bytes, length_bytes, None)?;
+        if self.config.discard {
+            let first_block = offset_bytes / BLOCK_BYTES_U64;
+            let blocks = length_bytes / BLOCK_BYTES_U64;
+            state.log_event(Event::Discard { first_block, blocks });
+            state.view = state.disk.view();
+        }
+        Ok(())
+    }
+
+    fn write_blocking(
+        &self,
+        offset_bytes: u64,
+        buffers: &[&[u8]],
+        class: IoClass,
+        fua: bool,
+        queued: bool,
+    ) -> (u64, DeviceResult<()>) {
+        let mut state = self.state.lock();
+        let length_bytes = buffers.iter().map(|buffer| buffer.len() as u64).sum();
+        if let Err(failure) = check_buffers("write", offset_bytes, buffers.iter().copied()) {
+            return (0, Err(failure));
+        }
+        let entered = self.enter(&mut state, "write", offset_bytes, length_bytes, Some(class));
+        let (call, fault) = match entered {
+            Ok(entered) => entered,
+            Err(failure) => return (0, Err(failure)),
+        };
+        let blocks =
+            buffers.iter().flat_map(|buffer| buffer.chunks_exact(BLOCK_BYTES)).map(Block::new);
+        let blocks = blocks.collect();
+        let result = Self::begin_write(&mut state, call, offset_bytes, blocks, class, fault);
+        if result.is_ok() && !queued {
+            state.complete_write(call);
+            if fua && self.config.fua || !self.config.volatile_cache {
+                state.log_event(Event::Durable(call));
+            }
+        }
+        (call, result)
+    }
+}
+
+impl State {
+    fn record(&mut self, entry: TraceEntry, length: usize) {
+        if self.trace.len() >= length {
+            self.trace.pop_front();
+        }
+        self.trace.push_back(entry);
+    }
+
+    fn log_event(&mut self, event: Event) {
+        self.disk.apply(&event);
+        self.events.push(event);
+    }
+
+    fn complete_write(&mut self, call: u64) {
+        let Some(write) = self.disk.pending().find(|write| write.id == call).map(Arc::clone) else {
+            return;
+        };
+        for (index, block) in (write.first_block..).zip(&write.blocks) {
+            if self.keep_previous {
+                self.previous.insert(index, Arc::clone(self.view.block(index)));
+            }
+            self.view.set_block(index, Arc::clone(block));
+        }
+        self.log_event(Event::Complete(call));
+    }
+
+    /// One bit of the medium changes, unless a newer version of the block is still in the cache.
+    fn rot(&mut self, block: u64, bit: u32) {
+        let mut bytes = *self.view.block(block).bytes();
+        bytes[bit as usize / 8 % BLOCK_BYTES] ^= 1 << (bit % 8);
+        let content = Block::new(&bytes);
+        self.log_event(Event::Rot { block, content });
+        self.view = self.disk.view();
+    }
+}
+
+fn error(
+    operation: &'static str,
+    offset_bytes: u64,
+    length_bytes: u64,
+    reason: &str,
+) -> DeviceError {
+    DeviceError {
+        operation,
+        offset_bytes,
+        length_bytes,
+        reason: reason.to_owned(),
+        no_space: false,
+    }
+}
+
+/// Buffers must be aligned and made of whole blocks, as `O_DIRECT` wants them.
+fn check_buffers<'a>(
+    operation: &'static str,
+    offset_bytes: u64,
+    mut buffers: impl Iterator<Item = &'a [u8]>,
+) -> DeviceResult<()> {
+    let aligned = |buffer: &[u8]| {
+        buffer.as_ptr().addr().is_multiple_of(BLOCK_BYTES)
+            && buffer.len().is_multiple_of(BLOCK_BYTES)
+    };
+    if buffers.all(aligned) {
+        Ok(())
+    } else {
+        Err(error(operation, offset_bytes, 0, "a buffer is not aligned to 4096 bytes"))
+    }
+}
+
+impl Device for SimDevice {
+    fn info(&self) -> DeviceInfo {
+        DeviceInfo {
+            size_bytes: self.size_bytes,
+            fua: self.config.fua,
+            volatile_cache: self.config.volatile_cache,
+            discard: self.config.discard,
+        }
+    }
+
+    fn read(
+        &self,
+        offset_bytes: u64,
+        buffers: &mut [&mut [u8]],
+        class: IoClass,
+    ) -> DeviceResult<()> {
+        self.read_locked(&mut self.state.lock(), offset_bytes, buffers, class)
+    }
+
+    fn write(
+        &self,
+        offset_bytes: u64,
+        buffers: &[&[u8]],
+        class: IoClass,
+        fua: bool,
+    ) -> DeviceResult<()> {
+        self.write_blocking(offset_bytes, buffers, class, fua, false).1
+    }
+
+    fn flush(&self) -> DeviceResult<()> {
+        self.flush_locked(&mut self.state.lock())
+    }
+
+    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> DeviceResult<()> {
+        self.discard_locked(&mut self.state.lock(), offset_bytes, length_bytes)
+    }
+
+    fn submit(&self, mut request: Request, on_done: OnDone) {
+        let queued = matches!(self.config.completion, Completion::Queued(_));
+        let (call, result) = match (request.operation, &request.buffers) {
+            (Operation::Write { fua }, Buffers::Owned(buffer)) => {
+                self.write_blocking(request.offset_bytes, &[buffer], request.class, fua, queued)
+            }
+            (Operation::Write { fua }, Buffers::Pages(pages)) => {
+                let slices: Vec<&[u8]> = pages.iter().map(|page| &page[..]).collect();
+                self.write_blocking(request.offset_bytes, &slices, request.class, fua, queued)
+            }
+            (Operation::Write { .. }, _) => {
+                (0, Err(error("write", request.offset_bytes, 0, "no memory to write from")))
+            }
+            _ if queued => (self.calls(), Ok(())),
+            _ => (0, self.finish(&mut self.state.lock(), 0, &mut request)),
+        };
+        if queued {
+            self.state.lock().queue.push(Queued { call, request, on_done, result });
+        } else {
+            on_done(result, request.buffers);
+        }
+    }
+}

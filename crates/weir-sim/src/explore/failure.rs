@@ -1,0 +1,107 @@
+//! What is reported when a volume did not survive.
+
+use serde::Serialize;
+
+/// A finding, with all that is needed to understand and repeat it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Failure {
+    /// What is wrong, in one line.
+    pub summary: String,
+    /// What was expected and found, and where the crash was, outermost last.
+    pub details: Vec<String>,
+    /// The operations, as far as they were executed, with their results.
+    pub operations: Vec<String>,
+    /// The last device calls of the session that broke.
+    pub trace: Vec<String>,
+}
+
+impl Failure {
+    /// A finding without context yet.
+    pub fn new(summary: impl Into<String>) -> Self {
+        Self {
+            summary: summary.into(),
+            details: Vec::new(),
+            operations: Vec::new(),
+            trace: Vec::new(),
+        }
+    }
+
+    /// Adds what was expected and found.
+    #[must_use]
+    pub fn with(mut self, lines: impl IntoIterator<Item = String>) -> Self {
+        self.details.extend(lines);
+        self
+    }
+
+    /// Adds the device calls, unless an inner session has given its own.
+    #[must_use]
+    pub fn with_trace(mut self, device: &crate::device::SimDevice) -> Self {
+        if self.trace.is_empty() {
+            self.trace = device.trace().iter().map(ToString::to_string).collect();
+        }
+        self
+    }
+}
+
+/// Runs `body`; a panic of the system under test becomes a finding.
+pub fn guard<T>(what: &str, body: impl FnOnce() -> T) -> Result<T, Failure> {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    panics::quiet(|| catch_unwind(AssertUnwindSafe(body))).map_err(|payload| {
+        let text = payload
+            .downcast_ref::<String>()
+            .map(String::as_str)
+            .or_else(|| payload.downcast_ref::<&str>().copied())
+            .unwrap_or("(no message)");
+        let place = panics::last_place().unwrap_or_default();
+        Failure::new(format!("panic while {what}: {text}")).with([place])
+    })
+}
+
+/// Keeps panics that are caught as findings from being printed, thread by thread.
+mod panics {
+    use std::cell::{Cell, RefCell};
+    use std::sync::Once;
+
+    thread_local! {
+        static QUIET: Cell<u32> = const { Cell::new(0) };
+        static PLACE: RefCell<Option<String>> = const { RefCell::new(None) };
+    }
+
+    pub fn quiet<T>(body: impl FnOnce() -> T) -> T {
+        static HOOK: Once = Once::new();
+        HOOK.call_once(|| {
+            let previous = std::panic::take_hook();
+            std::panic::set_hook(Box::new(move |info| {
+                if QUIET.get() == 0 {
+                    return previous(info);
+                }
+                let place = info.location().map(|place| format!("at {place}"));
+                PLACE.set(place);
+            }));
+        });
+        QUIET.set(QUIET.get() + 1);
+        let result = body();
+        QUIET.set(QUIET.get() - 1);
+        result
+    }
+
+    pub fn last_place() -> Option<String> {
+        PLACE.take()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_becomes_a_finding_with_its_text_and_place() {
+        let failure = guard("testing", || {
+            assert!(std::hint::black_box(false), "broken");
+        })
+        .unwrap_err();
+        assert_eq!(failure.summary, "panic while testing: broken");
+        assert!(failure.details[0].contains("failure.rs"));
+        assert_eq!(guard("testing", || 7), Ok(7));
+    }
+}

@@ -1,0 +1,679 @@
+//! Runs a workload once and examines the crash states it passes through.
+//!
+//! The workload runs on one [`SimDevice`]; after each operation the device's record is walked event
+//! by event, and at every write (and wherever a sync was acknowledged) images that a power cut may leave are
+//! made from the durable image and the pending writes. Each image is mounted, read
+//! back, compared with the states the [`History`] allows, and checked with fsck. A sample is crashed
+//! again *during* that recovery, and a sample goes on: more operations, syncs, and crashes of the
+//! recovered volume, which must not lose what the recovery showed.
+
+pub mod failure;
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use crate::clock::SimClock;
+use crate::device::{Completion, DeviceConfig, SimDevice};
+use crate::disk::{DiskState, Event};
+use crate::fault::FaultPlan;
+use crate::image::Image;
+use crate::model::compare::{Strictness, compare};
+use crate::model::found::Found;
+use crate::model::history::{Durable, History};
+use crate::model::{Model, Outcome};
+use crate::op::{Op, Sync};
+use crate::rng::Rng;
+use crate::system::{Session, Settings, System, SystemError};
+use crate::workload;
+pub use failure::{Failure, guard};
+
+/// How much to examine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limits {
+    /// Crash images at a point of the workload.
+    pub outcomes_per_point: usize,
+    /// Crash images at a point of a recovery, or of what follows one.
+    pub outcomes_per_inner_point: usize,
+    /// Of how many crash states one is crashed again during its recovery; 0: none.
+    pub recrash_one_in: u64,
+    /// Of how many crash states one is used on; 0: none.
+    pub go_on_one_in: u64,
+    /// Of how many points one is continued after the program died but the disk stayed up, its cache
+    /// filled; 0: none.
+    pub kill_one_in: u64,
+    /// Crash states of a case; after that many the workload goes on without crashes.
+    pub states_per_case: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            outcomes_per_point: 12,
+            outcomes_per_inner_point: 3,
+            recrash_one_in: 16,
+            go_on_one_in: 32,
+            kill_one_in: 16,
+            states_per_case: u64::MAX,
+        }
+    }
+}
+
+/// A workload with everything it starts from.
+#[derive(Debug, Clone)]
+pub struct Case {
+    /// For people: what kind of workload, which number.
+    pub name: String,
+    /// Draws crash images and everything else that is sampled.
+    pub seed: u64,
+    /// How the volume was made and is opened.
+    pub settings: Settings,
+    /// The volume at the start.
+    pub image: Image,
+    /// What is on it.
+    pub model: Model,
+    /// What to do.
+    pub ops: Vec<Op>,
+    /// What goes wrong meanwhile.
+    pub faults: FaultPlan,
+    /// The disk lies: what cannot be read is not held against the volume.
+    pub silent_faults: bool,
+    /// How much to examine.
+    pub limits: Limits,
+}
+
+/// What was examined.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Crash states mounted and verified.
+    pub states: u64,
+    /// Of these: crashed during recovery.
+    pub recovery_states: u64,
+    /// Of these: crashed after a recovery and more work.
+    pub later_states: u64,
+    /// Crash states skipped because an equal one was verified before.
+    pub duplicates: u64,
+    /// Operations executed (without those after a recovery).
+    pub operations: u64,
+    /// Operations that failed for lack of space or a fault.
+    pub refused: u64,
+    /// Device calls that a fault struck.
+    pub faults: u64,
+}
+
+impl Tally {
+    /// Adds another tally.
+    pub const fn add(&mut self, other: &Self) {
+        self.states += other.states;
+        self.recovery_states += other.recovery_states;
+        self.later_states += other.later_states;
+        self.duplicates += other.duplicates;
+        self.operations += other.operations;
+        self.refused += other.refused;
+        self.faults += other.faults;
+    }
+}
+
+/// How deep a session is below the workload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Depth {
+    Workload,
+    Recovery,
+    Later,
+}
+
+/// A mounted volume and what is known about it.
+struct Run<S> {
+    device: Arc<SimDevice>,
+    clock: Arc<SimClock>,
+    session: S,
+    disk: DiskState,
+    history: History,
+    seen: HashSet<(u64, u64)>,
+    log: Vec<String>,
+    depth: Depth,
+}
+
+struct Explorer<'a, S> {
+    system: &'a S,
+    case: &'a Case,
+    rng: Rng,
+    tally: Tally,
+}
+
+/// Runs `case` on `system`.
+///
+/// # Errors
+/// The first finding. The tally is of what was examined until then.
+pub fn explore<S: System>(system: &S, case: &Case) -> (Tally, Result<(), Failure>) {
+    let rng = Rng::derived(case.seed, 0xE0);
+    let mut explorer = Explorer { system, case, rng, tally: Tally::default() };
+    let result = explorer.run_case();
+    (explorer.tally, result)
+}
+
+/// Prepares a start: makes a volume, applies `ops` and unmounts.
+///
+/// # Errors
+/// Anything that goes wrong: without crashes and faults nothing may.
+pub fn prepare<S: System>(
+    system: &S,
+    settings: &Settings,
+    ops: &[Op],
+) -> Result<(Image, Model), Failure> {
+    let image = Image::zeroed(settings.volume_blocks);
+    let device = Arc::new(SimDevice::new(image, DeviceConfig::default()));
+    let clock = Arc::new(SimClock::new());
+    let failed = |what: &str, error: &SystemError| Failure::new(format!("{what}: {error}"));
+    guard("creating the volume", || system.create(&device, &clock, settings))?
+        .map_err(|error| failed("create failed", &error))?;
+    let mut session = guard("mounting the new volume", || system.open(&device, &clock, settings))?
+        .map_err(|error| failed("mounting the new volume failed", &error))?;
+    let mut model = Model::new();
+    for op in ops {
+        let expected = model.apply(op, None);
+        let result = guard(&format!("executing {op}"), || session.apply(op))?;
+        if expected.is_err() || result.is_err() {
+            return Err(Failure::new(format!("start: {op}: {result:?}, expected {expected:?}")));
+        }
+    }
+    guard("unmounting", || session.close())?
+        .map_err(|error| failed("unmounting failed", &error))?;
+    let mut session =
+        guard("mounting the prepared volume", || system.open(&device, &clock, settings))?
+            .map_err(|error| failed("mounting the prepared volume failed", &error))?;
+    let found = guard("reading the prepared volume", || session.found())?
+        .map_err(|error| failed("reading the prepared volume failed", &error))?;
+    let differences = compare(&model, &found, Strictness::EXACT);
+    if !differences.is_empty() {
+        return Err(Failure::new("the prepared volume is not what was written").with(differences));
+    }
+    guard("unmounting", || session.close())?
+        .map_err(|error| failed("unmounting failed", &error))?;
+    Ok((device.view(), Model::from_found(&found)))
+}
+
+impl<S: System> Explorer<'_, S> {
+    fn strictness(&self) -> Strictness {
+        Strictness { tolerate_unreadable: self.case.silent_faults, ..Strictness::CRASH }
+    }
+
+    fn device(&self, image: Image, faults: FaultPlan) -> Arc<SimDevice> {
+        let config =
+            DeviceConfig { completion: Completion::Immediate, faults, ..DeviceConfig::default() };
+        Arc::new(SimDevice::new(image, config))
+    }
+
+    fn run_case(&mut self) -> Result<(), Failure> {
+        let case = self.case;
+        let device = self.device(case.image.clone(), case.faults.clone());
+        let clock = Arc::new(SimClock::starting_at(1_000_000_000_000));
+        let opened = guard("mounting the start volume", || {
+            self.system.open(&device, &clock, &case.settings)
+        });
+        let session = match opened {
+            Ok(Ok(session)) => session,
+            // With faults on the way, mounting may fail, and the volume must be as it was.
+            Ok(Err(error)) if !case.faults.is_empty() && error.is_environmental() => {
+                return self.check_unmountable(&device, &clock);
+            }
+            Ok(Err(error)) => {
+                let failure = Failure::new(format!("the start volume does not mount: {error}"));
+                return Err(failure.with_trace(&device));
+            }
+            Err(failure) => return Err(failure.with_trace(&device)),
+        };
+        let mut run = Run {
+            device,
+            clock,
+            session,
+            disk: DiskState::new(case.image.clone()),
+            history: History::new(case.model.clone()),
+            seen: HashSet::new(),
+            log: Vec::new(),
+            depth: Depth::Workload,
+        };
+        let result = self.run_ops(&mut run, &case.ops);
+        self.tally.faults += run.device.faults_struck();
+        match result {
+            Ok(true) => self.finish(run),
+            Ok(false) => Ok(()),
+            Err(mut failure) => {
+                failure.operations = run.log;
+                Err(failure.with_trace(&run.device))
+            }
+        }
+    }
+
+    fn check_unmountable(
+        &mut self,
+        device: &Arc<SimDevice>,
+        clock: &Arc<SimClock>,
+    ) -> Result<(), Failure> {
+        self.tally.faults += device.faults_struck();
+        let mut disk = DiskState::new(self.case.image.clone());
+        for event in device.take_events() {
+            disk.apply(&event);
+        }
+        let history = History::new(self.case.model.clone());
+        let budget = self.case.limits.outcomes_per_point;
+        for outcome in disk.outcomes(false, budget, &mut self.rng) {
+            let image = disk.image_after(&outcome);
+            self.verify(&image, &history, clock.elapsed_ns(), Depth::Recovery).map_err(
+                |failure| {
+                    failure
+                        .with(["after a mount that failed".to_owned()])
+                        .with(disk.describe(&outcome))
+                },
+            )?;
+        }
+        Ok(())
+    }
+
+    /// Executes operations and examines the crash states on the way. True: the session is alive.
+    fn run_ops(&mut self, run: &mut Run<S::Session>, ops: &[Op]) -> Result<bool, Failure> {
+        self.examine(run)?;
+        for (index, op) in ops.iter().enumerate() {
+            if let Op::Advance { ns } = op {
+                run.clock.advance_ns(*ns);
+            }
+            let executed = self.execute(run, op);
+            if executed.is_err() {
+                run.log.push(format!("{}. {op} -> the finding", index + 1));
+            }
+            match executed? {
+                Executed::Went(text) => run.log.push(format!("{}. {op} -> {text}", index + 1)),
+                Executed::Shutdown => return Ok(false),
+            }
+        }
+        Ok(true)
+    }
+
+    fn execute(&mut self, run: &mut Run<S::Session>, op: &Op) -> Result<Executed, Failure> {
+        if run.depth == Depth::Workload {
+            self.tally.operations += 1;
+        }
+        let result = guard(&format!("executing {op}"), || run.session.apply(op))?;
+        run.clock.advance_ns(1000);
+        let granted = match &result {
+            Ok(Outcome::Count(count)) => Some(*count),
+            _ => None,
+        };
+        let mut next = Model::clone(run.history.now());
+        let expected = next.apply(op, granted);
+        let faulty = !self.case.faults.is_empty();
+        match (&result, &expected) {
+            (Err(error), _) if error.is_environmental() => {
+                let space = error.errno == crate::model::errno::ENOSPC;
+                if !faulty && !space {
+                    return Err(Failure::new(format!("{op} failed without a fault: {error}")));
+                }
+                self.tally.refused += 1;
+                // Not done, but a crash meanwhile may leave either state.
+                let effect = expected.is_ok() && !op.is_neutral();
+                if effect {
+                    run.history.push(Arc::new(next));
+                }
+                self.examine(run)?;
+                if effect {
+                    run.history.pop();
+                }
+                let shutdown = error.shutdown;
+                return Ok(if shutdown {
+                    Executed::Shutdown
+                } else {
+                    Executed::Went(error.to_string())
+                });
+            }
+            (Err(_), Err(_)) => {}
+            (Ok(result), Ok(expected)) if result == expected => {}
+            (Ok(Outcome::Data(found)), Ok(Outcome::Data(expected))) => {
+                return Err(Failure::new(format!("{op} gave wrong data")).with([
+                    format!("found {} bytes: {}", found.len(), first_difference(found, expected)),
+                    format!("expected {} bytes", expected.len()),
+                ]));
+            }
+            _ => {
+                let text = format!("{op}: {}, expected {expected:?}", describe(&result));
+                return Err(Failure::new(text));
+            }
+        }
+        if !op.is_neutral() && result.is_ok() {
+            run.history.push(Arc::new(next));
+        }
+        self.examine(run)?;
+        if result.is_ok() {
+            self.acknowledge(run, op)?;
+        }
+        Ok(Executed::Went(describe(&result)))
+    }
+
+    /// A sync returned: from now on more must survive, so all images are looked at again.
+    fn acknowledge(&mut self, run: &mut Run<S::Session>, op: &Op) -> Result<(), Failure> {
+        let now = Arc::clone(run.history.now());
+        let durable = match op {
+            Op::Sync(Sync::All) => Durable::All,
+            Op::Checkpoint => Durable::Metadata,
+            Op::Sync(Sync::Full(target)) => match now.target(target) {
+                Ok(ino) => Durable::Inode { ino, data_only: false },
+                Err(_) => return Ok(()),
+            },
+            Op::Sync(Sync::Data(target)) => match now.target(target) {
+                Ok(ino) => Durable::Inode { ino, data_only: true },
+                Err(_) => return Ok(()),
+            },
+            _ => return Ok(()),
+        };
+        run.history.acknowledge(durable, &format!("{op} (operation count {})", now.step()));
+        self.examine_point(run, false, &format!("after the return of {op}"))
+    }
+
+    /// Walks the device's new events.
+    fn examine(&mut self, run: &mut Run<S::Session>) -> Result<(), Failure> {
+        for event in run.device.take_events() {
+            run.disk.apply(&event);
+            match &event {
+                Event::Write(write) => {
+                    self.examine_point(run, true, &format!("at device call #{}", write.id))?;
+                }
+                Event::Complete(_) => {}
+                _ => self.examine_point(run, false, "after a flush")?,
+            }
+        }
+        Ok(())
+    }
+
+    fn examine_point(
+        &mut self,
+        run: &mut Run<S::Session>,
+        newest_only: bool,
+        place: &str,
+    ) -> Result<(), Failure> {
+        let limits = &self.case.limits;
+        let budget = match run.depth {
+            Depth::Workload => limits.outcomes_per_point,
+            Depth::Recovery | Depth::Later => limits.outcomes_per_inner_point,
+        };
+        if self.tally.states >= limits.states_per_case {
+            return Ok(());
+        }
+        let kill = run.depth == Depth::Workload && run.disk.pending_count() > 0;
+        if kill && limits.kill_one_in > 0 && self.rng.one_in(limits.kill_one_in) {
+            self.kill(run).map_err(|failure| failure.with([format!("killed {place}")]))?;
+        }
+        for outcome in run.disk.outcomes(newest_only, budget, &mut self.rng) {
+            let image = run.disk.image_after(&outcome);
+            if !run.seen.insert((image.hash(), run.history.epoch())) {
+                self.tally.duplicates += 1;
+                continue;
+            }
+            let elapsed_ns = run.clock.elapsed_ns();
+            self.verify(&image, &run.history, elapsed_ns, run.depth).map_err(|failure| {
+                failure
+                    .with([format!("crash {place}, with these writes pending:")])
+                    .with(run.disk.describe(&outcome).into_iter().map(|line| format!("  {line}")))
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The program dies, the disk stays up: what is in its cache is read by the recovery, but is
+    /// durable only once that has flushed it.
+    fn kill(&mut self, run: &Run<S::Session>) -> Result<(), Failure> {
+        self.tally.states += 1;
+        let device = Arc::new(SimDevice::with_disk(run.disk.clone(), DeviceConfig::default()));
+        let clock = Arc::new(SimClock::starting_at(run.clock.elapsed_ns() + 1_000_000_000));
+        let result = self.recover(&device, &clock, &run.history).and_then(|recovered| {
+            let Some((session, found)) = recovered else { return Ok(()) };
+            self.go_on(session, &device, &clock, &found)
+        });
+        result.map_err(|failure| {
+            let all =
+                crate::disk::Outcome(vec![crate::disk::Fate::Survived; run.disk.pending_count()]);
+            let pending = run.disk.describe(&all).into_iter().map(|line| format!("  {line}"));
+            failure
+                .with_trace(&device)
+                .with(["with these writes in the disk's cache:".to_owned()])
+                .with(pending)
+        })
+    }
+
+    /// Mounts a crash image and compares.
+    fn verify(
+        &mut self,
+        image: &Image,
+        history: &History,
+        elapsed_ns: u64,
+        depth: Depth,
+    ) -> Result<(), Failure> {
+        self.tally.states += 1;
+        match depth {
+            Depth::Workload => {}
+            Depth::Recovery => self.tally.recovery_states += 1,
+            Depth::Later => self.tally.later_states += 1,
+        }
+        let device = self.device(image.clone(), FaultPlan::default());
+        let clock = Arc::new(SimClock::starting_at(elapsed_ns + 1_000_000_000));
+        self.verify_on(&device, &clock, image, history, depth)
+            .map_err(|failure| failure.with_trace(&device))
+    }
+
+    fn verify_on(
+        &mut self,
+        device: &Arc<SimDevice>,
+        clock: &Arc<SimClock>,
+        image: &Image,
+        history: &History,
+        depth: Depth,
+    ) -> Result<(), Failure> {
+        let Some((session, found)) = self.recover(device, clock, history)? else { return Ok(()) };
+        let recovery = device.take_events();
+        if self.case.silent_faults {
+            return Ok(());
+        }
+        self.check(device)?;
+        if depth != Depth::Workload {
+            return Ok(());
+        }
+        let limits = &self.case.limits;
+        if limits.recrash_one_in > 0 && self.rng.one_in(limits.recrash_one_in) {
+            self.recrash(image, &recovery, history, clock.elapsed_ns())?;
+        }
+        if limits.go_on_one_in > 0 && self.rng.one_in(limits.go_on_one_in) {
+            self.go_on(session, device, clock, &found)?;
+        }
+        Ok(())
+    }
+
+    /// Mounts, reads everything and compares. `None`: a lying disk made it unreadable.
+    fn recover(
+        &self,
+        device: &Arc<SimDevice>,
+        clock: &Arc<SimClock>,
+        history: &History,
+    ) -> Result<Option<(S::Session, Found)>, Failure> {
+        let settings = &self.case.settings;
+        let silent = self.case.silent_faults;
+        let mut session = match guard("recovering", || self.system.open(device, clock, settings))? {
+            Ok(session) => session,
+            Err(error) if silent && error.is_environmental() => return Ok(None),
+            Err(error) => return Err(Failure::new(format!("recovery failed: {error}"))),
+        };
+        let found = match guard("reading the recovered volume", || session.found())? {
+            Ok(found) => found,
+            Err(error) if silent && error.is_environmental() => return Ok(None),
+            Err(error) => {
+                return Err(Failure::new(format!("the recovered volume cannot be read: {error}")));
+            }
+        };
+        history.find(&found, self.strictness()).map_err(|mismatch| {
+            Failure::new("the recovered volume is not a state that the history allows")
+                .with(mismatch.lines)
+        })?;
+        Ok(Some((session, found)))
+    }
+
+    fn check(&self, device: &Arc<SimDevice>) -> Result<(), Failure> {
+        let image = self.device(device.view(), FaultPlan::default());
+        match guard("checking the recovered volume", || self.system.check(&image))? {
+            Ok(defects) if defects.is_empty() => Ok(()),
+            Ok(defects) => Err(Failure::new("fsck finds defects after recovery").with(defects)),
+            Err(error) => Err(Failure::new(format!("fsck failed after recovery: {error}"))),
+        }
+    }
+
+    /// Crashes again during the recovery that `events` record.
+    fn recrash(
+        &mut self,
+        image: &Image,
+        events: &[Event],
+        history: &History,
+        elapsed_ns: u64,
+    ) -> Result<(), Failure> {
+        let mut disk = DiskState::new(image.clone());
+        let writes = events.iter().filter(|event| matches!(event, Event::Write(_))).count() as u64;
+        let budget = self.case.limits.outcomes_per_inner_point;
+        for event in events {
+            disk.apply(event);
+            let is_write = matches!(event, Event::Write(_));
+            if matches!(event, Event::Complete(_)) || is_write && self.rng.below(writes) >= 6 {
+                continue;
+            }
+            for outcome in disk.outcomes(is_write, budget, &mut self.rng) {
+                let second = disk.image_after(&outcome);
+                self.verify(&second, history, elapsed_ns, Depth::Recovery).map_err(|failure| {
+                    failure
+                        .with([
+                            "second crash during recovery, with these writes pending:".to_owned()
+                        ])
+                        .with(disk.describe(&outcome).into_iter().map(|line| format!("  {line}")))
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Uses the recovered volume, and crashes it again.
+    fn go_on(
+        &mut self,
+        session: S::Session,
+        device: &Arc<SimDevice>,
+        clock: &Arc<SimClock>,
+        found: &Found,
+    ) -> Result<(), Failure> {
+        let model = Model::from_found(found);
+        let ops = workload::followup(&model, &mut self.rng);
+        device.take_events();
+        let mut run = Run {
+            device: Arc::clone(device),
+            clock: Arc::clone(clock),
+            session,
+            // The recovery's own last writes may still be pending.
+            disk: device.disk_state(),
+            history: History::new(model),
+            seen: HashSet::new(),
+            log: Vec::new(),
+            depth: Depth::Later,
+        };
+        let examined = self.examine_point(&mut run, false, "right after the recovery");
+        match examined.and_then(|()| self.run_ops(&mut run, &ops)) {
+            Ok(_) => Ok(()),
+            Err(failure) => {
+                let log = run.log.into_iter().map(|line| format!("  {line}"));
+                Err(failure.with(["in use after the recovery:".to_owned()]).with(log))
+            }
+        }
+    }
+
+    /// The workload is over: the live volume, and the volume after an orderly unmount, are exactly the
+    /// model.
+    fn finish(&mut self, mut run: Run<S::Session>) -> Result<(), Failure> {
+        let faulty = !self.case.faults.is_empty();
+        let strictness = Strictness { tolerate_unreadable: faulty, ..Strictness::EXACT };
+        let log = std::mem::take(&mut run.log);
+        let device = Arc::clone(&run.device);
+        let result = self.finish_on(run, strictness, faulty);
+        result.map_err(|mut failure| {
+            failure.operations = log;
+            failure.with_trace(&device)
+        })
+    }
+
+    fn finish_on(
+        &mut self,
+        mut run: Run<S::Session>,
+        strictness: Strictness,
+        faulty: bool,
+    ) -> Result<(), Failure> {
+        let mut model = Model::clone(run.history.now());
+        let live = guard("reading the live volume", || run.session.found())?;
+        match live {
+            Ok(found) => {
+                let differences = compare(&model, &found, strictness);
+                if !differences.is_empty() {
+                    return Err(Failure::new("the live volume is not the model").with(differences));
+                }
+            }
+            Err(error) if faulty => drop(error),
+            Err(error) => {
+                return Err(Failure::new(format!("the live volume cannot be read: {error}")));
+            }
+        }
+        if faulty {
+            return Ok(());
+        }
+        let clock = Arc::new(SimClock::starting_at(run.clock.elapsed_ns()));
+        let closed = guard("unmounting", || run.session.close())?;
+        closed.map_err(|error| Failure::new(format!("unmounting failed: {error}")))?;
+        model.close_all();
+        let mut disk = run.disk;
+        for event in run.device.take_events() {
+            disk.apply(&event);
+        }
+        if disk.pending_count() > 0 {
+            return Err(Failure::new("writes are pending after an unmount"));
+        }
+        let device = self.device(disk.durable().clone(), FaultPlan::default());
+        self.check(&device)?;
+        let mut session =
+            guard("mounting again", || self.system.open(&device, &clock, &self.case.settings))?
+                .map_err(|error| Failure::new(format!("mounting again failed: {error}")))?;
+        let found = guard("reading the volume mounted again", || session.found())?
+            .map_err(|error| Failure::new(format!("the volume cannot be read: {error}")))?;
+        let differences = compare(&model, &found, strictness);
+        if differences.is_empty() {
+            Ok(())
+        } else {
+            Err(Failure::new("after an orderly unmount the volume is not the model")
+                .with(differences))
+        }
+    }
+}
+
+enum Executed {
+    Went(String),
+    Shutdown,
+}
+
+fn describe(result: &Result<Outcome, SystemError>) -> String {
+    match result {
+        Ok(Outcome::Data(data)) => format!("{} bytes", data.len()),
+        Ok(outcome) => format!("{outcome:?}"),
+        Err(error) => error.to_string(),
+    }
+}
+
+fn first_difference(found: &[u8], expected: &[u8]) -> String {
+    let place = found.iter().zip(expected).position(|(left, right)| left != right);
+    place.map_or_else(
+        || "the lengths differ".to_owned(),
+        |place| {
+            let start = place / 8 * 8;
+            let end = |bytes: &[u8]| bytes.len().min(start + 64);
+            format!(
+                "first difference at {place}: {:02x?}, expected {:02x?}",
+                &found[start..end(found)],
+                &expected[start..end(expected)]
+            )
+        },
+    )
+}

@@ -1,0 +1,450 @@
+//! What each operation does to the model.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use weir::{AllocateMode, FileType, RenameMode};
+
+use super::{Body, Errno, Ino, Inode, Model, ROOT, errno};
+use crate::image::BLOCK_BYTES;
+use crate::model::data::FileData;
+use crate::op::{Op, Target, parent};
+use crate::pattern;
+
+/// Longest name of a directory entry.
+const MAX_NAME_BYTES: usize = 255;
+const ENAMETOOLONG: Errno = 36;
+const MAX_FILE_BYTES: u64 = i64::MAX as u64;
+
+/// What a successful operation answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// Nothing but success.
+    Done,
+    /// Bytes written or copied.
+    Count(u64),
+    /// Bytes read.
+    Data(Vec<u8>),
+}
+
+/// The last component of a path.
+fn name_of(path: &str) -> Result<&str, Errno> {
+    let name = path.rsplit('/').next().unwrap_or("");
+    match name.len() {
+        0 => Err(errno::EINVAL),
+        length if length > MAX_NAME_BYTES => Err(ENAMETOOLONG),
+        _ => Ok(name),
+    }
+}
+
+impl Model {
+    /// Applies `op`. `granted` limits a write or copy to what the engine says it has done (a short
+    /// write when space runs out).
+    ///
+    /// # Errors
+    /// What POSIX prescribes; the model is then as before.
+    pub fn apply(&mut self, op: &Op, granted: Option<u64>) -> Result<Outcome, Errno> {
+        self.step += 1;
+        let limit = |length: u64| granted.map_or(length, |granted| granted.min(length));
+        match op {
+            Op::Create { path, permissions } => {
+                let body = Body::File(Arc::default());
+                self.add(path, FileType::Regular, *permissions, body)?;
+            }
+            Op::Mkdir { path } => {
+                let body = Body::Directory { entries: BTreeMap::new(), parent: ROOT };
+                self.add(path, FileType::Directory, 0o755, body)?;
+            }
+            Op::Symlink { path, target } => {
+                self.add(path, FileType::Symlink, 0o777, Body::Symlink(target.clone()))?;
+            }
+            Op::Mknod { path, file_type, rdev } => {
+                let ino = self.add(path, *file_type, 0o600, Body::Special)?;
+                let is_device = matches!(file_type, FileType::CharDevice | FileType::BlockDevice);
+                self.change(ino).rdev = if is_device { *rdev } else { 0 };
+            }
+            Op::Link { from, to } => {
+                let ino = self.resolve(from)?;
+                self.link(ino, to)?;
+            }
+            Op::LinkSlot { slot, path } => {
+                let ino = self.target(&Target::Slot(*slot))?;
+                self.link(ino, path)?;
+            }
+            Op::Unlink { path } => self.unlink(path)?,
+            Op::Rmdir { path } => self.rmdir(path)?,
+            Op::Rename { from, to, mode } => self.rename(from, to, *mode)?,
+            Op::Write { target, offset, length, tag } => {
+                let ino = self.file(target)?;
+                return self.write(ino, *offset, limit(*length), *tag);
+            }
+            Op::Append { target, length, tag } => {
+                let ino = self.file(target)?;
+                let offset = self.inodes[&ino].data().map_or(0, |data| data.size);
+                return self.write(ino, offset, limit(*length), *tag);
+            }
+            Op::Truncate { target, size } => {
+                let ino = self.file(target)?;
+                self.change_data(ino, |data| data.truncate(*size));
+            }
+            Op::Allocate { target, mode, offset, length } => {
+                self.allocate(target, *mode, *offset, *length)?;
+            }
+            Op::CopyRange { from, from_offset, to, to_offset, length } => {
+                return self.copy(from, *from_offset, to, *to_offset, limit(*length));
+            }
+            Op::SetXattr { path, name, length, tag } => {
+                let ino = self.resolve(path)?;
+                let value = pattern::bytes(*tag, 0, *length);
+                self.change(ino).xattrs.insert(name.clone(), value);
+            }
+            Op::RemoveXattr { path, name } => {
+                let ino = self.resolve(path)?;
+                if !self.inodes[&ino].xattrs.contains_key(name) {
+                    return Err(errno::ENODATA);
+                }
+                self.change(ino).xattrs.remove(name);
+            }
+            Op::Chmod { path, permissions } => {
+                let ino = self.resolve(path)?;
+                self.change(ino).permissions = *permissions;
+            }
+            Op::Chown { path, uid, gid } => {
+                let ino = self.resolve(path)?;
+                let inode = self.change(ino);
+                (inode.uid, inode.gid) = (*uid, *gid);
+            }
+            Op::Utimens { path, atime, mtime } => {
+                let ino = self.resolve(path)?;
+                let inode = self.change(ino);
+                (inode.atime, inode.mtime) = (Some(*atime), Some(*mtime));
+            }
+            Op::Open { path, slot } => {
+                let ino = self.resolve(path)?;
+                self.require_file(ino)?;
+                self.set_slot(*slot, Some(ino));
+            }
+            Op::Close { slot } => {
+                self.target(&Target::Slot(*slot))?;
+                self.set_slot(*slot, None);
+            }
+            Op::TmpFile { dir, slot } => {
+                let directory = self.resolve(dir)?;
+                self.inodes[&directory].entries().ok_or(errno::ENOTDIR)?;
+                let ino = self.new_inode(FileType::Regular, 0o600, Body::File(Arc::default()));
+                self.change(ino).names = 0;
+                self.set_slot(*slot, Some(ino));
+            }
+            Op::Read { target, offset, length } => {
+                let ino = self.file(target)?;
+                let data = self.inodes[&ino].data().map(|data| data.read(*offset, *length));
+                return Ok(Outcome::Data(data.unwrap_or_default()));
+            }
+            Op::Sync(crate::op::Sync::Full(target) | crate::op::Sync::Data(target)) => {
+                self.target(target)?;
+            }
+            Op::Sync(crate::op::Sync::All)
+            | Op::Checkpoint
+            | Op::Background { .. }
+            | Op::Writeback
+            | Op::Advance { .. } => {}
+        }
+        Ok(Outcome::Done)
+    }
+
+    fn change(&mut self, ino: Ino) -> &mut Inode {
+        let step = self.step;
+        let inode = self
+            .inodes
+            .entry(ino)
+            .or_insert_with(|| Arc::new(Inode::new(FileType::Regular, 0, Body::Special, step)));
+        let inode = Arc::make_mut(inode);
+        inode.touched = step;
+        inode
+    }
+
+    fn change_data(&mut self, ino: Ino, change: impl FnOnce(&mut FileData)) {
+        let inode = self.change(ino);
+        inode.data_touched = inode.touched;
+        inode.mtime = None;
+        if let Body::File(data) = &mut inode.body {
+            change(Arc::make_mut(data));
+        }
+    }
+
+    fn change_entries(&mut self, directory: Ino, change: impl FnOnce(&mut BTreeMap<String, Ino>)) {
+        let inode = self.change(directory);
+        inode.mtime = None;
+        if let Body::Directory { entries, .. } = &mut inode.body {
+            change(entries);
+        }
+    }
+
+    fn new_inode(&mut self, file_type: FileType, permissions: u32, body: Body) -> Ino {
+        let ino = self.next_ino;
+        self.next_ino += 1;
+        self.inodes.insert(ino, Arc::new(Inode::new(file_type, permissions, body, self.step)));
+        ino
+    }
+
+    fn directory_of(&self, path: &str) -> Result<Ino, Errno> {
+        let directory = self.resolve(parent(path))?;
+        self.inodes[&directory].entries().ok_or(errno::ENOTDIR)?;
+        Ok(directory)
+    }
+
+    fn entry(&self, directory: Ino, name: &str) -> Option<Ino> {
+        self.inodes[&directory].entries()?.get(name).copied()
+    }
+
+    fn require_file(&self, ino: Ino) -> Result<(), Errno> {
+        match self.inodes[&ino].file_type {
+            FileType::Regular => Ok(()),
+            FileType::Directory => Err(errno::EISDIR),
+            _ => Err(errno::EINVAL),
+        }
+    }
+
+    fn file(&self, target: &Target) -> Result<Ino, Errno> {
+        let ino = self.target(target)?;
+        self.require_file(ino)?;
+        Ok(ino)
+    }
+
+    fn set_slot(&mut self, slot: u8, ino: Option<Ino>) {
+        let old = match ino {
+            Some(ino) => self.slots.insert(slot, ino),
+            None => self.slots.remove(&slot),
+        };
+        if let Some(old) = old {
+            self.drop_if_unused(old);
+        }
+    }
+
+    /// Closes every handle, as a crash or an unmount does.
+    pub fn close_all(&mut self) {
+        for slot in self.slots.keys().copied().collect::<Vec<_>>() {
+            self.set_slot(slot, None);
+        }
+    }
+
+    fn drop_if_unused(&mut self, ino: Ino) {
+        if self.inodes[&ino].names == 0 && !self.slots.values().any(|open| *open == ino) {
+            self.inodes.remove(&ino);
+        }
+    }
+
+    fn add(
+        &mut self,
+        path: &str,
+        file_type: FileType,
+        permissions: u32,
+        mut body: Body,
+    ) -> Result<Ino, Errno> {
+        let directory = self.directory_of(path)?;
+        let name = name_of(path)?;
+        if self.entry(directory, name).is_some() {
+            return Err(errno::EEXIST);
+        }
+        if self.inodes[&directory].names == 0 {
+            return Err(errno::ENOENT);
+        }
+        if let Body::Directory { parent, .. } = &mut body {
+            *parent = directory;
+        }
+        let ino = self.new_inode(file_type, permissions, body);
+        self.change_entries(directory, |entries| {
+            entries.insert(name.to_owned(), ino);
+        });
+        Ok(ino)
+    }
+
+    fn link(&mut self, ino: Ino, to: &str) -> Result<(), Errno> {
+        let directory = self.directory_of(to)?;
+        let name = name_of(to)?;
+        if self.inodes[&ino].entries().is_some() {
+            return Err(errno::EPERM);
+        }
+        if self.entry(directory, name).is_some() {
+            return Err(errno::EEXIST);
+        }
+        self.change(ino).names += 1;
+        self.change_entries(directory, |entries| {
+            entries.insert(name.to_owned(), ino);
+        });
+        Ok(())
+    }
+
+    fn unlink(&mut self, path: &str) -> Result<(), Errno> {
+        let directory = self.directory_of(path)?;
+        let name = name_of(path)?;
+        let ino = self.entry(directory, name).ok_or(errno::ENOENT)?;
+        if self.inodes[&ino].entries().is_some() {
+            return Err(errno::EISDIR);
+        }
+        self.change_entries(directory, |entries| {
+            entries.remove(name);
+        });
+        self.drop_name(ino);
+        Ok(())
+    }
+
+    fn drop_name(&mut self, ino: Ino) {
+        self.change(ino).names -= 1;
+        self.drop_if_unused(ino);
+    }
+
+    fn rmdir(&mut self, path: &str) -> Result<(), Errno> {
+        let directory = self.directory_of(path)?;
+        let name = name_of(path)?;
+        let ino = self.entry(directory, name).ok_or(errno::ENOENT)?;
+        let entries = self.inodes[&ino].entries().ok_or(errno::ENOTDIR)?;
+        if !entries.is_empty() {
+            return Err(errno::ENOTEMPTY);
+        }
+        self.change_entries(directory, |entries| {
+            entries.remove(name);
+        });
+        self.inodes.remove(&ino);
+        Ok(())
+    }
+
+    /// `ino` is `directory`, or lies above it.
+    fn is_ancestor(&self, ino: Ino, mut directory: Ino) -> bool {
+        loop {
+            if directory == ino {
+                return true;
+            }
+            match &self.inodes[&directory].body {
+                Body::Directory { parent, .. } if *parent != directory => directory = *parent,
+                _ => return false,
+            }
+        }
+    }
+
+    fn rename(&mut self, from: &str, to: &str, mode: RenameMode) -> Result<(), Errno> {
+        let (from_directory, to_directory) = (self.directory_of(from)?, self.directory_of(to)?);
+        let (from_name, to_name) = (name_of(from)?, name_of(to)?);
+        let ino = self.entry(from_directory, from_name).ok_or(errno::ENOENT)?;
+        let replaced = self.entry(to_directory, to_name);
+        if self.is_ancestor(ino, to_directory) {
+            return Err(errno::EINVAL);
+        }
+        match (mode, replaced) {
+            (RenameMode::NoReplace, Some(_)) => return Err(errno::EEXIST),
+            (RenameMode::Exchange, None) => return Err(errno::ENOENT),
+            (RenameMode::Exchange, Some(other)) => {
+                if self.is_ancestor(other, from_directory) {
+                    return Err(errno::EINVAL);
+                }
+                if other != ino {
+                    self.move_entry(ino, to_directory, to_name);
+                    self.move_entry(other, from_directory, from_name);
+                }
+                return Ok(());
+            }
+            (_, Some(other)) if other == ino => return Ok(()),
+            (RenameMode::Replace, Some(other)) => self.check_replace(ino, other)?,
+            (_, None) => {}
+        }
+        self.change_entries(from_directory, |entries| {
+            entries.remove(from_name);
+        });
+        self.move_entry(ino, to_directory, to_name);
+        if let Some(other) = replaced {
+            if self.inodes[&other].entries().is_some() {
+                self.inodes.remove(&other);
+            } else {
+                self.drop_name(other);
+            }
+        }
+        Ok(())
+    }
+
+    fn check_replace(&self, ino: Ino, other: Ino) -> Result<(), Errno> {
+        match (self.inodes[&ino].entries(), self.inodes[&other].entries()) {
+            (Some(_), Some(entries)) if !entries.is_empty() => Err(errno::ENOTEMPTY),
+            (Some(_), None) => Err(errno::ENOTDIR),
+            (None, Some(_)) => Err(errno::EISDIR),
+            _ => Ok(()),
+        }
+    }
+
+    fn move_entry(&mut self, ino: Ino, directory: Ino, name: &str) {
+        self.change_entries(directory, |entries| {
+            entries.insert(name.to_owned(), ino);
+        });
+        if let Body::Directory { parent, .. } = &mut self.change(ino).body {
+            *parent = directory;
+        }
+    }
+
+    fn write(&mut self, ino: Ino, offset: u64, length: u64, tag: u32) -> Result<Outcome, Errno> {
+        if offset.saturating_add(length) > MAX_FILE_BYTES {
+            return Err(errno::EFBIG);
+        }
+        if length > 0 {
+            let bytes = pattern::bytes(tag, offset, length);
+            self.change_data(ino, |data| data.write(offset, &bytes));
+        }
+        Ok(Outcome::Count(length))
+    }
+
+    fn copy(
+        &mut self,
+        from: &Target,
+        from_offset: u64,
+        to: &Target,
+        to_offset: u64,
+        length: u64,
+    ) -> Result<Outcome, Errno> {
+        let source = self.file(from)?;
+        let ino = self.file(to)?;
+        if source == ino
+            && from_offset < to_offset.saturating_add(length)
+            && to_offset < from_offset.saturating_add(length)
+        {
+            return Err(errno::EINVAL);
+        }
+        let bytes = self.inodes[&source].data().map(|data| data.read(from_offset, length));
+        let bytes = bytes.unwrap_or_default();
+        if !bytes.is_empty() {
+            self.change_data(ino, |data| data.write(to_offset, &bytes));
+        }
+        Ok(Outcome::Count(bytes.len() as u64))
+    }
+
+    fn allocate(
+        &mut self,
+        target: &Target,
+        mode: AllocateMode,
+        offset: u64,
+        length: u64,
+    ) -> Result<(), Errno> {
+        let ino = self.file(target)?;
+        let size = self.inodes[&ino].data().map_or(0, |data| data.size);
+        let end = offset.checked_add(length).ok_or(errno::EFBIG)?;
+        let aligned = (offset | length).is_multiple_of(BLOCK_BYTES as u64);
+        let shifts = matches!(mode, AllocateMode::CollapseRange | AllocateMode::InsertRange);
+        let beyond = match mode {
+            AllocateMode::CollapseRange => end >= size,
+            AllocateMode::InsertRange => offset >= size,
+            _ => false,
+        };
+        if length == 0 || shifts && (!aligned || beyond) {
+            return Err(errno::EINVAL);
+        }
+        self.change_data(ino, |data| match mode {
+            AllocateMode::Extend => data.grow(end),
+            AllocateMode::KeepSize => {}
+            AllocateMode::PunchHole | AllocateMode::ZeroRangeKeepSize => data.zero(offset, end),
+            AllocateMode::ZeroRange => {
+                data.zero(offset, end);
+                data.grow(end);
+            }
+            AllocateMode::CollapseRange => data.collapse(offset, end),
+            AllocateMode::InsertRange => data.insert(offset, length),
+        });
+        Ok(())
+    }
+}

@@ -1,0 +1,308 @@
+//! The operations a workload is made of. Their text form is what a failure report lists.
+
+use std::fmt;
+
+use weir::{AllocateMode, FileType, RenameMode, Timestamp};
+
+/// Which inode a data operation is for.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Target {
+    /// By name.
+    Path(String),
+    /// By open handle: works after the name is gone.
+    Slot(u8),
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Path(path) => write!(formatter, "{path}"),
+            Self::Slot(slot) => write!(formatter, "handle {slot}"),
+        }
+    }
+}
+
+/// How much a sync call must make durable.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Sync {
+    /// `fsync` of a file or directory.
+    Full(Target),
+    /// `fdatasync`.
+    Data(Target),
+    /// `syncfs`.
+    All,
+}
+
+/// One call of a workload. Data is made from `tag` (see [`crate::pattern`]).
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Op {
+    Create {
+        path: String,
+        permissions: u32,
+    },
+    Mkdir {
+        path: String,
+    },
+    Symlink {
+        path: String,
+        target: String,
+    },
+    Mknod {
+        path: String,
+        file_type: FileType,
+        rdev: u32,
+    },
+    Link {
+        from: String,
+        to: String,
+    },
+    Unlink {
+        path: String,
+    },
+    Rmdir {
+        path: String,
+    },
+    Rename {
+        from: String,
+        to: String,
+        mode: RenameMode,
+    },
+    Write {
+        target: Target,
+        offset: u64,
+        length: u64,
+        tag: u32,
+    },
+    Append {
+        target: Target,
+        length: u64,
+        tag: u32,
+    },
+    Truncate {
+        target: Target,
+        size: u64,
+    },
+    Allocate {
+        target: Target,
+        mode: AllocateMode,
+        offset: u64,
+        length: u64,
+    },
+    CopyRange {
+        from: Target,
+        from_offset: u64,
+        to: Target,
+        to_offset: u64,
+        length: u64,
+    },
+    SetXattr {
+        path: String,
+        name: String,
+        length: u64,
+        tag: u32,
+    },
+    RemoveXattr {
+        path: String,
+        name: String,
+    },
+    Chmod {
+        path: String,
+        permissions: u32,
+    },
+    Chown {
+        path: String,
+        uid: u32,
+        gid: u32,
+    },
+    Utimens {
+        path: String,
+        atime: Timestamp,
+        mtime: Timestamp,
+    },
+    Open {
+        path: String,
+        slot: u8,
+    },
+    Close {
+        slot: u8,
+    },
+    /// An unnamed file in a directory, opened.
+    TmpFile {
+        dir: String,
+        slot: u8,
+    },
+    /// Gives the open file a (further) name.
+    LinkSlot {
+        slot: u8,
+        path: String,
+    },
+    Sync(Sync),
+    /// A checkpoint from start to end.
+    Checkpoint,
+    /// Up to this many steps of background work, whatever is due.
+    Background {
+        steps: u32,
+    },
+    /// Starts writeback of everything dirty, without making it durable.
+    Writeback,
+    /// Reads and compares with the model.
+    Read {
+        target: Target,
+        offset: u64,
+        length: u64,
+    },
+    /// Lets time pass.
+    Advance {
+        ns: u64,
+    },
+}
+
+/// The parent directory of `path`; the root's is the root.
+pub fn parent(path: &str) -> &str {
+    path.trim_end_matches('/')
+        .rsplit_once('/')
+        .map_or("/", |(parent, _)| if parent.is_empty() { "/" } else { parent })
+}
+
+impl Op {
+    /// Changes nothing that a user could see.
+    pub const fn is_neutral(&self) -> bool {
+        matches!(
+            self,
+            Self::Sync(_)
+                | Self::Checkpoint
+                | Self::Background { .. }
+                | Self::Writeback
+                | Self::Read { .. }
+                | Self::Advance { .. }
+        )
+    }
+
+    /// What a user would sync after this operation: the file or directory, by its name
+    /// afterwards, or by handle.
+    pub fn subject(&self) -> Option<Target> {
+        let path = match self {
+            Self::Create { path, .. }
+            | Self::Mkdir { path }
+            | Self::Symlink { path, .. }
+            | Self::Mknod { path, .. }
+            | Self::SetXattr { path, .. }
+            | Self::RemoveXattr { path, .. }
+            | Self::Chmod { path, .. }
+            | Self::Chown { path, .. }
+            | Self::Utimens { path, .. }
+            | Self::Open { path, .. }
+            | Self::LinkSlot { path, .. } => path,
+            Self::Link { to, .. } | Self::Rename { to, .. } => to,
+            Self::Write { target, .. }
+            | Self::Append { target, .. }
+            | Self::Truncate { target, .. }
+            | Self::Allocate { target, .. }
+            | Self::CopyRange { to: target, .. } => return Some(target.clone()),
+            Self::TmpFile { slot, .. } => return Some(Target::Slot(*slot)),
+            _ => return None,
+        };
+        Some(Target::Path(path.clone()))
+    }
+
+    /// The directory that holds (or held) the operation's name.
+    pub fn directory(&self) -> &str {
+        match self {
+            Self::Create { path, .. }
+            | Self::Mkdir { path }
+            | Self::Symlink { path, .. }
+            | Self::Mknod { path, .. }
+            | Self::Unlink { path }
+            | Self::Rmdir { path }
+            | Self::SetXattr { path, .. }
+            | Self::RemoveXattr { path, .. }
+            | Self::Chmod { path, .. }
+            | Self::Chown { path, .. }
+            | Self::Utimens { path, .. }
+            | Self::Open { path, .. }
+            | Self::LinkSlot { path, .. }
+            | Self::Link { to: path, .. }
+            | Self::Rename { to: path, .. }
+            | Self::Write { target: Target::Path(path), .. }
+            | Self::Append { target: Target::Path(path), .. }
+            | Self::Truncate { target: Target::Path(path), .. }
+            | Self::Allocate { target: Target::Path(path), .. }
+            | Self::CopyRange { to: Target::Path(path), .. } => parent(path),
+            Self::TmpFile { dir, .. } => dir,
+            _ => "/",
+        }
+    }
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Create { path, permissions } => {
+                write!(formatter, "create {path} {permissions:o}")
+            }
+            Self::Mkdir { path } => write!(formatter, "mkdir {path}"),
+            Self::Symlink { path, target } => {
+                write!(formatter, "symlink {path} -> {} bytes", target.len())
+            }
+            Self::Mknod { path, file_type, rdev } => {
+                write!(formatter, "mknod {path} {file_type:?} {rdev:#x}")
+            }
+            Self::Link { from, to } => write!(formatter, "link {from} {to}"),
+            Self::Unlink { path } => write!(formatter, "unlink {path}"),
+            Self::Rmdir { path } => write!(formatter, "rmdir {path}"),
+            Self::Rename { from, to, mode } => write!(formatter, "rename {from} {to} {mode:?}"),
+            Self::Write { target, offset, length, tag } => {
+                write!(formatter, "write {target} at {offset} length {length} tag {tag}")
+            }
+            Self::Append { target, length, tag } => {
+                write!(formatter, "append {target} length {length} tag {tag}")
+            }
+            Self::Truncate { target, size } => write!(formatter, "truncate {target} to {size}"),
+            Self::Allocate { target, mode, offset, length } => {
+                write!(formatter, "allocate {target} {mode:?} at {offset} length {length}")
+            }
+            Self::CopyRange { from, from_offset, to, to_offset, length } => write!(
+                formatter,
+                "copy_range {from} at {from_offset} to {to} at {to_offset} length {length}"
+            ),
+            Self::SetXattr { path, name, length, tag } => {
+                write!(formatter, "setxattr {path} {name} length {length} tag {tag}")
+            }
+            Self::RemoveXattr { path, name } => write!(formatter, "removexattr {path} {name}"),
+            Self::Chmod { path, permissions } => write!(formatter, "chmod {path} {permissions:o}"),
+            Self::Chown { path, uid, gid } => write!(formatter, "chown {path} {uid}:{gid}"),
+            Self::Utimens { path, atime, mtime } => write!(
+                formatter,
+                "utimens {path} {}.{:09} {}.{:09}",
+                atime.seconds, atime.nanoseconds, mtime.seconds, mtime.nanoseconds
+            ),
+            Self::Open { path, slot } => write!(formatter, "open {path} as handle {slot}"),
+            Self::Close { slot } => write!(formatter, "close handle {slot}"),
+            Self::TmpFile { dir, slot } => write!(formatter, "tmpfile in {dir} as handle {slot}"),
+            Self::LinkSlot { slot, path } => write!(formatter, "link handle {slot} to {path}"),
+            Self::Sync(Sync::Full(target)) => write!(formatter, "fsync {target}"),
+            Self::Sync(Sync::Data(target)) => write!(formatter, "fdatasync {target}"),
+            Self::Sync(Sync::All) => write!(formatter, "syncfs"),
+            Self::Checkpoint => write!(formatter, "checkpoint"),
+            Self::Background { steps } => write!(formatter, "background {steps} steps"),
+            Self::Writeback => write!(formatter, "writeback"),
+            Self::Read { target, offset, length } => {
+                write!(formatter, "read {target} at {offset} length {length}")
+            }
+            Self::Advance { ns } => write!(formatter, "advance {ns} ns"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parents_of_paths() {
+        assert_eq!(parent("/a/b/c"), "/a/b");
+        assert_eq!(parent("/a"), "/");
+        assert_eq!(parent("/"), "/");
+    }
+}

@@ -1,0 +1,387 @@
+//! Runs many cases, on several threads, with the same result whatever the number of threads.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use serde::Serialize;
+
+use crate::explore::{Case, Failure, Limits, Tally, explore, prepare};
+use crate::fault::FaultPlan;
+use crate::image::Image;
+use crate::model::Model;
+use crate::op::Op;
+use crate::rng::Rng;
+use crate::system::{Settings, System};
+use crate::workload::{exhaustive, faults, random};
+
+/// Which workloads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Workload {
+    /// Every sequence of one and of two operations.
+    Exhaustive,
+    /// Long random ones.
+    Random,
+    /// Long random ones on a misbehaving disk.
+    Faults,
+    /// All of them in turn.
+    All,
+}
+
+impl Workload {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Exhaustive => "exhaustive",
+            Self::Random => "random",
+            Self::Faults => "faults",
+            Self::All => "all",
+        }
+    }
+}
+
+/// What to run.
+#[derive(Debug, Clone)]
+pub struct SimOptions {
+    /// Draws everything.
+    pub seed: u64,
+    /// Stop after this many crash states.
+    pub states: u64,
+    /// Stop after this time.
+    pub time: Option<Duration>,
+    /// Which workloads.
+    pub workload: Workload,
+    /// Run only this case, for replay.
+    pub case: Option<u64>,
+    /// Seeded bug of the engine to switch on; needs the feature `mutations`.
+    pub mutation: Option<String>,
+    /// Worker threads. The result does not depend on it.
+    pub threads: usize,
+    /// Look for a shorter workload that fails too.
+    pub shrink: bool,
+    /// How much to examine.
+    pub limits: Limits,
+    /// Print progress every few seconds.
+    pub progress: bool,
+}
+
+impl Default for SimOptions {
+    fn default() -> Self {
+        Self {
+            seed: 1,
+            states: 100_000,
+            time: None,
+            workload: Workload::All,
+            case: None,
+            mutation: None,
+            threads: 1,
+            shrink: true,
+            limits: Limits::default(),
+            progress: false,
+        }
+    }
+}
+
+/// A finding, and how to see it again.
+#[derive(Debug, Clone, Serialize)]
+pub struct Finding {
+    /// Number of the case.
+    pub case: u64,
+    /// What kind of case.
+    pub name: String,
+    /// What happened.
+    pub failure: Failure,
+    /// Crash states verified before, in all cases up to this one.
+    pub after_states: u64,
+    /// The command that repeats it.
+    pub replay: String,
+    /// The shortest workload found that fails, if it was looked for.
+    pub shrunk: Option<Failure>,
+}
+
+/// What a run has examined and found.
+#[derive(Debug, Clone, Serialize)]
+pub struct SimReport {
+    /// The seed.
+    pub seed: u64,
+    /// The workloads.
+    pub workload: Workload,
+    /// Cases run.
+    pub cases: u64,
+    /// Crash states mounted and verified.
+    pub states: u64,
+    /// Of these: crashed during recovery.
+    pub recovery_states: u64,
+    /// Of these: crashed after a recovery and more work.
+    pub later_states: u64,
+    /// Crash states skipped because an equal one was verified before.
+    pub duplicates: u64,
+    /// Operations executed.
+    pub operations: u64,
+    /// Operations that failed for lack of space or a fault.
+    pub refused: u64,
+    /// Device calls that a fault struck.
+    pub faults: u64,
+    /// Seconds it took.
+    pub seconds: f64,
+    /// Crash states per second, all threads together.
+    pub states_per_second: f64,
+    /// The first finding, if any.
+    pub finding: Option<Finding>,
+}
+
+/// Cases between two looks at the limits: fixed, so that the result does not depend on the threads.
+const BATCH: u64 = 64;
+
+type Start = (Image, Model);
+
+struct Factory<'a, S> {
+    system: &'a S,
+    options: &'a SimOptions,
+    actions: Vec<Vec<Op>>,
+    /// Prepared volumes by name.
+    starts: Mutex<BTreeMap<String, Start>>,
+}
+
+impl<S: System> Factory<'_, S> {
+    fn start(&self, name: &str, settings: &Settings, ops: &[Op]) -> Result<Start, Failure> {
+        let key = format!("{name} {settings:?}");
+        if let Some(start) = self.starts.lock().get(&key) {
+            return Ok(start.clone());
+        }
+        let start = prepare(self.system, settings, ops)?;
+        self.starts.lock().insert(key, start.clone());
+        Ok(start)
+    }
+
+    /// The case with this number.
+    fn case(&self, number: u64) -> Result<Case, Failure> {
+        let workload = match self.options.workload {
+            Workload::All => match number % 8 {
+                0..=4 => Workload::Exhaustive,
+                5..=6 => Workload::Random,
+                _ => Workload::Faults,
+            },
+            chosen => chosen,
+        };
+        // In a mix, the exhaustive sequences are numbered without gaps.
+        let inner = match self.options.workload {
+            Workload::All => number / 8 * 5 + (number % 8).min(4),
+            _ => number,
+        };
+        let seed = crate::rng::mix(self.options.seed ^ crate::rng::mix(number));
+        match workload {
+            Workload::Exhaustive => self.exhaustive(inner, seed),
+            _ => self.random(number, seed, workload == Workload::Faults),
+        }
+    }
+
+    fn exhaustive(&self, number: u64, seed: u64) -> Result<Case, Failure> {
+        let sequence = exhaustive::sequence(number, self.options.seed);
+        let tree = exhaustive::TREES[sequence.tree];
+        let settings = Settings::SMALL;
+        let (image, model) = self.start(tree, &settings, &exhaustive::tree(sequence.tree))?;
+        Ok(Case {
+            name: format!("exhaustive, tree {tree}, sequence {number}"),
+            seed,
+            settings,
+            image,
+            model,
+            ops: exhaustive::operations(&sequence, &self.actions),
+            faults: FaultPlan::default(),
+            silent_faults: false,
+            limits: self.options.limits.clone(),
+        })
+    }
+
+    fn random(&self, number: u64, seed: u64, faulty: bool) -> Result<Case, Failure> {
+        let mut rng = Rng::derived(seed, 0xCA);
+        let shape = random::Shape::draw(&mut rng);
+        let (image, model) = self.start("random", &shape.settings, &[])?;
+        let ops = random::operations(&shape, &model, &mut rng);
+        let (faults, silent_faults) = if faulty {
+            faults::draw(&shape.settings, &mut rng)
+        } else {
+            (FaultPlan::default(), false)
+        };
+        let mut limits = self.options.limits.clone();
+        limits.outcomes_per_point = limits.outcomes_per_point.min(6);
+        Ok(Case {
+            name: format!("{}, number {number}", if faulty { "faults" } else { "random" }),
+            seed,
+            settings: shape.settings,
+            image,
+            model,
+            ops,
+            faults,
+            silent_faults,
+            limits,
+        })
+    }
+
+    fn run(&self, number: u64) -> (Tally, Result<(), Box<(Option<Case>, Failure)>>) {
+        match self.case(number) {
+            Err(failure) => (Tally::default(), Err(Box::new((None, failure)))),
+            Ok(case) => {
+                let (tally, result) = explore(self.system, &case);
+                (tally, result.map_err(|failure| Box::new((Some(case), failure))))
+            }
+        }
+    }
+}
+
+/// Runs cases on `system` until a limit of `options` is reached or something is found.
+pub fn run_on<S: System>(system: &S, options: &SimOptions) -> SimReport {
+    let begin = Instant::now();
+    let factory = Factory {
+        system,
+        options,
+        actions: exhaustive::actions(),
+        starts: Mutex::new(BTreeMap::new()),
+    };
+    let mut total = Tally::default();
+    let mut cases = 0;
+    let mut finding = None;
+    let mut first = options.case.unwrap_or(0);
+    let batch = if options.case.is_some() { 1 } else { BATCH };
+    let last = match options.workload {
+        Workload::Exhaustive => exhaustive::count(),
+        _ => u64::MAX,
+    };
+    let mut printed = Instant::now();
+    while finding.is_none() && first < last {
+        let numbers = first..(first + batch).min(last);
+        for (number, tally, result) in run_batch(&factory, numbers, options.threads) {
+            total.add(&tally);
+            cases += 1;
+            if let Err(found) = result {
+                let (case, failure) = *found;
+                finding = Some(report(system, options, number, &total, case, failure));
+                break;
+            }
+        }
+        first += batch;
+        let out_of_time = options.time.is_some_and(|time| begin.elapsed() >= time);
+        if options.case.is_some() || total.states >= options.states || out_of_time {
+            break;
+        }
+        if options.progress && printed.elapsed() > Duration::from_secs(10) {
+            printed = Instant::now();
+            let rate = total.states as f64 / begin.elapsed().as_secs_f64();
+            eprintln!("{cases} cases, {} crash states, {rate:.0}/s", total.states);
+        }
+    }
+    let seconds = begin.elapsed().as_secs_f64();
+    SimReport {
+        seed: options.seed,
+        workload: options.workload,
+        cases,
+        states: total.states,
+        recovery_states: total.recovery_states,
+        later_states: total.later_states,
+        duplicates: total.duplicates,
+        operations: total.operations,
+        refused: total.refused,
+        faults: total.faults,
+        seconds,
+        states_per_second: total.states as f64 / seconds.max(1e-9),
+        finding,
+    }
+}
+
+type CaseResult = (u64, Tally, Result<(), Box<(Option<Case>, Failure)>>);
+
+/// Runs a batch and gives the results in the order of the numbers.
+fn run_batch<S: System>(
+    factory: &Factory<'_, S>,
+    numbers: std::ops::Range<u64>,
+    threads: usize,
+) -> Vec<CaseResult> {
+    let next = AtomicU64::new(numbers.start);
+    let failed = AtomicBool::new(false);
+    let results = Mutex::new(Vec::new());
+    let mutation = factory.options.mutation.as_deref();
+    std::thread::scope(|scope| {
+        for _ in 0..threads.max(1) {
+            scope.spawn(|| {
+                let _active = crate::mutation::Active::switch_on(mutation);
+                loop {
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    // After a failure only earlier cases matter, and those are taken already.
+                    if number >= numbers.end || failed.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    let (tally, result) = factory.run(number);
+                    if result.is_err() {
+                        failed.store(true, Ordering::Relaxed);
+                    }
+                    results.lock().push((number, tally, result));
+                }
+            });
+        }
+    });
+    let mut results = results.into_inner();
+    results.sort_by_key(|(number, ..)| *number);
+    results
+}
+
+fn report<S: System>(
+    system: &S,
+    options: &SimOptions,
+    number: u64,
+    total: &Tally,
+    case: Option<Case>,
+    failure: Failure,
+) -> Finding {
+    let mutation =
+        options.mutation.as_ref().map_or_else(String::new, |name| format!(" --mutation {name}"));
+    let _active = crate::mutation::Active::switch_on(options.mutation.as_deref());
+    let shrunk = case.as_ref().filter(|_| options.shrink).and_then(|case| shrink(system, case));
+    Finding {
+        case: number,
+        name: case.map_or_else(|| "preparation".to_owned(), |case| case.name),
+        failure,
+        after_states: total.states,
+        replay: format!(
+            "weir-sim --seed {} --workload {} --case {number}{mutation}",
+            options.seed,
+            options.workload.name(),
+        ),
+        shrunk,
+    }
+}
+
+/// Leaves operations out for as long as something is still found: first long stretches, then single
+/// ones.
+fn shrink<S: System>(system: &S, case: &Case) -> Option<Failure> {
+    let begin = Instant::now();
+    let mut best: Option<(Case, Failure)> = None;
+    let mut ops = case.ops.clone();
+    let mut stretch = (ops.len() / 2).max(1);
+    loop {
+        let mut at = 0;
+        while at < ops.len() {
+            if begin.elapsed() > Duration::from_secs(20) {
+                return best.map(|(_, failure)| failure);
+            }
+            let mut fewer = ops.clone();
+            fewer.drain(at..(at + stretch).min(ops.len()));
+            let mut limits = case.limits.clone();
+            // A shorter workload passes fewer points: look closer at each.
+            limits.outcomes_per_point = limits.outcomes_per_point.max(16);
+            let attempt = Case { ops: fewer.clone(), limits, ..case.clone() };
+            if let (_, Err(failure)) = explore(system, &attempt) {
+                ops = fewer;
+                best = Some((attempt, failure));
+            } else {
+                at += stretch;
+            }
+        }
+        if stretch == 1 {
+            break;
+        }
+        stretch = (stretch / 2).max(1);
+    }
+    best.map(|(_, failure)| failure)
+}

@@ -1,0 +1,106 @@
+//! What the explorer drives: a file system on a simulated disk. The engine is one, the toy of the
+//! simulator's own tests another.
+
+use std::sync::Arc;
+
+use crate::clock::SimClock;
+use crate::device::SimDevice;
+use crate::model::found::Found;
+use crate::model::{Errno, Outcome, errno};
+use crate::op::Op;
+
+/// A call failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{text} (errno {errno})")]
+pub struct SystemError {
+    /// POSIX error number.
+    pub errno: Errno,
+    /// The system's words.
+    pub text: String,
+    /// The volume has shut down: nothing more is to be expected of this session.
+    pub shutdown: bool,
+}
+
+impl SystemError {
+    /// An error with this number and text.
+    pub fn new(errno: Errno, text: impl Into<String>) -> Self {
+        Self { errno, text: text.into(), shutdown: false }
+    }
+
+    /// Caused by the environment (disk, space), not by the call: the model cannot foresee it.
+    pub const fn is_environmental(&self) -> bool {
+        matches!(self.errno, errno::EIO | errno::ENOSPC | errno::EROFS)
+    }
+}
+
+/// How volumes are made and opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// Size of the volume.
+    pub volume_blocks: u64,
+    /// Size of the log ring.
+    pub log_blocks: u64,
+    /// Memory the engine may use.
+    pub memory_bytes: u64,
+}
+
+impl Settings {
+    /// The smallest volume, with enough memory for everything.
+    pub const SMALL: Self = Self { volume_blocks: 256, log_blocks: 64, memory_bytes: 4 << 20 };
+}
+
+/// A mounted volume. One caller, no threads: everything happens within the calls.
+pub trait Session {
+    /// Performs one operation.
+    ///
+    /// # Errors
+    /// The system's.
+    fn apply(&mut self, op: &Op) -> Result<Outcome, SystemError>;
+
+    /// Reads everything back.
+    ///
+    /// # Errors
+    /// The root cannot be read; problems further down are noted in the result.
+    fn found(&mut self) -> Result<Found, SystemError>;
+
+    /// Unmounts: everything is durable afterwards. (Dropping a session without this is a crash of the
+    /// process: nothing more is written.)
+    ///
+    /// # Errors
+    /// The system's.
+    fn close(self) -> Result<(), SystemError>;
+}
+
+/// A file system.
+pub trait System: Sync {
+    /// Its mounted volume.
+    type Session: Session;
+
+    /// Makes a volume.
+    ///
+    /// # Errors
+    /// The system's.
+    fn create(
+        &self,
+        device: &Arc<SimDevice>,
+        clock: &Arc<SimClock>,
+        settings: &Settings,
+    ) -> Result<(), SystemError>;
+
+    /// Mounts a volume, after recovery if it needs it.
+    ///
+    /// # Errors
+    /// The system's.
+    fn open(
+        &self,
+        device: &Arc<SimDevice>,
+        clock: &Arc<SimClock>,
+        settings: &Settings,
+    ) -> Result<Self::Session, SystemError>;
+
+    /// Checks an unmounted volume (`fsck`); one line for each defect.
+    ///
+    /// # Errors
+    /// The system's, when it cannot be checked at all.
+    fn check(&self, device: &Arc<SimDevice>) -> Result<Vec<String>, SystemError>;
+}

@@ -1,0 +1,388 @@
+//! Every sequence of one and of two actions from a list of all namespace and data operations, on
+//! small starting trees, each action followed by each kind of sync: bounded black-box crash testing.
+
+use weir::{AllocateMode, FileType, RenameMode, Timestamp};
+
+use crate::op::{Op, Sync, Target};
+
+/// What follows an action.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Follow {
+    /// Nothing.
+    Nothing,
+    /// `fsync` of the file or directory the action was about.
+    Fsync,
+    /// `fdatasync` of it.
+    Fdatasync,
+    /// `fsync` of the directory that holds it.
+    FsyncDirectory,
+    /// `syncfs`.
+    SyncAll,
+    /// A checkpoint.
+    Checkpoint,
+    /// Writeback, without a sync.
+    Writeback,
+}
+
+/// All of them.
+pub const FOLLOWS: [Follow; 7] = [
+    Follow::Nothing,
+    Follow::Fsync,
+    Follow::Fdatasync,
+    Follow::FsyncDirectory,
+    Follow::SyncAll,
+    Follow::Checkpoint,
+    Follow::Writeback,
+];
+
+/// Names of the starting trees.
+pub const TREES: [&str; 3] = ["small", "sparse", "empty"];
+
+fn at(path: &str) -> Target {
+    Target::Path(path.to_owned())
+}
+
+fn write(path: &str, offset: u64, length: u64) -> Op {
+    Op::Write { target: at(path), offset, length, tag: 0 }
+}
+
+fn append(path: &str, length: u64) -> Op {
+    Op::Append { target: at(path), length, tag: 0 }
+}
+
+fn truncate(path: &str, size: u64) -> Op {
+    Op::Truncate { target: at(path), size }
+}
+
+fn allocate(path: &str, mode: AllocateMode, offset: u64, length: u64) -> Op {
+    Op::Allocate { target: at(path), mode, offset, length }
+}
+
+fn rename(from: &str, to: &str, mode: RenameMode) -> Op {
+    Op::Rename { from: from.to_owned(), to: to.to_owned(), mode }
+}
+
+fn create(path: &str) -> Op {
+    Op::Create { path: path.to_owned(), permissions: 0o644 }
+}
+
+fn mkdir(path: &str) -> Op {
+    Op::Mkdir { path: path.to_owned() }
+}
+
+fn link(from: &str, to: &str) -> Op {
+    Op::Link { from: from.to_owned(), to: to.to_owned() }
+}
+
+fn unlink(path: &str) -> Op {
+    Op::Unlink { path: path.to_owned() }
+}
+
+fn rmdir(path: &str) -> Op {
+    Op::Rmdir { path: path.to_owned() }
+}
+
+fn symlink(path: &str, length: usize) -> Op {
+    Op::Symlink {
+        path: path.to_owned(),
+        target: "target/".repeat(length / 7 + 1)[..length].to_owned(),
+    }
+}
+
+fn set_xattr(path: &str, name: &str, length: u64) -> Op {
+    Op::SetXattr { path: path.to_owned(), name: name.to_owned(), length, tag: 0 }
+}
+
+fn copy(from: &str, from_offset: u64, to: &str, to_offset: u64, length: u64) -> Op {
+    Op::CopyRange { from: at(from), from_offset, to: at(to), to_offset, length }
+}
+
+const fn time(seconds: i64) -> Timestamp {
+    Timestamp { seconds, nanoseconds: 123_456_789 }
+}
+
+/// The operations that make a starting tree. All trees have the same names, so that every action
+/// makes sense on each.
+pub fn tree(index: usize) -> Vec<Op> {
+    let mut ops = vec![
+        create("/a"),
+        create("/b"),
+        mkdir("/d"),
+        create("/d/c"),
+        mkdir("/e"),
+        symlink("/l", 20),
+        link("/a", "/h"),
+        set_xattr("/a", "user.x", 40),
+    ];
+    match TREES.get(index) {
+        Some(&"small") => {
+            ops.extend([write("/a", 0, 6000), write("/b", 0, 100), write("/d/c", 0, 20_000)]);
+        }
+        Some(&"sparse") => ops.extend([
+            write("/a", 50_000, 3000),
+            allocate("/a", AllocateMode::KeepSize, 0, 20_000),
+            write("/b", 0, 2048),
+            write("/d/c", 0, 4096),
+            write("/d/c", 12_288, 8000),
+            allocate("/d/c", AllocateMode::Extend, 24_576, 8192),
+        ]),
+        _ => {}
+    }
+    for (tag, op) in (1..).zip(&mut ops) {
+        set_tag(op, 100_000 + tag);
+    }
+    ops
+}
+
+/// Gives the data of an operation its tag.
+pub const fn set_tag(op: &mut Op, value: u32) {
+    if let Op::Write { tag, .. } | Op::Append { tag, .. } | Op::SetXattr { tag, .. } = op {
+        *tag = value;
+    }
+}
+
+/// Every action: one operation, or a few that belong together.
+pub fn actions() -> Vec<Vec<Op>> {
+    use RenameMode::{Exchange, NoReplace, Replace};
+    let mut actions: Vec<Vec<Op>> = [
+        create("/n"),
+        create("/d/n"),
+        mkdir("/m"),
+        mkdir("/d/m"),
+        symlink("/n", 30),
+        symlink("/n", 3000),
+        Op::Mknod { path: "/n".to_owned(), file_type: FileType::Fifo, rdev: 0 },
+        Op::Mknod { path: "/d/n".to_owned(), file_type: FileType::Socket, rdev: 0 },
+        Op::Mknod { path: "/n".to_owned(), file_type: FileType::CharDevice, rdev: 5 << 20 | 1 },
+        link("/a", "/n"),
+        link("/a", "/d/n"),
+        link("/b", "/d/n"),
+        link("/l", "/n"),
+        unlink("/a"),
+        unlink("/b"),
+        unlink("/h"),
+        unlink("/d/c"),
+        unlink("/l"),
+        rmdir("/e"),
+        rename("/a", "/n", Replace),
+        rename("/a", "/b", Replace),
+        rename("/a", "/h", Replace),
+        rename("/b", "/d/n", Replace),
+        rename("/b", "/a", Replace),
+        rename("/d/c", "/b", Replace),
+        rename("/d", "/e", Replace),
+        rename("/d", "/m", Replace),
+        rename("/e", "/d/e", Replace),
+        rename("/a", "/n", NoReplace),
+        rename("/a", "/b", Exchange),
+        rename("/b", "/d/c", Exchange),
+        rename("/a", "/d", Exchange),
+        rename("/d", "/e", Exchange),
+        append("/b", 10),
+        append("/b", 3000),
+        append("/a", 5000),
+        append("/d/c", 150_000),
+        write("/a", 100, 100),
+        write("/a", 0, 4096),
+        write("/a", 4096, 4096),
+        write("/d/c", 3000, 9000),
+        write("/d/c", 0, 8192),
+        write("/a", 100_000, 100),
+        write("/a", 0, 200_000),
+        write("/b", 50, 20),
+        write("/b", 5000, 20),
+        truncate("/a", 0),
+        truncate("/a", 100),
+        truncate("/a", 4096),
+        truncate("/a", 8192),
+        truncate("/a", 9000),
+        truncate("/a", 20_000),
+        truncate("/d/c", 10_000),
+        truncate("/b", 50),
+        truncate("/b", 3000),
+        allocate("/a", AllocateMode::Extend, 6000, 10_000),
+        allocate("/a", AllocateMode::KeepSize, 8192, 8192),
+        allocate("/b", AllocateMode::KeepSize, 0, 8192),
+        allocate("/d/c", AllocateMode::PunchHole, 4096, 8192),
+        allocate("/d/c", AllocateMode::PunchHole, 1000, 6000),
+        allocate("/d/c", AllocateMode::PunchHole, 100, 200),
+        allocate("/d/c", AllocateMode::ZeroRange, 4096, 4096),
+        allocate("/a", AllocateMode::ZeroRange, 1000, 10_000),
+        allocate("/d/c", AllocateMode::ZeroRangeKeepSize, 6000, 30_000),
+        allocate("/d/c", AllocateMode::CollapseRange, 4096, 4096),
+        allocate("/d/c", AllocateMode::InsertRange, 4096, 8192),
+        copy("/a", 0, "/b", 0, 6000),
+        copy("/d/c", 3000, "/a", 1000, 9000),
+        copy("/d/c", 0, "/n", 0, 4096),
+        set_xattr("/a", "user.y", 10),
+        set_xattr("/a", "user.x", 2000),
+        set_xattr("/d", "user.z", 100),
+        set_xattr("/l", "trusted.l", 3),
+        Op::RemoveXattr { path: "/a".to_owned(), name: "user.x".to_owned() },
+        Op::Chmod { path: "/a".to_owned(), permissions: 0o600 },
+        Op::Chmod { path: "/d".to_owned(), permissions: 0o1777 },
+        Op::Chown { path: "/b".to_owned(), uid: 1000, gid: 1001 },
+        Op::Utimens { path: "/a".to_owned(), atime: time(1_000_000), mtime: time(-5) },
+        Op::Utimens { path: "/d".to_owned(), atime: time(1_000_001), mtime: time(1 << 33) },
+    ]
+    .into_iter()
+    .map(|op| vec![op])
+    .collect();
+    let open = |path: &str| Op::Open { path: path.to_owned(), slot: 1 };
+    let slot = || Target::Slot(1);
+    actions.extend([
+        // Unlinked while open: an orphan at the crash.
+        vec![open("/b"), unlink("/b")],
+        vec![
+            open("/d/c"),
+            unlink("/d/c"),
+            Op::Write { target: slot(), offset: 100, length: 9000, tag: 0 },
+            Op::Sync(Sync::Full(slot())),
+        ],
+        vec![open("/b"), unlink("/b"), Op::Sync(Sync::All), Op::Close { slot: 1 }],
+        vec![open("/b"), rename("/a", "/b", Replace), Op::Sync(Sync::All), Op::Close { slot: 1 }],
+        // A file without a name, which gets one.
+        vec![Op::TmpFile { dir: "/d".to_owned(), slot: 1 }],
+        vec![
+            Op::TmpFile { dir: "/d".to_owned(), slot: 1 },
+            Op::Append { target: slot(), length: 5000, tag: 0 },
+            Op::LinkSlot { slot: 1, path: "/d/n".to_owned() },
+        ],
+        vec![
+            Op::TmpFile { dir: "/".to_owned(), slot: 1 },
+            Op::Append { target: slot(), length: 50, tag: 0 },
+            Op::Sync(Sync::Full(slot())),
+            Op::LinkSlot { slot: 1, path: "/n".to_owned() },
+            Op::Close { slot: 1 },
+        ],
+        // The way editors and package managers replace a file.
+        vec![
+            create("/n"),
+            append("/n", 7000),
+            Op::Sync(Sync::Full(at("/n"))),
+            rename("/n", "/a", Replace),
+        ],
+        // A new file with data, and a directory with a file.
+        vec![create("/n"), append("/n", 4096)],
+        vec![mkdir("/m"), create("/m/n"), append("/m/n", 1000)],
+        // Data written in two ways.
+        vec![append("/a", 2000), truncate("/a", 1000), append("/a", 2000)],
+    ]);
+    actions
+}
+
+fn follow(ops: &mut Vec<Op>, action: &[Op], follow: Follow) {
+    let Some(main) = action.iter().rev().find(|op| !op.is_neutral()) else { return };
+    let subject = main.subject().unwrap_or_else(|| at(main.directory()));
+    match follow {
+        Follow::Nothing => {}
+        Follow::Fsync => ops.push(Op::Sync(Sync::Full(subject))),
+        Follow::Fdatasync => ops.push(Op::Sync(Sync::Data(subject))),
+        Follow::FsyncDirectory => ops.push(Op::Sync(Sync::Full(at(main.directory())))),
+        Follow::SyncAll => ops.push(Op::Sync(Sync::All)),
+        Follow::Checkpoint => ops.push(Op::Checkpoint),
+        Follow::Writeback => ops.push(Op::Writeback),
+    }
+}
+
+/// One workload: starting tree, and actions with what follows each.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sequence {
+    /// Index into [`TREES`].
+    pub tree: usize,
+    /// Indices into [`actions`], each with what follows.
+    pub steps: Vec<(usize, Follow)>,
+}
+
+/// Number of sequences of one and of two actions.
+pub fn count() -> u64 {
+    let single = (actions().len() * FOLLOWS.len()) as u64;
+    TREES.len() as u64 * (single + single * single)
+}
+
+/// The sequence with this number: first all of one action, then all of two, the latter scattered by
+/// `seed` so that any stretch of numbers is a fair sample.
+pub fn sequence(number: u64, seed: u64) -> Sequence {
+    let single = (actions().len() * FOLLOWS.len()) as u64;
+    let trees = TREES.len() as u64;
+    let step = |index: u64| {
+        let follows = FOLLOWS.len() as u64;
+        ((index / follows) as usize, FOLLOWS[(index % follows) as usize])
+    };
+    if number < trees * single {
+        let tree = (number % trees) as usize;
+        return Sequence { tree, steps: vec![step(number / trees)] };
+    }
+    let pairs = trees * single * single;
+    let scattered = scatter((number - trees * single) % pairs, pairs, seed);
+    let (tree, pair) = ((scattered % trees) as usize, scattered / trees);
+    Sequence { tree, steps: vec![step(pair / single), step(pair % single)] }
+}
+
+/// A permutation of `0..count`: multiplication by a number prime to `count`, then a seeded shift.
+fn scatter(index: u64, count: u64, seed: u64) -> u64 {
+    // A prime larger than any count here divides none of them.
+    const PRIME: u128 = 2_147_483_647;
+    let shifted = u128::from(index) * PRIME + u128::from(crate::rng::mix(seed) % count);
+    (shifted % u128::from(count)) as u64
+}
+
+/// The operations of a sequence.
+pub fn operations(sequence: &Sequence, actions: &[Vec<Op>]) -> Vec<Op> {
+    let mut ops = Vec::new();
+    for (index, after) in &sequence.steps {
+        if let Some(action) = actions.get(*index) {
+            ops.extend(action.iter().cloned());
+            follow(&mut ops, action, *after);
+        }
+    }
+    for (tag, op) in (1..).zip(&mut ops) {
+        set_tag(op, tag);
+    }
+    ops
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Model;
+
+    #[test]
+    fn starting_trees_are_valid() {
+        for index in 0..TREES.len() {
+            let mut model = Model::new();
+            for op in tree(index) {
+                assert!(model.apply(&op, None).is_ok(), "{}: {op}", TREES[index]);
+            }
+        }
+    }
+
+    #[test]
+    fn every_action_succeeds_on_some_tree() {
+        for action in actions() {
+            let works = (0..TREES.len()).any(|index| {
+                let mut model = Model::new();
+                for op in tree(index) {
+                    model.apply(&op, None).unwrap();
+                }
+                action.iter().all(|op| model.apply(op, None).is_ok())
+            });
+            // A copy into a missing file is in the list for its second place in a pair.
+            let needs_another = matches!(&action[0], Op::CopyRange { to, .. } if *to == at("/n"));
+            assert!(works || needs_another, "{}", action[0]);
+        }
+    }
+
+    #[test]
+    fn numbers_reach_every_single_action_and_scatter_pairs_without_repeats() {
+        let single = (actions().len() * FOLLOWS.len()) as u64;
+        let singles: std::collections::BTreeSet<String> =
+            (0..3 * single).map(|number| format!("{:?}", sequence(number, 1))).collect();
+        assert_eq!(singles.len() as u64, 3 * single);
+        let pairs: std::collections::BTreeSet<String> = (3 * single..3 * single + 5000)
+            .map(|number| format!("{:?}", sequence(number, 1)))
+            .collect();
+        assert_eq!(pairs.len(), 5000);
+        assert!(count() > 1_000_000);
+    }
+}

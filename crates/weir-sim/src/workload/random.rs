@@ -1,0 +1,306 @@
+//! Long random workloads: several writers that take turns, background work at random moments, little
+//! memory, a small log, and sometimes too little space.
+
+use weir::{AllocateMode, FileType, RenameMode, Timestamp};
+
+use crate::model::Model;
+use crate::op::{Op, Sync, Target};
+use crate::rng::Rng;
+use crate::system::Settings;
+
+/// What kind of random workload.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shape {
+    /// How the volume is made.
+    pub settings: Settings,
+    /// Number of operations.
+    pub length: usize,
+    /// Writers, each with a directory and a handle of its own.
+    pub writers: u8,
+    /// Of ten data operations, this many grow files.
+    pub growth: u64,
+    /// Of how many operations one is a sync.
+    pub sync_one_in: u64,
+    /// Of how many operations one is background work.
+    pub background_one_in: u64,
+}
+
+impl Shape {
+    /// A shape drawn from `rng`.
+    pub fn draw(rng: &mut Rng) -> Self {
+        let volume_blocks = 256 + rng.below(3) * 128;
+        let memory_bytes = match rng.below(3) {
+            0 => 4 << 20,
+            1 => 1 << 20,
+            _ => 512 << 10,
+        };
+        Self {
+            settings: Settings { volume_blocks, log_blocks: 64, memory_bytes },
+            length: 30 + rng.index(120),
+            writers: 1 + rng.below(4) as u8,
+            growth: rng.below(10),
+            sync_one_in: 3 + rng.below(12),
+            background_one_in: 3 + rng.below(20),
+        }
+    }
+}
+
+/// Names a writer uses.
+const NAMES: [&str; 6] = ["a", "b", "c", "d", "e", "long-name-that-takes-some-room-in-its-entry"];
+
+struct Generator<'a> {
+    rng: &'a mut Rng,
+    model: Model,
+    shape: &'a Shape,
+    ops: Vec<Op>,
+}
+
+/// A workload of this shape that starts on `model`.
+pub fn operations(shape: &Shape, model: &Model, rng: &mut Rng) -> Vec<Op> {
+    let mut generator = Generator { rng, model: model.clone(), shape, ops: Vec::new() };
+    for writer in 0..shape.writers {
+        generator.push(Op::Mkdir { path: format!("/w{writer}") });
+    }
+    while generator.ops.len() < shape.length {
+        generator.step();
+    }
+    generator.ops
+}
+
+impl Generator<'_> {
+    /// Appends an operation; it may turn out to fail.
+    fn push(&mut self, op: Op) {
+        // The engine may run out of space where the model does not; then later operations fail in
+        // both, or are executed on what is there.
+        let _ = self.model.apply(&op, None);
+        self.ops.push(op);
+    }
+
+    fn step(&mut self) {
+        if self.rng.one_in(self.shape.background_one_in) {
+            let op = match self.rng.below(6) {
+                0 => Op::Checkpoint,
+                1 => Op::Writeback,
+                2 => Op::Advance { ns: 1_000_000 * self.rng.below(60_000) },
+                _ => Op::Background { steps: 1 + self.rng.below(4) as u32 },
+            };
+            return self.push(op);
+        }
+        let writer = self.rng.below(u64::from(self.shape.writers)) as u8;
+        if self.rng.one_in(self.shape.sync_one_in) {
+            let op = self.sync(writer);
+            return self.push(op);
+        }
+        let op = if self.rng.below(10) < 6 { self.data(writer) } else { self.name(writer) };
+        self.push(op);
+    }
+
+    fn path(&mut self, writer: u8) -> String {
+        // Now and then in somebody else's directory.
+        let writer = if self.rng.one_in(8) {
+            self.rng.below(u64::from(self.shape.writers)) as u8
+        } else {
+            writer
+        };
+        let name = NAMES[self.rng.index(NAMES.len())];
+        if self.rng.one_in(5) {
+            let inner = NAMES[self.rng.index(NAMES.len())];
+            format!("/w{writer}/{inner}/{name}")
+        } else {
+            format!("/w{writer}/{name}")
+        }
+    }
+
+    /// A path that is likely to exist.
+    fn existing(&mut self, writer: u8) -> String {
+        let prefix = format!("/w{writer}/");
+        let paths = self.model.paths();
+        let own: Vec<&String> =
+            paths.iter().map(|(path, _)| path).filter(|path| path.starts_with(&prefix)).collect();
+        let chosen = self.rng.pick(&own).map(|path| (*path).clone());
+        chosen.unwrap_or_else(|| self.path(writer))
+    }
+
+    /// A regular file that is likely to exist: by name, or the writer's handle.
+    fn file(&mut self, writer: u8) -> Target {
+        if self.model.slots().contains_key(&writer) && self.rng.one_in(2) {
+            return Target::Slot(writer);
+        }
+        let prefix = format!("/w{writer}/");
+        let model = &self.model;
+        let is_file = |ino: u32| model.inode(ino).is_some_and(|inode| inode.data().is_some());
+        let paths: Vec<String> = model
+            .paths()
+            .into_iter()
+            .filter(|(path, ino)| path.starts_with(&prefix) && is_file(*ino))
+            .map(|(path, _)| path)
+            .collect();
+        Target::Path(match self.rng.pick(&paths) {
+            Some(path) => path.clone(),
+            None => self.path(writer),
+        })
+    }
+
+    fn size(&self, target: &Target) -> u64 {
+        let ino = self.model.target(target).ok();
+        let inode = ino.and_then(|ino| self.model.inode(ino));
+        inode.and_then(|inode| inode.data()).map_or(0, |data| data.size)
+    }
+
+    fn length(&mut self) -> u64 {
+        match self.rng.below(10) {
+            0..=2 => 1 + self.rng.below(200),
+            3..=5 => 1 + self.rng.below(5000),
+            6..=7 => 4096 * (1 + self.rng.below(8)),
+            8 => 1 + self.rng.below(40_000),
+            _ => 100_000 + self.rng.below(100_000),
+        }
+    }
+
+    fn offset(&mut self, size: u64) -> u64 {
+        match self.rng.below(6) {
+            0 => 0,
+            1..=2 => self.rng.below(size + 1) / 4096 * 4096,
+            3..=4 => self.rng.below(size + 1),
+            _ => size + self.rng.below(30_000),
+        }
+    }
+
+    fn data(&mut self, writer: u8) -> Op {
+        let target = self.file(writer);
+        let size = self.size(&target);
+        let tag = 1 + self.ops.len() as u32;
+        if self.rng.below(10) < self.shape.growth {
+            return Op::Append { target, length: self.length(), tag };
+        }
+        let (offset, length) = (self.offset(size), self.length());
+        match self.rng.below(16) {
+            0..=6 => Op::Write { target, offset, length, tag },
+            7..=8 => Op::Truncate { target, size: self.rng.below(size + 1) },
+            9 => Op::Truncate { target, size: size + self.rng.below(10_000) },
+            10..=11 => self.allocate(target, size, offset, length),
+            12 => {
+                let from = self.file(writer);
+                let from_offset = self.rng.below(self.size(&from) + 1);
+                Op::CopyRange { from, from_offset, to: target, to_offset: offset, length }
+            }
+            _ => Op::Read { target, offset: self.rng.below(size + 1), length },
+        }
+    }
+
+    fn allocate(&mut self, target: Target, size: u64, offset: u64, length: u64) -> Op {
+        let pages = size / 4096;
+        let start = 4096 * self.rng.below(pages + 1);
+        let blocks = 4096 * (1 + self.rng.below(4));
+        match self.rng.below(7) {
+            0 => Op::Allocate { target, mode: AllocateMode::Extend, offset, length },
+            1 => Op::Allocate { target, mode: AllocateMode::KeepSize, offset, length },
+            2 => Op::Allocate { target, mode: AllocateMode::PunchHole, offset, length },
+            3 => Op::Allocate { target, mode: AllocateMode::ZeroRange, offset, length },
+            4 => Op::Allocate { target, mode: AllocateMode::ZeroRangeKeepSize, offset, length },
+            5 => Op::Allocate {
+                target,
+                mode: AllocateMode::CollapseRange,
+                offset: start,
+                length: blocks,
+            },
+            _ => Op::Allocate {
+                target,
+                mode: AllocateMode::InsertRange,
+                offset: start,
+                length: blocks,
+            },
+        }
+    }
+
+    fn name(&mut self, writer: u8) -> Op {
+        let path = self.path(writer);
+        let tag = 1 + self.ops.len() as u32;
+        match self.rng.below(24) {
+            0..=5 => Op::Create { path, permissions: 0o600 + self.rng.below(0o100) as u32 },
+            6..=7 => Op::Mkdir { path },
+            8 => Op::Symlink { path, target: "t".repeat(1 + self.rng.index(300)) },
+            9 => Op::Mknod { path, file_type: FileType::Fifo, rdev: 0 },
+            10 => Op::Link { from: self.existing(writer), to: path },
+            11..=12 => Op::Unlink { path: self.existing(writer) },
+            13 => Op::Rmdir { path: self.existing(writer) },
+            14..=15 => {
+                let mode = match self.rng.below(6) {
+                    0 => RenameMode::NoReplace,
+                    1 => RenameMode::Exchange,
+                    _ => RenameMode::Replace,
+                };
+                let to = if self.rng.one_in(2) { self.existing(writer) } else { path };
+                Op::Rename { from: self.existing(writer), to, mode }
+            }
+            16 => {
+                let name = format!("user.{}", NAMES[self.rng.index(NAMES.len())]);
+                let limit = if self.rng.one_in(4) { 4000 } else { 100 };
+                let length = self.rng.below(limit);
+                Op::SetXattr { path: self.existing(writer), name, length, tag }
+            }
+            17 => {
+                let name = format!("user.{}", NAMES[self.rng.index(NAMES.len())]);
+                Op::RemoveXattr { path: self.existing(writer), name }
+            }
+            18 => {
+                let permissions = self.rng.below(0o1000) as u32;
+                Op::Chmod { path: self.existing(writer), permissions }
+            }
+            19 => {
+                let time = |rng: &mut Rng| Timestamp {
+                    seconds: rng.below(1 << 34) as i64 - (1 << 32),
+                    nanoseconds: rng.below(1_000_000_000) as u32,
+                };
+                let (atime, mtime) = (time(self.rng), time(self.rng));
+                Op::Utimens { path: self.existing(writer), atime, mtime }
+            }
+            20 => Op::TmpFile { dir: format!("/w{writer}"), slot: writer },
+            21 if self.model.slots().contains_key(&writer) => {
+                if self.rng.one_in(2) {
+                    Op::LinkSlot { slot: writer, path }
+                } else {
+                    Op::Close { slot: writer }
+                }
+            }
+            _ => match self.file(writer) {
+                Target::Path(path) => Op::Open { path, slot: writer },
+                Target::Slot(slot) => Op::Close { slot },
+            },
+        }
+    }
+
+    fn sync(&mut self, writer: u8) -> Op {
+        Op::Sync(match self.rng.below(8) {
+            0..=3 => Sync::Full(self.file(writer)),
+            4..=5 => Sync::Data(self.file(writer)),
+            6 => Sync::Full(Target::Path(format!("/w{writer}"))),
+            _ => Sync::All,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_gives_the_same_workload_and_most_operations_succeed() {
+        let make = |seed| {
+            let mut rng = Rng::new(seed);
+            let shape = Shape::draw(&mut rng);
+            operations(&shape, &Model::new(), &mut rng)
+        };
+        assert_eq!(make(5), make(5));
+        assert_ne!(make(5), make(6));
+        let (mut succeeded, mut total) = (0, 0);
+        for seed in 0..50 {
+            let mut model = Model::new();
+            for op in make(seed) {
+                total += 1;
+                succeeded += usize::from(model.apply(&op, None).is_ok());
+            }
+        }
+        assert!(succeeded * 10 > total * 6, "{succeeded} of {total}");
+    }
+}
