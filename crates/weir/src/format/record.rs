@@ -23,6 +23,7 @@ const PAYLOAD: u8 = 5;
 const WROTE: u8 = 6;
 const HOME: u8 = 7;
 const NEXT_INODE: u8 = 8;
+const SETTLED: u8 = 9;
 
 /// A run of little-endian crc32c values, borrowed from a record or from memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -121,6 +122,15 @@ pub enum Record<'a> {
         /// The bound.
         next_inode: u64,
     },
+    /// Payload of these pages that the log holds from before is void: they are home, or gone.
+    Settled {
+        /// Owner of the pages.
+        inode: u64,
+        /// The first page's place in the file.
+        file_block: u64,
+        /// How many; may reach to the end of all files.
+        length_blocks: u64,
+    },
 }
 
 fn put_header(out: &mut Vec<u8>, kind: u8, body_bytes: usize) {
@@ -186,6 +196,12 @@ impl Record<'_> {
             Self::NextInode { next_inode } => {
                 put_header(out, NEXT_INODE, 8);
                 out.extend_from_slice(&next_inode.to_le_bytes());
+            }
+            Self::Settled { inode, file_block, length_blocks } => {
+                put_header(out, SETTLED, 24);
+                out.extend_from_slice(&inode.to_le_bytes());
+                out.extend_from_slice(&file_block.to_le_bytes());
+                out.extend_from_slice(&length_blocks.to_le_bytes());
             }
         }
         Ok(1)
@@ -280,6 +296,11 @@ fn decode_body<'a>(kind: u8, bytes: &'a [u8]) -> Result<Record<'a>, FormatError>
             checksum: body.u32()?,
         },
         NEXT_INODE => Record::NextInode { next_inode: body.u64()? },
+        SETTLED => Record::Settled {
+            inode: body.u64()?,
+            file_block: body.u64()?,
+            length_blocks: body.u64()?,
+        },
         _ => return Err(FormatError::new("record", format!("unknown kind {kind}"))),
     };
     if !body.0.is_empty() {
@@ -332,6 +353,7 @@ mod tests {
             Record::Wrote { block: 100, checksums: Checksums::Values(sums) },
             Record::Home { inode: 1, file_block: 2, block: 3, checksum: 4 },
             Record::NextInode { next_inode: u64::MAX },
+            Record::Settled { inode: 1, file_block: 2, length_blocks: u64::MAX },
         ]
     }
 

@@ -35,7 +35,8 @@ pub use stats::{Histogram, HistogramSnapshot, LogStats, LogStatsSnapshot};
 pub use waiter::OnDurable;
 
 use crate::device::{Device, DeviceInfo};
-use crate::format::VolumeId;
+use crate::format::frame::FRAME_HEADER_BYTES;
+use crate::format::{BLOCK_BYTES, VolumeId};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Arc, Clock, Condvar, JoinHandle, Mutex};
 use crate::{Error, Result};
@@ -239,6 +240,17 @@ impl Log {
         Ring::max_frame_blocks(self.geometry.log_blocks)
     }
 
+    /// Most bytes of records of one operation without payload.
+    pub fn max_op_bytes(&self) -> usize {
+        self.max_operation_blocks() as usize * BLOCK_BYTES - FRAME_HEADER_BYTES
+    }
+
+    /// Payload pages that always fit into one operation beside their records: a quarter of the frame is left
+    /// for those.
+    pub fn max_op_payload_blocks(&self) -> u64 {
+        self.max_operation_blocks() / 4 * 3
+    }
+
     /// Room for operations of `blocks` in all, each counted by [`OpRecords::blocks`].
     ///
     /// # Errors
@@ -259,8 +271,9 @@ impl Log {
     /// Appends one operation and returns its LSN. Empties `op`. Never waits for I/O.
     ///
     /// # Errors
-    /// The log is shut down; or the operation is empty, larger than a frame or than its admission: then
-    /// nothing was appended and `op` is unchanged.
+    /// The log is shut down; or the operation is empty, larger than a frame, or so much larger than its
+    /// admission that the background's share of the ring cannot make up for it: then nothing was
+    /// appended and `op` is unchanged.
     pub fn append(&self, op: &mut OpRecords, admission: Admission) -> Result<Lsn> {
         self.append_batch(std::slice::from_mut(op), admission)
     }
@@ -282,11 +295,13 @@ impl Log {
             }
             blocks += part.blocks();
         }
-        if parts.is_empty() || blocks > admission.blocks {
-            return Err(Error::Invalid("log operation: larger than its admission"));
-        }
         let count = parts.len();
         let mut append = self.append.lock();
+        let short = blocks.saturating_sub(admission.blocks);
+        let topped_up = short == 0 || append.makes_up_for(short, &self.admitted);
+        if count == 0 || !topped_up {
+            return Err(Error::Invalid("log operation: larger than its admission"));
+        }
         if count > 1 {
             append.seal_open();
         }
@@ -483,6 +498,12 @@ impl Appender {
         self.open.add(op, self.next_lsn, self.transaction);
         self.ring.queue(self.open.blocks() - before);
         self.next_lsn += 1;
+    }
+
+    /// Whether an admission that is `short` of blocks can still be kept to.
+    fn makes_up_for(&self, short: u64, admitted: &AtomicU64) -> bool {
+        let admitted = admitted.load(Ordering::Acquire);
+        self.ring.admissible(short, admitted, AdmissionClass::Background).is_ok()
     }
 
     fn seal_open(&mut self) {

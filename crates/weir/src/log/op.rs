@@ -78,6 +78,11 @@ impl OpRecords {
         self.push_valid(&Record::NextInode { next_inode });
     }
 
+    /// Payload of these pages that the log holds from before is void.
+    pub fn settled(&mut self, inode: u64, file_block: u64, length_blocks: u64) {
+        self.push_valid(&Record::Settled { inode, file_block, length_blocks });
+    }
+
     /// The page's content travels in the frame; `checksum` is its crc32c.
     pub fn payload(
         &mut self,

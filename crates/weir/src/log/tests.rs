@@ -618,8 +618,10 @@ fn admission_refuses_the_foreground_first_and_dropping_gives_back() {
     assert_eq!(log.fill().admitted_blocks, 0);
     let pool = small_pool();
     let mut op = operation(&pool, 1, 10, 3);
-    let short = log.admit(3, AdmissionClass::Foreground).unwrap();
-    assert!(matches!(log.append(&mut op, short), Err(Error::Invalid(_))));
+    let all = log.admit(90, AdmissionClass::Background).unwrap();
+    let none = log.admit(0, AdmissionClass::Background).unwrap();
+    assert!(matches!(log.append(&mut op, none), Err(Error::Invalid(_))));
+    drop(all);
     let mut huge = operation(&pool, 1, 10, 25);
     let enough = log.admit(30, AdmissionClass::Foreground).unwrap();
     assert!(matches!(log.append(&mut huge, enough), Err(Error::Invalid(_))));

@@ -315,8 +315,8 @@ impl Log {
 
     /// Shuts the log down for a reason outside of it, such as a superblock that could not be written: all
     /// waiters get the error, and nothing becomes durable any more.
-    pub fn shut_down(&self, error: Error) {
-        self.fail(&mut self.commit.lock(), error);
+    pub fn shut_down(&self, reason: &str) {
+        self.fail(&mut self.commit.lock(), Error::Shutdown(reason.to_owned()));
     }
 
     pub(super) fn shutdown_error(&self) -> Error {
