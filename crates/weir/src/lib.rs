@@ -1,1 +1,29 @@
-//! weir
+//! Weir: a crash-safe file system that a program links into itself.
+
+pub mod alloc;
+pub mod background;
+pub mod cache;
+pub mod device;
+pub mod engine;
+mod error;
+pub mod file;
+pub mod format;
+pub mod inode;
+pub mod log;
+pub mod namespace;
+pub mod reclaim;
+pub mod recovery;
+pub mod stats;
+pub mod sync;
+pub mod tree;
+pub mod txn;
+mod types;
+mod volume;
+
+pub use background::BackgroundWork;
+pub use error::{Error, Result};
+pub use file::handle::{File, InodeHold};
+pub use namespace::xattr::XattrMode;
+pub use stats::Stats;
+pub use types::*;
+pub use volume::Volume;

@@ -119,6 +119,18 @@ fn nodes_are_taken_from_the_end_and_refill_their_holes() {
 }
 
 #[test]
+fn nodes_return_to_the_last_group_when_it_has_room_again() {
+    let (_, allocator, _) = volume(3 * 32_256 + 200);
+    let node = || allocator.allocate(4, 4, None, AllocKind::Node).unwrap();
+    let last_group: Vec<Run> = (0..46).map(|_| node()).collect();
+    assert!(last_group.iter().all(|run| run.group() == 3));
+    assert_eq!(node().group(), 2);
+    allocator.cancel(last_group[20]);
+    assert_eq!(node(), last_group[20]);
+    assert_eq!(node().group(), 2);
+}
+
+#[test]
 fn short_holes_are_left_to_small_files() {
     let (_, allocator, _) = volume(65_536);
     let file = grow(&allocator, 1024, 256, None);

@@ -21,9 +21,13 @@ pub mod core;
 mod op;
 pub mod replay;
 pub mod ring;
+#[cfg(all(test, feature = "shuttle"))]
+mod schedules;
 pub mod stats;
 mod tail;
 #[cfg(test)]
+mod test_device;
+#[cfg(all(test, not(feature = "shuttle")))]
 mod tests;
 mod waiter;
 mod writer;

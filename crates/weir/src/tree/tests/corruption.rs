@@ -162,6 +162,7 @@ fn nodes_of_another_tree_are_refused() {
         &mut volume.sink,
     )
     .unwrap();
+    volume.sink.write_pending();
     assert_eq!(volume.walk().problems.len(), 1);
     assert!(volume.merge([(Key::MIN, None)].into_iter()).is_err());
 }

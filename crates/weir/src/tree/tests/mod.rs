@@ -42,6 +42,7 @@ struct TestSink {
     reusable: Vec<u64>,
     freed: BTreeSet<u64>,
     unwritten: BTreeSet<u64>,
+    pending: Vec<(u64, AlignedBuf)>,
     next_block: u64,
     allocated: u64,
     /// Allocations that are still granted.
@@ -70,8 +71,18 @@ impl NodeSink for TestSink {
 
     fn write(&mut self, block: u64, node: AlignedBuf) -> Result<()> {
         assert!(self.unwritten.remove(&block), "written twice, or not allocated: {block}");
-        self.device.write(block * BLOCK_BYTES_U64, &[&node], IoClass::Background, false)?;
+        self.pending.push((block, node));
         Ok(())
+    }
+}
+
+impl TestSink {
+    /// Only now the nodes reach the device: a merge must not depend on reading its own.
+    fn write_pending(&mut self) {
+        for (block, node) in self.pending.drain(..) {
+            let offset = block * BLOCK_BYTES_U64;
+            self.device.write(offset, &[&node], IoClass::Background, false).unwrap();
+        }
     }
 }
 
@@ -99,6 +110,7 @@ impl Volume {
             reusable: Vec::new(),
             freed: BTreeSet::new(),
             unwritten: BTreeSet::new(),
+            pending: Vec::new(),
             next_block: 0,
             allocated: 0,
             grants: u64::MAX,
@@ -108,7 +120,10 @@ impl Volume {
 
     fn merge(&mut self, changes: impl Iterator<Item = (Key, Option<Value>)>) -> Result<TreeRoot> {
         self.generation += 1;
-        super::merge(&self.cache, &self.root, changes, self.generation, 0, &mut self.sink)
+        let (root, generation) = (self.root, self.generation);
+        let result = super::merge(&self.cache, &root, changes, generation, 0, &mut self.sink);
+        self.sink.write_pending();
+        result
     }
 
     /// Merges `changes` into the tree and the model, and checks the accounting.

@@ -160,6 +160,17 @@ fn underfull_leaf_between_full_ones_stays() {
 }
 
 #[test]
+fn merge_never_reads_back_what_it_writes() {
+    // Almost no cache, and a root that the merge itself wrote.
+    let mut volume = Volume::new(0);
+    for start in 0..20 {
+        volume.apply((start * 500..start * 500 + 500).map(numbered).collect());
+    }
+    assert_eq!(volume.root.level, 1);
+    volume.check_contents();
+}
+
+#[test]
 fn chain_of_single_children_is_not_kept_as_the_root() {
     // Three full interior nodes above leaves of three items; the middle one keeps a single leaf.
     let mut volume = Volume::new(64 << 20);

@@ -1,0 +1,292 @@
+//! What all parts of an open volume share, and the entry checks of every operation.
+//!
+//! **Waiting happens in one place**: [`Engine::enter`] and [`Engine::reserve`] are called before any lock is
+//! taken; they wait for log space, delta space and blocks. Past them an operation only waits for
+//! device reads of its own data, or for writeback of its own range.
+//!
+//! Lock order of the whole engine: tree lock → inode `ops` (parents first) → `map` → `pages` → `meta` (by
+//! number) → store state → log append → allocator. Dirty list, inode table, eviction queue and
+//! statistics are leaves.
+
+use crate::alloc::Allocator;
+use crate::background::Background;
+use crate::cache::page::{PageMut, PagePool};
+use crate::reclaim::Reclaim;
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::format::geometry::Geometry;
+use crate::format::item::InodeItem;
+use crate::format::{Key, VolumeId};
+use crate::inode::{Inode, InodeTable};
+use crate::log::{Admission, AdmissionClass, Log, OpRecords};
+use crate::stats::Counters;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::{Arc, Clock, Mutex};
+use crate::txn::Store;
+use crate::txn::checkpoint::Checkpointer;
+use crate::types::{Timestamp, VolumeOptions};
+use std::collections::BTreeMap;
+
+/// See the module's head.
+pub struct Engine {
+    /// The disk.
+    pub device: Arc<dyn Device>,
+    /// Where everything is on it.
+    pub geometry: Geometry,
+    /// Its id.
+    pub volume_id: VolumeId,
+    /// How it was opened.
+    pub options: VolumeOptions,
+    /// Time.
+    pub clock: Arc<dyn Clock>,
+    /// Metadata.
+    pub store: Store,
+    /// The log.
+    pub log: Arc<Log>,
+    /// Blocks.
+    pub alloc: Arc<Allocator>,
+    /// Page frames.
+    pub pool: PagePool,
+    /// What to evict.
+    pub reclaim: Reclaim,
+    /// Inodes in memory.
+    pub inodes: InodeTable,
+    /// Inodes with dirty pages or attributes.
+    pub dirty: DirtyList,
+    /// Serialises renames between directories, and removals of directories.
+    pub tree_lock: Mutex<()>,
+    /// Checkpoints.
+    pub checkpointer: Checkpointer,
+    /// Threads, and what they are asked to do.
+    pub background: Background,
+    /// Counters and histograms.
+    pub counters: Counters,
+    /// Pages dirty or under writeback, over all inodes.
+    pub dirty_pages: AtomicU64,
+    /// The log is being replayed: what it leads to may use all of the ring.
+    pub recovering: AtomicBool,
+    /// Set once, when the volume must not be written any more.
+    pub shutdown: Mutex<Option<String>>,
+    /// Fast check of `shutdown`.
+    pub is_shutdown: AtomicBool,
+    /// Close has finished.
+    pub closed: AtomicBool,
+    /// Unlinked inodes that are too large to be purged by the call that removed them.
+    pub purge_queue: Mutex<Vec<Arc<Inode>>>,
+    /// The superblock as last written.
+    pub superblock: Mutex<crate::format::superblock::Superblock>,
+}
+
+/// Which part of the log's ring an operation may use, and what it does when that is full.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Room {
+    /// The first half of the ring; waits for a checkpoint.
+    Normal,
+    /// What is kept for checkpoints, so that logged pages can always go home; answers
+    /// [`Error::WouldBlock`] instead of waiting.
+    Reserve,
+}
+
+/// Inodes with something to write. Holding them here keeps them in memory.
+#[derive(Default)]
+pub struct DirtyList {
+    list: Mutex<BTreeMap<u64, Arc<Inode>>>,
+    next: AtomicU64,
+}
+
+impl DirtyList {
+    /// Puts `inode` on the list.
+    pub fn add(&self, inode: &Arc<Inode>) {
+        if inode.listed.load(Ordering::Acquire) {
+            return;
+        }
+        let mut list = self.list.lock();
+        inode.listed.store(true, Ordering::Release);
+        list.insert(inode.number, inode.clone());
+    }
+
+    /// Takes `inode` off the list if it is clean. `is_clean` runs under the list's lock: whoever dirties the inode
+    /// afterwards puts it back.
+    pub fn remove_if_clean(&self, inode: &Inode) {
+        let mut list = self.list.lock();
+        // First take it off, then look: a writer that dirties it in between finds it unlisted and
+        // waits for the list lock to list it again.
+        inode.listed.store(false, Ordering::SeqCst);
+        let clean = {
+            let pages = inode.pages.read();
+            pages.counts().dirty == 0 && pages.counts().writeback == 0
+        } && !inode.meta.lock().dirty;
+        if clean {
+            list.remove(&inode.number);
+        } else {
+            inode.listed.store(true, Ordering::SeqCst);
+        }
+    }
+
+    /// Takes `inode` off the list: it is purged.
+    pub fn remove(&self, inode: &Inode) {
+        let mut list = self.list.lock();
+        inode.listed.store(false, Ordering::SeqCst);
+        list.remove(&inode.number);
+    }
+
+    /// Up to `limit` inodes, continuing where the last call ended.
+    pub fn next_batch(&self, limit: usize) -> Vec<Arc<Inode>> {
+        let list = self.list.lock();
+        let from = self.next.load(Ordering::Relaxed);
+        let batch: Vec<_> = list
+            .range(from..)
+            .chain(list.range(..from))
+            .take(limit)
+            .map(|(_, inode)| inode.clone())
+            .collect();
+        if let Some(last) = batch.last() {
+            self.next.store(last.number.wrapping_add(1), Ordering::Relaxed);
+        }
+        batch
+    }
+
+    /// All of them.
+    pub fn all(&self) -> Vec<Arc<Inode>> {
+        self.list.lock().values().cloned().collect()
+    }
+
+    /// How many.
+    pub fn len(&self) -> usize {
+        self.list.lock().len()
+    }
+}
+
+impl Engine {
+    /// Refuses when the volume cannot be written.
+    pub fn check_writable(&self) -> Result<()> {
+        if self.options.read_only {
+            return Err(Error::ReadOnly);
+        }
+        self.check_shutdown()
+    }
+
+    /// Refuses when the volume was shut down.
+    pub fn check_shutdown(&self) -> Result<()> {
+        if !self.is_shutdown.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let reason = self.shutdown.lock().clone().unwrap_or_default();
+        Err(Error::Shutdown(reason))
+    }
+
+    /// Stops all writing, for good. Memory stays readable.
+    pub fn shut_down(&self, reason: &str) {
+        let mut shutdown = self.shutdown.lock();
+        if shutdown.is_none() {
+            *shutdown = Some(reason.to_owned());
+            self.is_shutdown.store(true, Ordering::Release);
+        }
+        drop(shutdown);
+        self.log.shut_down(reason);
+        self.background.wake_all();
+    }
+
+    /// Now, for file times.
+    pub fn now(&self) -> Timestamp {
+        Timestamp::from_ns(self.clock.realtime_ns())
+    }
+
+    /// The gate at the entry of every changing operation: checks that the volume can be written, and gets log space for
+    /// `record_bytes` of records and `payload_pages` pages. May wait for a checkpoint; the caller
+    /// holds at most `ops` locks.
+    pub fn enter(&self, record_bytes: usize, payload_pages: usize) -> Result<Admission> {
+        self.check_writable()?;
+        self.throttle(0)?;
+        self.admit(record_bytes, payload_pages, Room::Normal)
+    }
+
+    /// Log space only, for work that must not be throttled (writeback, purge).
+    pub fn admit(&self, record_bytes: usize, payload_pages: usize, room: Room) -> Result<Admission> {
+        let blocks = OpRecords::blocks_for(record_bytes, payload_pages as u64);
+        let recovering = self.recovering.load(Ordering::Acquire);
+        let class = match room {
+            Room::Normal if !recovering => AdmissionClass::Foreground,
+            _ => AdmissionClass::Background,
+        };
+        loop {
+            match self.log.admit(blocks, class) {
+                Ok(admission) => return Ok(admission),
+                Err(_full) if room == Room::Reserve => return Err(Error::WouldBlock),
+                Err(_full) => self.relieve_log()?,
+            }
+        }
+    }
+
+    /// Reserves `blocks` for a user's data. When the volume is full, space that only waits for a checkpoint is
+    /// made available first. The caller must hold no locks.
+    pub fn reserve(&self, blocks: u64) -> Result<()> {
+        for attempt in 0..3 {
+            match self.alloc.reserve(blocks, crate::alloc::ReserveClass::User) {
+                Ok(()) => return Ok(()),
+                Err(error) if attempt == 2 => return Err(error),
+                Err(error) => {
+                    if !self.relieve_space()? {
+                        return Err(error);
+                    }
+                }
+            }
+        }
+        Err(Error::NoSpace)
+    }
+
+    /// Checks that a metadata operation finds room, without keeping it: the store's reserve takes over
+    /// at commit.
+    pub fn check_space(&self, blocks: u64) -> Result<()> {
+        self.reserve(blocks)?;
+        self.alloc.release(blocks);
+        Ok(())
+    }
+
+    /// The inode `number`, loaded if need be.
+    pub fn inode(&self, number: u64) -> Result<Arc<Inode>> {
+        if let Some(inode) = self.inodes.find(number) {
+            return Ok(inode);
+        }
+        let value = self.store.get(Key::inode(number))?.ok_or(Error::NotFound)?;
+        let item = InodeItem::decode(&value)?;
+        Ok(self.adopt(number, item))
+    }
+
+    /// Puts an inode that was just created or loaded into the table.
+    pub fn adopt(&self, number: u64, item: InodeItem) -> Arc<Inode> {
+        let inode = Inode::new(number, item);
+        {
+            // What happened to it before is unknown: an fsync has to cover all of the log so far.
+            let mut meta = inode.meta.lock();
+            meta.last_lsn = self.log.last_lsn();
+            meta.data_lsn = meta.last_lsn;
+        }
+        let (inode, dropped) = self.inodes.insert(inode);
+        drop(dropped);
+        inode
+    }
+
+    /// A page frame whose content will be overwritten. Evicts clean pages to get one.
+    pub fn page(&self) -> Result<PageMut> {
+        let mut tries = 0;
+        loop {
+            if let Some(page) = self.pool.alloc_for_overwrite() {
+                return Ok(page);
+            }
+            self.make_room(&mut tries)?;
+        }
+    }
+
+    /// Evicts something, or waits for writeback to make something evictable.
+    pub fn make_room(&self, tries: &mut u32) -> Result<()> {
+        *tries += 1;
+        if self.evict(crate::reclaim::BATCH_PAGES) > 0 {
+            return Ok(());
+        }
+        if *tries > 1000 {
+            return Err(Error::Io("no page of the cache can be freed: raise the memory cap".into()));
+        }
+        self.relieve_memory()
+    }
+}

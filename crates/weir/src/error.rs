@@ -1,0 +1,125 @@
+//! What can go wrong, as an enum that a caller can match, with the errno a mount answers.
+
+use thiserror::Error;
+
+/// Result of every engine call.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// An engine error. [`Error::errno`] gives the POSIX code.
+#[derive(Debug, Clone, Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Error {
+    /// The name or inode does not exist.
+    #[error("no such file or directory")]
+    NotFound,
+    /// The name exists already.
+    #[error("file exists")]
+    Exists,
+    /// A directory was needed.
+    #[error("not a directory")]
+    NotDirectory,
+    /// A directory cannot be used for this.
+    #[error("is a directory")]
+    IsDirectory,
+    /// The directory still has entries.
+    #[error("directory not empty")]
+    NotEmpty,
+    /// A name longer than 255 bytes, or a path or symlink target longer than 4095.
+    #[error("name too long")]
+    NameTooLong,
+    /// An argument is outside of what the call accepts; the text says which.
+    #[error("invalid argument: {0}")]
+    Invalid(&'static str),
+    /// A file would grow beyond 8 EiB - 1, or the machine's limit.
+    #[error("file too large")]
+    FileTooLarge,
+    /// No space is left, after trimming and a checkpoint were tried.
+    #[error("no space left on the volume: delete files or create a larger volume")]
+    NoSpace,
+    /// The operation is not permitted on this kind of object.
+    #[error("operation not permitted")]
+    NotPermitted,
+    /// Permission denied.
+    #[error("permission denied")]
+    AccessDenied,
+    /// More hard links than a link count can hold.
+    #[error("too many links")]
+    TooManyLinks,
+    /// Too many levels of symbolic links.
+    #[error("too many levels of symbolic links")]
+    TooManySymlinks,
+    /// The extended attribute does not exist.
+    #[error("no such attribute")]
+    NoAttribute,
+    /// The attribute's value is larger than 4096 bytes, or the caller's buffer is too small.
+    #[error("result or value too large")]
+    OutOfRange,
+    /// An extended attribute's value over the limit.
+    #[error("attribute value too large: the limit is 4096 bytes")]
+    AttributeTooLarge,
+    /// The volume, or this open of it, is read-only.
+    #[error("read-only file system")]
+    ReadOnly,
+    /// The caller asked not to wait, and would have had to.
+    #[error("would block")]
+    WouldBlock,
+    /// No data or hole at or after the offset.
+    #[error("no such device or address: nothing at or after this offset")]
+    NoSuchExtent,
+    /// Another process or handle has the volume open.
+    #[error("the volume is in use: {0}")]
+    InUse(String),
+    /// The operation is not offered.
+    #[error("not supported: {0}")]
+    NotSupported(&'static str),
+    /// The device failed.
+    #[error("I/O error: {0}")]
+    Io(String),
+    /// Stored data does not match its checksum or its specification.
+    #[error("corrupt: {0}")]
+    Corrupt(String),
+    /// The file or device is not a Weir volume this version can open; the text says why and what
+    /// to do.
+    #[error("{0}")]
+    NotAVolume(String),
+    /// A flush or a metadata write failed: the device's state is unknown and the volume is read-only until it
+    /// is opened again. Sticky.
+    #[error("the volume was shut down after an error ({0}): unmount, check the device, run fsck")]
+    Shutdown(String),
+}
+
+impl Error {
+    /// The POSIX error number (Linux values) for this error.
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::NotFound => 2,
+            Self::Exists => 17,
+            Self::NotDirectory => 20,
+            Self::IsDirectory => 21,
+            Self::NotEmpty => 39,
+            Self::NameTooLong => 36,
+            Self::Invalid(_) => 22,
+            Self::FileTooLarge => 27,
+            Self::NoSpace => 28,
+            Self::NotPermitted => 1,
+            Self::AccessDenied => 13,
+            Self::TooManyLinks => 31,
+            Self::TooManySymlinks => 40,
+            Self::NoAttribute => 61,
+            Self::OutOfRange => 34,
+            Self::AttributeTooLarge => 7,
+            Self::ReadOnly => 30,
+            Self::WouldBlock => 11,
+            Self::NoSuchExtent => 6,
+            Self::InUse(_) => 16,
+            Self::NotSupported(_) => 95,
+            Self::Io(_) | Self::Corrupt(_) | Self::NotAVolume(_) | Self::Shutdown(_) => 5,
+        }
+    }
+}
+
+impl From<std::io::Error> for Error {
+    fn from(error: std::io::Error) -> Self {
+        Self::Io(error.to_string())
+    }
+}

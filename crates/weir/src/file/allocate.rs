@@ -1,0 +1,305 @@
+//! The modes of `fallocate(2)`.
+
+use super::extents::{self, Unmapped};
+use super::writeback::page_range;
+use crate::alloc::AllocKind;
+use crate::cache::map::RunFilter;
+use crate::device::IoClass;
+use crate::engine::{Engine, Room};
+use crate::error::{Error, Result};
+use crate::format::item::Extent;
+use crate::format::{BLOCK_BYTES_U64, Key, MAX_FILE_BYTES};
+use crate::inode::Inode;
+use crate::namespace::OP_RECORD_BYTES;
+use crate::sync::Arc;
+use crate::sync::atomic::Ordering;
+use crate::txn::Op;
+use crate::types::AllocateMode;
+use std::ops::Range;
+
+/// Blocks that one operation of an allocation adds.
+const STEP_BLOCKS: u64 = 16_384;
+/// Extents that one part of a shift moves.
+const SHIFT_EXTENTS: usize = 16;
+
+impl Engine {
+    /// See [`AllocateMode`].
+    pub fn allocate(
+        &self,
+        inode: &Arc<Inode>,
+        mode: AllocateMode,
+        offset: u64,
+        length: u64,
+    ) -> Result<()> {
+        let end = offset.checked_add(length).ok_or(Error::FileTooLarge)?;
+        if length == 0 {
+            return Err(Error::Invalid("the length must be greater than 0"));
+        }
+        if end > MAX_FILE_BYTES {
+            return Err(Error::FileTooLarge);
+        }
+        self.check_writable()?;
+        let _ops = inode.ops.lock();
+        match mode {
+            AllocateMode::Extend => {
+                self.allocate_blocks(inode, offset..end)?;
+                if end > inode.size() { self.grow(inode, end) } else { Ok(()) }
+            }
+            AllocateMode::KeepSize => self.allocate_blocks(inode, offset..end),
+            AllocateMode::PunchHole => self.punch(inode, offset..end),
+            AllocateMode::ZeroRange => {
+                self.punch(inode, offset..end)?;
+                self.allocate_blocks(inode, offset..end)?;
+                if end > inode.size() { self.grow(inode, end) } else { Ok(()) }
+            }
+            AllocateMode::ZeroRangeKeepSize => {
+                self.punch(inode, offset..end)?;
+                self.allocate_blocks(inode, offset..end)
+            }
+            AllocateMode::CollapseRange => self.shift(inode, offset, length, Shift::Down),
+            AllocateMode::InsertRange => self.shift(inode, offset, length, Shift::Up),
+        }
+    }
+
+    /// Gives every hole of the range unwritten blocks. The caller holds `ops`.
+    fn allocate_blocks(&self, inode: &Arc<Inode>, bytes: Range<u64>) -> Result<()> {
+        let pages = page_range(bytes.start, bytes.end - bytes.start);
+        let mut from = pages.start;
+        while from < pages.end {
+            let to = from.saturating_add(STEP_BLOCKS).min(pages.end);
+            // Looking is cheap, and tells how much has to be reserved.
+            let wanted = self.holes(inode, from..to)?;
+            let blocks: u64 = wanted.iter().map(|hole| hole.end - hole.start).sum();
+            if blocks > 0 {
+                let admission = self.enter(OP_RECORD_BYTES, 0)?;
+                self.reserve(blocks)?;
+                let result = self.fill_holes(inode, from..to, admission);
+                self.alloc.release(blocks);
+                from = result?;
+            } else {
+                from = to;
+            }
+        }
+        Ok(())
+    }
+
+    fn holes(&self, inode: &Inode, pages: Range<u64>) -> Result<Vec<Range<u64>>> {
+        let mut holes = Vec::new();
+        let mut at = pages.start;
+        for piece in extents::all_pieces(&self.store, inode.number, pages.start, pages.end)? {
+            if at < piece.file_block {
+                holes.push(at..piece.file_block);
+            }
+            at = piece.end();
+        }
+        if at < pages.end {
+            holes.push(at..pages.end);
+        }
+        Ok(holes)
+    }
+
+    /// One operation that fills holes of the range, as many as fit. Answers where to go on.
+    fn fill_holes(
+        &self,
+        inode: &Arc<Inode>,
+        pages: Range<u64>,
+        admission: crate::log::Admission,
+    ) -> Result<u64> {
+        let _map = inode.map.lock();
+        let mut op = Op::new();
+        let mut added = 0;
+        let mut reached = pages.end;
+        'holes: for hole in self.holes(inode, pages.clone())? {
+            let mut at = hole.start;
+            while at < hole.end {
+                if op.record_bytes() > OP_RECORD_BYTES / 2 {
+                    reached = at;
+                    break 'holes;
+                }
+                let hint = extents::placement_hint(&self.store, inode.number, at)?;
+                let run = match self.alloc.allocate(hole.end - at, 1, hint, AllocKind::Data) {
+                    Ok(run) => run,
+                    Err(error) if added == 0 => return Err(error),
+                    Err(_) => {
+                        reached = at;
+                        break 'holes;
+                    }
+                };
+                op.allocated(run);
+                let extent = Extent::unwritten(run.start, run.blocks);
+                extents::insert(&mut op, inode.number, at, &extent, None);
+                at += run.blocks;
+                added += run.blocks;
+            }
+        }
+        if added == 0 {
+            return Ok(reached);
+        }
+        let now = self.now();
+        let mut meta = inode.meta.lock();
+        meta.item.blocks += added;
+        meta.touch_attributes(now);
+        op.put(Key::inode(inode.number), &meta.item.encode());
+        let lsn = self.store.commit(op, admission)?;
+        meta.logged(lsn, true);
+        Ok(reached)
+    }
+
+    /// Collapse or insert. Everything from `offset` on is brought home and out of the cache first, so that only
+    /// extents have to move. The caller holds `ops`.
+    fn shift(&self, inode: &Arc<Inode>, offset: u64, length: u64, shift: Shift) -> Result<()> {
+        if offset % BLOCK_BYTES_U64 != 0 || length % BLOCK_BYTES_U64 != 0 {
+            return Err(Error::Invalid("offset and length must be multiples of 4096"));
+        }
+        let size = inode.size();
+        let end = offset.checked_add(length).ok_or(Error::FileTooLarge)?;
+        let new_size = match shift {
+            Shift::Down if end >= size => {
+                return Err(Error::Invalid("the range must end before the end of the file"));
+            }
+            Shift::Up if offset >= size => {
+                return Err(Error::Invalid("the range must start before the end of the file"));
+            }
+            Shift::Down => size - length,
+            Shift::Up => size.checked_add(length).ok_or(Error::FileTooLarge)?,
+        };
+        if new_size > MAX_FILE_BYTES {
+            return Err(Error::FileTooLarge);
+        }
+        if matches!(shift, Shift::Down) {
+            self.punch(inode, offset..end)?;
+        }
+        let first = offset / BLOCK_BYTES_U64;
+        if first == 0 {
+            self.leave_inode(inode)?;
+        }
+        loop {
+            self.settle_all(inode, first)?;
+            let map = inode.map.lock();
+            let quiet = {
+                let pages = inode.pages.read();
+                pages.dirty_runs(first..u64::MAX, 1, RunFilter::default()).next().is_none()
+                    && pages.first_writeback(first..u64::MAX).is_none()
+            };
+            if quiet {
+                let distance = length / BLOCK_BYTES_U64;
+                match self.shift_extents(inode, first, distance, (shift, new_size)) {
+                    Err(Error::WouldBlock) => {}
+                    other => return other,
+                }
+                // The log is full, and a checkpoint may need this inode's mapping.
+                drop(map);
+                self.relieve_log()?;
+            }
+        }
+    }
+
+    /// Page 0 of a small file lives in the inode, or would go there: gives it a block, and makes the
+    /// page dirty so that it goes to that block. The caller holds `ops`.
+    fn leave_inode(&self, inode: &Arc<Inode>) -> Result<()> {
+        if inode.size() > crate::format::MAX_INLINE_BYTES as u64 {
+            return Ok(());
+        }
+        self.allocate_blocks(inode, 0..BLOCK_BYTES_U64)?;
+        while inode.meta.lock().item.is_inline() {
+            self.reserve(1)?;
+            self.dirty_pages.fetch_add(1, Ordering::AcqRel);
+            let newly_dirty = inode.pages.write().mark_dirty(0);
+            if !newly_dirty {
+                self.pages_paid(1);
+            }
+            if inode.pages.read().peek(0).is_some() {
+                self.dirty.add(inode);
+                self.settle_all(inode, 0)?;
+            } else {
+                self.fill(inode, 0..1, IoClass::SyncRead)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Brings all dirty pages from `first` on home.
+    fn settle_all(&self, inode: &Arc<Inode>, first: u64) -> Result<()> {
+        let range = first..u64::MAX;
+        while self.write_back(
+            inode,
+            range.clone(),
+            RunFilter::default(),
+            u64::MAX,
+            IoClass::SyncWrite,
+        )? > 0
+        {}
+        self.wait_writeback(inode, &range);
+        Ok(())
+    }
+
+    /// Moves the extents from file block `first` on, all or nothing. The caller holds `map`.
+    fn shift_extents(
+        &self,
+        inode: &Arc<Inode>,
+        first: u64,
+        distance: u64,
+        (shift, new_size): (Shift, u64),
+    ) -> Result<()> {
+        let number = inode.number;
+        let mut parts = Vec::new();
+        let mut op = Op::new();
+        // An extent that lies across the first block is split; its rest moves.
+        let (_, _) = extents::cut(&self.store, &mut op, number, (first, first), Unmapped::Kept, 1)?;
+        let pieces = extents::all_pieces(&self.store, number, first, u64::MAX)?;
+        if let Some(piece) = pieces.first() {
+            let (key, whole) = piece.whole()?;
+            if key.offset < first {
+                op.put(key, &whole.part(0, first - key.offset).encode());
+            }
+        }
+        // Deletions first: a moved extent may take the place of one that has not moved yet.
+        let mut moved = Vec::with_capacity(pieces.len());
+        for piece in &pieces {
+            let (key, whole) = piece.whole()?;
+            if key.offset >= first {
+                op.delete(key);
+            }
+            let to = match shift {
+                Shift::Down => piece.file_block - distance,
+                Shift::Up => piece.file_block + distance,
+            };
+            moved.push((to, whole.part(piece.file_block - key.offset, piece.blocks)));
+            split_op(&mut parts, &mut op);
+        }
+        for (to, extent) in moved {
+            extents::insert(&mut op, number, to, &extent, None);
+            split_op(&mut parts, &mut op);
+        }
+        let cost = parts.iter().map(Op::record_bytes).sum::<usize>() + op.record_bytes();
+        let blocks = cost + (parts.len() + 1) * OP_RECORD_BYTES;
+        let admission = self.admit(blocks, 0, Room::Reserve)?;
+        let now = self.now();
+        let removed = inode.pages.write().truncate(first);
+        let mut meta = inode.meta.lock();
+        debug_assert!(first > 0 || !meta.item.is_inline());
+        inode.size.store(new_size, Ordering::Release);
+        meta.item.size = new_size;
+        meta.touch_data(now);
+        op.put(Key::inode(number), &meta.item.encode());
+        parts.push(op);
+        let lsn = self.store.commit_parts(parts, admission)?;
+        meta.logged(lsn, true);
+        drop(meta);
+        self.forget_removed(removed);
+        Ok(())
+    }
+}
+
+/// Ends the part under construction when it is large enough.
+fn split_op(parts: &mut Vec<Op>, op: &mut Op) {
+    if op.record_bytes() > SHIFT_EXTENTS * 1100 {
+        parts.push(std::mem::take(op));
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Shift {
+    Down,
+    Up,
+}

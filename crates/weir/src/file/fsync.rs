@@ -1,0 +1,271 @@
+//! Making a file durable.
+//!
+//! Few dirty pages go into the log frame as payload, together with the inode: one write and one
+//! flush, shared with everybody who syncs meanwhile. Many go home first (in parallel, outside of the
+//! log), then a frame with the new mapping; the same one flush covers both.
+//!
+//! What has to be waited for: writeback of the pages in range that was under way already, because
+//! one version of a page is written at a time.
+
+use super::extents::{self, Piece as Mapped};
+use super::writeback::{PIECE_PAGES, page_range};
+use crate::cache::map::{LoggedFilter, RunFilter};
+use crate::device::IoClass;
+use crate::engine::{Engine, Room};
+use crate::error::Result;
+use crate::format::{BLOCK_BYTES, Key};
+use crate::inode::Inode;
+use crate::log::Admission;
+use crate::sync::Arc;
+use crate::txn::{Lsn, Op};
+use std::ops::Range;
+
+/// Most data that travels in a log frame: beyond this, writing it twice costs more than the
+/// saved request.
+pub const MAX_PAYLOAD_PAGES: usize = 32;
+/// Log space for the records of one payload operation.
+const PAYLOAD_RECORD_BYTES: usize = 512 + 64 * MAX_PAYLOAD_PAGES;
+/// Pages written by one round of a large sync.
+const ROUND_PAGES: u64 = 8 * PIECE_PAGES;
+
+/// What [`Engine::log_dirty`] did.
+enum Logged {
+    /// The pages are in the open frame as part of this operation (or there was nothing to do).
+    Done,
+    /// Too much to log: send it home.
+    TooMuch,
+    /// Pages are under writeback: wait for it.
+    Busy,
+    /// Something changed while it was being looked at: look again.
+    Again,
+}
+
+/// After this many rounds of sending pages home, all that was dirty when the sync began is home: what is dirty now was
+/// written since. (The first round leaves out pages of which an older version was under way.)
+const HOME_ROUNDS: usize = 2;
+
+/// Which part of a file's state is to be durable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SyncKind {
+    /// Data, and what is needed to read it back (`fdatasync`).
+    Data,
+    /// All attributes too (`fsync`).
+    Full,
+}
+
+impl Engine {
+    /// Makes `range` of `inode` durable; blocks until it is.
+    pub fn fsync(&self, inode: &Arc<Inode>, range: Range<u64>, kind: SyncKind) -> Result<()> {
+        let lsn = self.prepare_sync(inode, range, kind)?;
+        self.counters.fsyncs.add(1);
+        self.commit_log(lsn)
+    }
+
+    /// The first half of an fsync: everything is in the log's stream (or home) up to the answered
+    /// LSN. The second half, waiting for that LSN, may be left to somebody else.
+    pub fn prepare_sync(
+        &self,
+        inode: &Arc<Inode>,
+        range: Range<u64>,
+        kind: SyncKind,
+    ) -> Result<Lsn> {
+        self.check_writable()?;
+        let pages = page_range(range.start, range.end.saturating_sub(range.start));
+        let mut rounds = 0;
+        loop {
+            let moment = inode.io_moment();
+            match self.log_dirty(inode, &pages, kind)? {
+                Logged::Done => break,
+                Logged::TooMuch if rounds == HOME_ROUNDS => break,
+                Logged::TooMuch => {
+                    self.send_home(inode, &pages)?;
+                    self.wait_writeback(inode, &pages);
+                    rounds += 1;
+                }
+                Logged::Busy => inode.wait_io(moment),
+                Logged::Again => {}
+            }
+        }
+        let meta = inode.meta.lock();
+        Ok(if kind == SyncKind::Data { meta.data_lsn } else { meta.last_lsn })
+    }
+
+    /// Waits until `lsn` is durable, and shuts the volume down if that fails.
+    pub fn commit_log(&self, lsn: Lsn) -> Result<()> {
+        self.log.commit(lsn).inspect_err(|error| self.shut_down(&error.to_string()))
+    }
+
+    /// Puts the dirty pages of `pages` into the log, if they are few.
+    fn log_dirty(&self, inode: &Arc<Inode>, pages: &Range<u64>, kind: SyncKind) -> Result<Logged> {
+        if !self.needs_log(inode, pages, kind) {
+            return Ok(Logged::Done);
+        }
+        let limit = self.max_payload_pages();
+        let count = count_unlogged(inode, pages, limit);
+        if count > limit {
+            return Ok(Logged::TooMuch);
+        }
+        let admission = self.admit(PAYLOAD_RECORD_BYTES, count, Room::Normal)?;
+        let _map = inode.map.lock();
+        // The mapping cannot change from here on, so where the pages live can be looked up before the
+        // page map is locked.
+        let mapped = self.homes(inode, pages, limit)?;
+        self.log_pages(inode, pages, (count, &mapped), admission)
+    }
+
+    /// Dirty pages that the log does not have, or attributes that matter for `kind`.
+    fn needs_log(&self, inode: &Inode, pages: &Range<u64>, kind: SyncKind) -> bool {
+        if count_unlogged(inode, pages, 0) > 0 {
+            return true;
+        }
+        if inode.pages.read().first_writeback(pages.clone()).is_some() {
+            return true;
+        }
+        let meta = inode.meta.lock();
+        meta.item.size != inode.size() || (kind == SyncKind::Full && meta.dirty)
+    }
+
+    /// How many pages one operation may carry.
+    pub fn max_payload_pages(&self) -> usize {
+        MAX_PAYLOAD_PAGES.min((self.log.max_operation_blocks() as usize).saturating_sub(2))
+    }
+
+    /// Where the dirty pages live now.
+    fn homes(&self, inode: &Inode, pages: &Range<u64>, limit: usize) -> Result<Vec<Mapped>> {
+        if inode.meta.lock().item.blocks == 0 {
+            return Ok(Vec::new());
+        }
+        let runs: Vec<Range<u64>> = {
+            let map = inode.pages.read();
+            map.dirty_runs(pages.clone(), PIECE_PAGES, UNLOGGED).take(limit + 1).collect()
+        };
+        let mut mapped: Vec<Mapped> = Vec::new();
+        for run in runs {
+            mapped.extend(extents::all_pieces(&self.store, inode.number, run.start, run.end)?);
+        }
+        Ok(mapped)
+    }
+
+    /// One operation with the pages and the inode. The caller holds the `map` lock.
+    fn log_pages(
+        &self,
+        inode: &Arc<Inode>,
+        range: &Range<u64>,
+        (limit, mapped): (usize, &[Mapped]),
+        admission: Admission,
+    ) -> Result<Logged> {
+        let mut map = inode.pages.write();
+        if map.first_writeback(range.clone()).is_some() {
+            return Ok(Logged::Busy);
+        }
+        let mut op = Op::new();
+        let mut logged: Vec<u64> = Vec::with_capacity(limit);
+        for run in map.dirty_runs(range.clone(), PIECE_PAGES, UNLOGGED) {
+            for index in run {
+                let Some(page) = map.peek(index) else { continue };
+                if logged.len() == limit {
+                    // More became dirty meanwhile: count again.
+                    return Ok(Logged::Again);
+                }
+                op.payload(inode.number, index, home_of(mapped, index), page.clone());
+                logged.push(index);
+            }
+        }
+        let mut meta = inode.meta.lock();
+        meta.item.size = self.loggable_size(inode, &map, range, meta.item.size);
+        op.put(Key::inode(inode.number), &meta.item.encode());
+        let lsn = self.store.commit(op, admission)?;
+        let times_left = meta.item.size != inode.size();
+        meta.logged(lsn, true);
+        meta.dirty |= times_left;
+        drop(meta);
+        for index in logged {
+            if let Some(older) = map.set_logged(index, lsn) {
+                self.store.obligations.release(older);
+            }
+        }
+        drop(map);
+        if !times_left {
+            // Dirty pages keep it on the list; an inode with nothing else to write leaves it.
+            self.dirty.remove_if_clean(inode);
+        }
+        Ok(Logged::Done)
+    }
+
+    /// The size that may be logged: all that programs see if the whole file is covered; else no more
+    /// than what is logged or written already, and the range itself.
+    fn loggable_size(
+        &self,
+        inode: &Inode,
+        _map: &crate::cache::map::PageMap,
+        range: &Range<u64>,
+        logged_size: u64,
+    ) -> u64 {
+        let size = inode.size();
+        if range.start == 0 && range.end.saturating_mul(BLOCK_BYTES as u64) >= size {
+            return size;
+        }
+        let covered = range.end.saturating_mul(BLOCK_BYTES as u64).min(size);
+        if range.start.saturating_mul(BLOCK_BYTES as u64) <= logged_size {
+            logged_size.max(covered)
+        } else {
+            logged_size
+        }
+    }
+
+    /// Waits until no page of the range is under writeback.
+    pub fn wait_writeback(&self, inode: &Inode, pages: &Range<u64>) {
+        loop {
+            let moment = inode.io_moment();
+            if inode.pages.read().first_writeback(pages.clone()).is_none() {
+                return;
+            }
+            inode.wait_io(moment);
+        }
+    }
+
+    /// Writes all pages of the range home that were dirty and not logged when this began.
+    fn send_home(&self, inode: &Arc<Inode>, pages: &Range<u64>) -> Result<()> {
+        let mut from = pages.start;
+        loop {
+            let next = inode.pages.read().dirty_runs(from..pages.end, PIECE_PAGES, READY).next();
+            let Some(run) = next else { return Ok(()) };
+            let end = run.start.saturating_add(ROUND_PAGES).min(pages.end);
+            self.write_back(inode, run.start..end, UNLOGGED, u64::MAX, IoClass::SyncWrite)?;
+            from = end;
+        }
+    }
+}
+
+/// Dirty pages that the log does not have.
+const UNLOGGED: RunFilter =
+    RunFilter { logged: LoggedFilter::NotLogged, only_towrite: false, skip_writeback: false };
+/// The same without those of which an older version is under way.
+const READY: RunFilter = RunFilter { skip_writeback: true, ..UNLOGGED };
+
+/// Dirty pages of `pages` that the log does not have; stops counting beyond `limit`.
+fn count_unlogged(inode: &Inode, pages: &Range<u64>, limit: usize) -> usize {
+    let map = inode.pages.read();
+    if map.counts().dirty == 0 {
+        return 0;
+    }
+    let mut count = 0;
+    for run in map.dirty_runs(pages.clone(), PIECE_PAGES, UNLOGGED) {
+        count += (run.end - run.start) as usize;
+        if count > limit {
+            break;
+        }
+    }
+    count
+}
+
+/// The block that page `index` is mapped to, 0 if none holds data of it.
+fn home_of(mapped: &[Mapped], index: u64) -> u64 {
+    let place = mapped.partition_point(|piece| piece.end() <= index);
+    match mapped.get(place) {
+        Some(piece) if piece.file_block <= index && !piece.unwritten => {
+            piece.block + (index - piece.file_block)
+        }
+        _ => 0,
+    }
+}

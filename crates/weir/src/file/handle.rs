@@ -1,0 +1,242 @@
+//! [`File`]: an open regular file. [`InodeHold`]: an inode that is kept alive without being open.
+
+use super::fsync::SyncKind;
+use crate::cache::readahead::{DEFAULT_MAX_WINDOW_BYTES, ReadAhead};
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::inode::Inode;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Arc, Mutex};
+use crate::types::{AllocateMode, Attr, FileType};
+
+/// Keeps an inode alive: an unlinked one is purged when its last hold (or file) is dropped.
+pub struct InodeHold {
+    engine: Arc<Engine>,
+    inode: Arc<Inode>,
+}
+
+impl InodeHold {
+    pub(crate) fn new(engine: Arc<Engine>, inode: Arc<Inode>) -> Result<Self> {
+        {
+            let meta = inode.meta.lock();
+            if meta.purged {
+                return Err(Error::NotFound);
+            }
+            inode.users.fetch_add(1, Ordering::AcqRel);
+        }
+        Ok(Self { engine, inode })
+    }
+
+    /// The inode's number.
+    pub fn ino(&self) -> u64 {
+        self.inode.number
+    }
+}
+
+impl Drop for InodeHold {
+    fn drop(&mut self) {
+        if self.inode.users.fetch_sub(1, Ordering::AcqRel) == 1 {
+            // A failure leaves the orphan item, and the next recovery purges the inode.
+            if self.engine.purge_if_unused(&self.inode).is_err() {
+                self.engine.counters.purge_errors.add(1);
+            }
+        }
+    }
+}
+
+struct Handle {
+    hold: InodeHold,
+    writable: bool,
+    data_sync: bool,
+    read_ahead: Mutex<ReadAhead>,
+    /// Write errors up to this one were reported through this handle.
+    errors_seen: AtomicU64,
+}
+
+/// An open regular file. Cheap to clone; clones share the read-ahead state and are one handle. `Send` and
+/// `Sync`: all calls may be made from any thread at any time.
+///
+/// Reads and writes go through the cache. Nothing is durable before [`File::fsync`], [`File::fdatasync`] or a sync of the
+/// volume, unless the file was opened with `data_sync`.
+#[derive(Clone)]
+pub struct File {
+    handle: Arc<Handle>,
+}
+
+impl std::fmt::Debug for File {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("File").field("ino", &self.ino()).finish_non_exhaustive()
+    }
+}
+
+impl File {
+    pub(crate) fn new(
+        engine: Arc<Engine>,
+        inode: Arc<Inode>,
+        writable: bool,
+        data_sync: bool,
+    ) -> Result<Self> {
+        match inode.file_type {
+            FileType::Regular => {}
+            FileType::Directory => return Err(Error::IsDirectory),
+            _ => return Err(Error::Invalid("only regular files can be opened")),
+        }
+        let errors_seen = AtomicU64::new(inode.write_error.lock().0);
+        let hold = InodeHold::new(engine, inode)?;
+        let read_ahead = Mutex::new(ReadAhead::new(DEFAULT_MAX_WINDOW_BYTES));
+        Ok(Self { handle: Arc::new(Handle { hold, writable, data_sync, read_ahead, errors_seen }) })
+    }
+
+    fn engine(&self) -> &Arc<Engine> {
+        &self.handle.hold.engine
+    }
+
+    fn inode(&self) -> &Arc<Inode> {
+        &self.handle.hold.inode
+    }
+
+    /// The inode's number.
+    pub fn ino(&self) -> u64 {
+        self.inode().number
+    }
+
+    /// Attributes as they are now, including writes that are not durable. Does not block on I/O.
+    pub fn attr(&self) -> Result<Attr> {
+        Ok(self.inode().attr())
+    }
+
+    /// Current size in bytes. Does not block.
+    pub fn size(&self) -> u64 {
+        self.inode().size()
+    }
+
+    /// Reads up to `buffer.len()` bytes at `offset`; fewer only at the end of the file. Cached data is copied under
+    /// one shared lock; missing data is read from the device first, and a sequential reader gets
+    /// read-ahead.
+    ///
+    /// # Errors
+    /// [`Error::Io`] from the device, [`Error::Corrupt`] if a checksum does not match.
+    pub fn read_at(&self, offset: u64, buffer: &mut [u8]) -> Result<usize> {
+        let (engine, inode) = (self.engine(), self.inode());
+        if let Some(mut state) = self.handle.read_ahead.try_lock() {
+            let advice = state.on_read(offset, buffer.len() as u64, inode.size());
+            drop(state);
+            if let Some(ahead) = advice.ahead {
+                engine.read_ahead(inode, ahead);
+            }
+        }
+        let count = engine.read(inode, offset, buffer)?;
+        if count > 0 && engine.wants_atime(inode) {
+            engine.touch_atime(inode);
+        }
+        Ok(count)
+    }
+
+    /// As [`File::read_at`], but never waits: [`Error::WouldBlock`] unless all of the range is cached.
+    pub fn read_at_nowait(&self, offset: u64, buffer: &mut [u8]) -> Result<usize> {
+        self.engine().read_nowait(self.inode(), offset, buffer)
+    }
+
+    fn check_writable(&self) -> Result<()> {
+        if self.handle.writable { Ok(()) } else { Err(Error::Invalid("the file is open for reading")) }
+    }
+
+    /// Writes `data` at `offset`; the file grows if need be. Blocks only for the throttle, for space, and for
+    /// the old content of a page that is overwritten in part. Not durable, unless the file was opened with `data_sync`.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`], [`Error::FileTooLarge`], [`Error::ReadOnly`]. If an error strikes after a part was written,
+    /// the length of that part is answered.
+    pub fn write_at(&self, offset: u64, data: &[u8]) -> Result<usize> {
+        self.check_writable()?;
+        let count = self.engine().write(self.inode(), offset, data)?;
+        if self.handle.data_sync && count > 0 {
+            self.sync_range(offset, count as u64)?;
+        }
+        Ok(count)
+    }
+
+    /// Writes `data` at the end of the file, atomically with respect to other appends; answers
+    /// the offset. Otherwise as [`File::write_at`].
+    pub fn append(&self, data: &[u8]) -> Result<u64> {
+        self.check_writable()?;
+        let offset = self.engine().append(self.inode(), data)?;
+        if self.handle.data_sync {
+            self.sync_range(offset, data.len() as u64)?;
+        }
+        Ok(offset)
+    }
+
+    fn sync_range(&self, offset: u64, length: u64) -> Result<()> {
+        self.report_errors()?;
+        let range = offset..offset.saturating_add(length);
+        self.engine().fsync(self.inode(), range, SyncKind::Data)
+    }
+
+    /// Sets the size. Bytes that are gained read as zeros. One operation in the log, not durable by itself.
+    pub fn truncate(&self, size_bytes: u64) -> Result<()> {
+        self.check_writable()?;
+        self.engine().truncate(self.inode(), size_bytes)
+    }
+
+    /// Makes data and attributes durable, and every metadata operation of the volume that came before. Blocks: one
+    /// device write and one flush, shared with all concurrent callers, and before that the writing of
+    /// large amounts of dirty data.
+    ///
+    /// # Errors
+    /// An error of background writeback is reported once to every handle; the data stays dirty and readable, and a
+    /// later success is true. [`Error::Shutdown`] when the log could not be made durable.
+    pub fn fsync(&self) -> Result<()> {
+        self.sync(SyncKind::Full)
+    }
+
+    /// As [`File::fsync`], without attributes that are not needed to read the data back (times).
+    pub fn fdatasync(&self) -> Result<()> {
+        self.sync(SyncKind::Data)
+    }
+
+    fn sync(&self, kind: SyncKind) -> Result<()> {
+        let result = self.engine().fsync(self.inode(), 0..u64::MAX, kind);
+        self.report_errors()?;
+        result
+    }
+
+    /// The error of a writeback that failed since this handle last asked.
+    fn report_errors(&self) -> Result<()> {
+        let held = self.inode().write_error.lock();
+        let seen = self.handle.errors_seen.swap(held.0, Ordering::AcqRel);
+        match &held.1 {
+            Some(error) if seen != held.0 => Err(error.clone()),
+            _ => Ok(()),
+        }
+    }
+
+    /// The modes of `fallocate(2)`: see [`AllocateMode`]. Not durable by itself.
+    pub fn allocate(&self, mode: AllocateMode, offset: u64, length: u64) -> Result<()> {
+        self.check_writable()?;
+        self.engine().allocate(self.inode(), mode, offset, length)
+    }
+
+    /// First offset at or after `offset` with data.
+    pub fn seek_data(&self, offset: u64) -> Result<u64> {
+        self.engine().seek_data(self.inode(), offset)
+    }
+
+    /// First offset at or after `offset` in a hole; the end of the file is one.
+    pub fn seek_hole(&self, offset: u64) -> Result<u64> {
+        self.engine().seek_hole(self.inode(), offset)
+    }
+
+    /// Copies up to `length` bytes to `target`; answers how many. Not durable by itself.
+    pub fn copy_range(
+        &self,
+        offset: u64,
+        target: &Self,
+        target_offset: u64,
+        length: u64,
+    ) -> Result<u64> {
+        target.check_writable()?;
+        let from = (self.inode(), offset);
+        self.engine().copy_range(from, (target.inode(), target_offset), length)
+    }
+}

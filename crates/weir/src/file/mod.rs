@@ -1,0 +1,29 @@
+//! Regular files: what happens to their bytes.
+//!
+//! * [`read`]: cached reads, misses, read-ahead
+//! * [`write`]: buffered writes (delayed allocation)
+//! * [`fsync`]: making data durable: payload in the log, or home and then the log
+//! * [`writeback`]: dirty pages go home
+//! * [`extents`]: the mapping of file blocks to volume blocks
+//! * [`truncate`]: size changes, and removing ranges
+//! * [`allocate`]: the modes of `fallocate(2)`
+//! * [`seek`]: data and holes; copying ranges
+//!
+//! A write goes: `File::write_at` → [`crate::engine::Engine::write`] (cache, dirty) → later
+//! `fsync` ([`crate::engine::Engine::fsync`]): pages → log frame → flush; or `writeback`: pages → blocks → operation →
+//! log frame.
+//!
+//! **Invariant (zero tail):** bytes beyond the end of the file in its last block are zero in memory, in the log and at
+//! home, whenever the operation that set the size is durable. A cut in the middle of a block therefore logs
+//! the block's new content together with the size.
+//! **Invariant:** payload is logged only for pages that are not under writeback.
+
+pub mod allocate;
+pub mod extents;
+pub mod fsync;
+pub mod handle;
+pub mod read;
+pub mod seek;
+pub mod truncate;
+pub mod write;
+pub mod writeback;

@@ -1,0 +1,295 @@
+//! Reading: from the cache under one shared lock; what is missing is read from the device into the cache.
+//!
+//! A page that is being read holds a token in the page map. Whoever writes, cuts or removes the page meanwhile voids the
+//! token, and what was read is dropped: so neither the mapping nor the blocks need a lock while
+//! the device works. A checksum mismatch counts only if the token is still good.
+
+use super::extents;
+use crate::cache::map::ReadPlan;
+use crate::cache::page::{PageMut, PageRef};
+use crate::device::{Buffers, IoClass, Operation, Request};
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64, Key, checksum};
+use crate::inode::Inode;
+use crate::sync::Arc;
+use crate::sync::atomic::Ordering;
+use crate::types::BackgroundMode;
+use std::ops::Range;
+
+/// Most pages that one miss reads.
+const MISS_PAGES: u64 = 256;
+/// Most pages of one read-ahead request to the device.
+const READ_AHEAD_REQUEST_PAGES: usize = 128;
+
+/// Consecutive pages to be read from consecutive blocks.
+struct Source {
+    first: u64,
+    block: u64,
+    pages: Vec<PageMut>,
+    checksums: Vec<u32>,
+}
+
+/// What a range being read is made of.
+#[derive(Default)]
+struct Plan {
+    from_device: Vec<Source>,
+    ready: Vec<(u64, PageMut)>,
+}
+
+impl Engine {
+    /// Reads up to `buffer.len()` bytes from `offset` on; less only at the end of the file.
+    pub fn read(&self, inode: &Arc<Inode>, offset: u64, buffer: &mut [u8]) -> Result<usize> {
+        let length = readable(inode, offset, buffer.len());
+        let mut done = copy_cached(inode, offset, &mut buffer[..length]);
+        if done == length {
+            self.counters.cache_hits.add(1);
+            return Ok(length);
+        }
+        self.counters.cache_misses.add(1);
+        while done < length {
+            let at = offset + done as u64;
+            let first = at / BLOCK_BYTES_U64;
+            let last = (offset + length as u64).div_ceil(BLOCK_BYTES_U64);
+            self.fill(inode, first..last.min(first + self.miss_pages()), IoClass::SyncRead)?;
+            done += copy_cached(inode, at, &mut buffer[done..length]);
+        }
+        Ok(length)
+    }
+
+    /// As [`Engine::read`], from the cache only: [`Error::WouldBlock`] if anything is missing.
+    pub fn read_nowait(&self, inode: &Inode, offset: u64, buffer: &mut [u8]) -> Result<usize> {
+        let length = readable(inode, offset, buffer.len());
+        if copy_cached(inode, offset, &mut buffer[..length]) == length {
+            self.counters.cache_hits.add(1);
+            return Ok(length);
+        }
+        self.counters.cache_misses.add(1);
+        Err(Error::WouldBlock)
+    }
+
+    fn miss_pages(&self) -> u64 {
+        MISS_PAGES.min(self.pool.capacity_pages() as u64 / 8).max(1)
+    }
+
+    /// Makes the first pages of `range` present, or finds them being read by somebody and waits. Some may be gone
+    /// again when this returns, if memory is short.
+    pub fn fill(&self, inode: &Arc<Inode>, range: Range<u64>, class: IoClass) -> Result<()> {
+        let moment = inode.io_moment();
+        let first = range.start;
+        let plan = inode.pages.write().begin_read(range);
+        if plan.runs.is_empty() {
+            // Nothing was absent: the page may be on its way through another reader.
+            let reading = inode.pages.read().is_reading(first);
+            if reading {
+                inode.wait_io(moment);
+            }
+            return Ok(());
+        }
+        let result = self.read_runs(inode, &plan, class);
+        if result.is_err() {
+            abort(inode, &plan);
+        }
+        inode.io_ended();
+        // A mismatch of a page that was changed meanwhile is no error: the caller looks again.
+        match result {
+            Err(Error::Corrupt(text)) if text == STALE => Ok(()),
+            other => other,
+        }
+    }
+
+    fn read_runs(&self, inode: &Arc<Inode>, plan: &ReadPlan, class: IoClass) -> Result<()> {
+        for run in &plan.runs {
+            let sources = self.plan_run(inode, run.clone())?;
+            for (index, page) in sources.ready {
+                self.finish(inode, index, plan.token, page.freeze());
+            }
+            for mut source in sources.from_device {
+                let mut slices: Vec<&mut [u8]> =
+                    source.pages.iter_mut().map(|page| &mut page[..]).collect();
+                self.device.read(source.block * BLOCK_BYTES_U64, &mut slices, class)?;
+                self.finish_source(inode, plan.token, source)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Finds out where the pages of `run` come from, and gets memory for them.
+    fn plan_run(&self, inode: &Inode, run: Range<u64>) -> Result<Plan> {
+        let mut plan = Plan::default();
+        let mut at = run.start;
+        if at == 0 && inode.meta.lock().item.is_inline() {
+            plan.ready.push((0, self.inline_page(inode)?));
+            at = 1;
+        }
+        for piece in extents::all_pieces(&self.store, inode.number, at, run.end)? {
+            self.plan_zeros(&mut plan, at..piece.file_block)?;
+            if piece.unwritten {
+                self.plan_zeros(&mut plan, piece.file_block..piece.end())?;
+            } else {
+                let mut pages = Vec::with_capacity(piece.blocks as usize);
+                let mut checksums = Vec::with_capacity(piece.blocks as usize);
+                for index in 0..piece.blocks {
+                    pages.push(self.page()?);
+                    checksums.push(piece.checksum(index).unwrap_or(0));
+                }
+                let (first, block) = (piece.file_block, piece.block);
+                plan.from_device.push(Source { first, block, pages, checksums });
+            }
+            at = piece.end();
+        }
+        self.plan_zeros(&mut plan, at..run.end)?;
+        Ok(plan)
+    }
+
+    fn plan_zeros(&self, plan: &mut Plan, range: Range<u64>) -> Result<()> {
+        for index in range {
+            let mut page = self.page()?;
+            page.fill(0);
+            plan.ready.push((index, page));
+        }
+        Ok(())
+    }
+
+    /// Page 0 of a file whose data is in its inline item.
+    fn inline_page(&self, inode: &Inode) -> Result<PageMut> {
+        let mut page = self.page()?;
+        page.fill(0);
+        if let Some(data) = self.store.get(Key::inline(inode.number))? {
+            let length = data.len().min(BLOCK_BYTES);
+            page[..length].copy_from_slice(&data[..length]);
+        }
+        Ok(page)
+    }
+
+    /// Verifies what was read and puts it into the cache.
+    fn finish_source(&self, inode: &Arc<Inode>, token: u64, source: Source) -> Result<()> {
+        for (place, (page, expected)) in source.pages.into_iter().zip(source.checksums).enumerate()
+        {
+            let index = source.first + place as u64;
+            if checksum(&page) != expected {
+                if !inode.pages.write().abort_read(index, token) {
+                    return Err(Error::Corrupt(STALE.into()));
+                }
+                self.counters.checksum_errors.add(1);
+                let block = source.block + place as u64;
+                return Err(Error::Corrupt(format!(
+                    "inode {} page {index}: block {block} does not match its checksum",
+                    inode.number
+                )));
+            }
+            self.finish(inode, index, token, page.freeze());
+        }
+        Ok(())
+    }
+
+    fn finish(&self, inode: &Arc<Inode>, index: u64, token: u64, page: PageRef) {
+        let inserted = inode.pages.write().finish_read(index, token, page);
+        if let Ok(inserted) = inserted
+            && inserted.new_chunk
+        {
+            self.reclaim.insert(inode.number, index);
+        }
+    }
+
+    /// Starts reading the absent pages of `range` without waiting for them. Errors are left to the read that
+    /// needs the page.
+    pub fn read_ahead(self: &Arc<Self>, inode: &Arc<Inode>, range: Range<u64>) {
+        if self.options.background == BackgroundMode::Manual {
+            return;
+        }
+        let end = range.end.min(inode.size().div_ceil(BLOCK_BYTES_U64));
+        let room = self.pool.capacity_pages() as u64 / 8;
+        if range.start >= end || end - range.start > room {
+            return;
+        }
+        let plan = inode.pages.write().begin_read(range.start..end);
+        for run in &plan.runs {
+            let Ok(sources) = self.plan_run(inode, run.clone()) else {
+                abort(inode, &ReadPlan { token: plan.token, runs: vec![run.clone()] });
+                continue;
+            };
+            for (index, page) in sources.ready {
+                self.finish(inode, index, plan.token, page.freeze());
+            }
+            for source in sources.from_device {
+                self.submit_source(inode, plan.token, source);
+            }
+        }
+        if !plan.runs.is_empty() {
+            inode.io_ended();
+        }
+    }
+
+    /// Hands one source to the device, in requests of moderate size.
+    fn submit_source(self: &Arc<Self>, inode: &Arc<Inode>, token: u64, mut source: Source) {
+        while !source.pages.is_empty() {
+            let count = source.pages.len().min(READ_AHEAD_REQUEST_PAGES);
+            let rest = source.pages.split_off(count);
+            let checksums = source.checksums.split_off(count);
+            let pages = std::mem::replace(&mut source.pages, rest);
+            let checksums = std::mem::replace(&mut source.checksums, checksums);
+            let (first, block) = (source.first, source.block);
+            source.first += count as u64;
+            source.block += count as u64;
+            let request = Request {
+                operation: Operation::Read,
+                offset_bytes: block * BLOCK_BYTES_U64,
+                buffers: Buffers::Fill(pages),
+                class: IoClass::ReadAhead,
+            };
+            let engine = self.clone();
+            let inode = inode.clone();
+            engine.clone().device.submit(
+                request,
+                Box::new(move |result, buffers| {
+                    let end = first + checksums.len() as u64;
+                    let ended = match (result, buffers) {
+                        (Ok(()), Buffers::Fill(pages)) => {
+                            let source = Source { first, block, pages, checksums };
+                            engine.finish_source(&inode, token, source)
+                        }
+                        _ => Err(Error::WouldBlock),
+                    };
+                    if ended.is_err() {
+                        let run = first..end;
+                        abort(&inode, &ReadPlan { token, runs: std::iter::once(run).collect() });
+                    }
+                    inode.io_ended();
+                }),
+            );
+        }
+    }
+}
+
+/// Text of the error that a read answers when its page was changed under it.
+const STALE: &str = "changed while it was being read";
+
+/// How much of `wanted` bytes at `offset` lies within the file.
+fn readable(inode: &Inode, offset: u64, wanted: usize) -> usize {
+    let size = inode.size.load(Ordering::Acquire);
+    size.saturating_sub(offset).min(wanted as u64) as usize
+}
+
+/// Copies from the cache until a page is missing. Answers how many bytes that were.
+fn copy_cached(inode: &Inode, offset: u64, buffer: &mut [u8]) -> usize {
+    let pages = inode.pages.read();
+    let mut done = 0;
+    while done < buffer.len() {
+        let at = offset + done as u64;
+        let within = (at % BLOCK_BYTES_U64) as usize;
+        let Some(page) = pages.get(at / BLOCK_BYTES_U64) else { break };
+        let count = (BLOCK_BYTES - within).min(buffer.len() - done);
+        buffer[done..done + count].copy_from_slice(&page[within..within + count]);
+        done += count;
+    }
+    done
+}
+
+/// Gives up the pages of `plan` that are still being read.
+fn abort(inode: &Inode, plan: &ReadPlan) {
+    let mut pages = inode.pages.write();
+    for index in plan.runs.iter().cloned().flatten() {
+        pages.abort_read(index, plan.token);
+    }
+}

@@ -1,0 +1,376 @@
+//! Size changes, and taking ranges out.
+//!
+//! A cut in the middle of a block zeroes the rest of the page and logs the page in the same operation
+//! as the size: the zero-tail invariant holds after any crash. A file with many extents is cut in
+//! several operations; until the last one an orphan item with a link count above 0 tells recovery
+//! to finish.
+//!
+//! Writeback of the pages concerned is waited for: a block must not be freed while a write to it is under
+//! way.
+
+use super::extents::{self, Unmapped};
+use crate::cache::map::{OldContents, PageMap, Removed, WriteRefused};
+use crate::device::IoClass;
+use crate::engine::{Engine, Room};
+use crate::error::{Error, Result};
+use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64, Key, MAX_FILE_BYTES};
+use crate::inode::Inode;
+use crate::log::Admission;
+use crate::namespace::OP_RECORD_BYTES;
+use crate::sync::atomic::Ordering;
+use crate::sync::{Arc, MutexGuard};
+use crate::txn::{Lsn, Op};
+use std::ops::Range;
+
+/// Extents that one operation takes away.
+const CUT_EXTENTS: usize = 64;
+
+/// Pages whose content an operation logs, because part of it became zero.
+type Zeroed = Vec<u64>;
+
+impl Engine {
+    /// Sets the size of a regular file. Bytes that are gained read as zeros.
+    pub fn truncate(&self, inode: &Arc<Inode>, size: u64) -> Result<()> {
+        if size > MAX_FILE_BYTES {
+            return Err(Error::FileTooLarge);
+        }
+        let _ops = inode.ops.lock();
+        if size < inode.size() { self.shrink(inode, size) } else { self.grow(inode, size) }
+    }
+
+    /// The file gets longer (or only new times); one operation. The caller holds `ops`.
+    pub fn grow(&self, inode: &Arc<Inode>, size: u64) -> Result<()> {
+        let admission = self.enter(OP_RECORD_BYTES, 0)?;
+        let now = self.now();
+        let mut meta = inode.meta.lock();
+        // Under `meta` alone: only holders of `ops` make the size larger.
+        inode.size.store(size, Ordering::Release);
+        meta.item.size = size;
+        meta.touch_data(now);
+        let mut op = Op::new();
+        op.put(Key::inode(inode.number), &meta.item.encode());
+        let lsn = self.store.commit(op, admission)?;
+        meta.logged(lsn, true);
+        Ok(())
+    }
+
+    fn shrink(&self, inode: &Arc<Inode>, size: u64) -> Result<()> {
+        let admission = self.enter(OP_RECORD_BYTES, 1)?;
+        let first_gone = size.div_ceil(BLOCK_BYTES_U64);
+        let within = size % BLOCK_BYTES_U64;
+        let partial = (within > 0).then(|| (size / BLOCK_BYTES_U64, within as usize..BLOCK_BYTES));
+        let zero: Vec<_> = partial.into_iter().collect();
+        let settled_from = size / BLOCK_BYTES_U64;
+        let (map, zeroed) = self.zero_pages(inode, &zero, settled_from..u64::MAX)?;
+        let removed = {
+            let mut pages = inode.pages.write();
+            inode.size.store(size, Ordering::Release);
+            pages.truncate(first_gone)
+        };
+        let step = CutStep {
+            range: first_gone..u64::MAX,
+            zeroed,
+            size: Some(size),
+            settle: true,
+            marker: false,
+        };
+        self.cut_all(inode, step, (map, admission), removed)
+    }
+
+    /// Takes bytes `range` out: they read as zeros afterwards and whole blocks become free. The size stays. The
+    /// caller holds `ops`.
+    pub fn punch(&self, inode: &Arc<Inode>, range: Range<u64>) -> Result<()> {
+        let end = range.end.min(inode.size().next_multiple_of(BLOCK_BYTES_U64));
+        if range.start >= end {
+            return Ok(());
+        }
+        let admission = self.enter(OP_RECORD_BYTES, 2)?;
+        let zero = partial_pages(range.start, end);
+        let whole = range.start.div_ceil(BLOCK_BYTES_U64)..end / BLOCK_BYTES_U64;
+        let touched = range.start / BLOCK_BYTES_U64..end.div_ceil(BLOCK_BYTES_U64);
+        let (map, zeroed) = self.zero_pages(inode, &zero, touched)?;
+        let removed = inode.pages.write().remove_range(whole.start..whole.end.max(whole.start));
+        let step =
+            CutStep { range: whole, zeroed, size: None, settle: true, marker: false };
+        self.cut_all(inode, step, (map, admission), removed)
+    }
+
+    /// All operations of a cut; `removed` is what was taken out of the cache for it. The `map` lock is not held while log
+    /// space is waited for: a checkpoint may need it. Nothing can enter the range meanwhile, because the caller holds `ops`.
+    fn cut_all(
+        &self,
+        inode: &Arc<Inode>,
+        mut step: CutStep,
+        (map, admission): (MutexGuard<'_, ()>, Admission),
+        removed: Removed,
+    ) -> Result<()> {
+        let first = self.cut_step(inode, &mut step, admission);
+        drop(map);
+        self.forget_removed(removed);
+        let mut done = first?;
+        while !done {
+            let admission = self.admit(OP_RECORD_BYTES, 0, Room::Normal)?;
+            let _map = inode.map.lock();
+            done = self.cut_step(inode, &mut step, admission)?;
+        }
+        Ok(())
+    }
+
+    /// One operation of a cut; true when it was the last. The caller holds `map`.
+    fn cut_step(&self, inode: &Arc<Inode>, step: &mut CutStep, admission: Admission) -> Result<bool> {
+        let number = inode.number;
+        let now = self.now();
+        let mut op = Op::new();
+        let range = (step.range.start, step.range.end);
+        let (cut, next) =
+            extents::cut(&self.store, &mut op, number, range, Unmapped::Freed, CUT_EXTENTS)?;
+        if std::mem::take(&mut step.settle) && range.0 < range.1 {
+            op.settled(number, range.0, range.1 - range.0);
+        }
+        let zeroed = std::mem::take(&mut step.zeroed);
+        self.log_zeroed(inode, &zeroed, &mut op)?;
+        if next.is_some() && !step.marker && step.size.is_some() {
+            op.put(Key::orphan(number), &[]);
+            step.marker = true;
+        } else if next.is_none() && step.marker && inode.meta.lock().item.links > 0 {
+            op.delete(Key::orphan(number));
+        }
+        let mut meta = inode.meta.lock();
+        if meta.item.is_inline() && range.0 == 0 && range.1 > 0 {
+            op.delete(Key::inline(number));
+            meta.item.flags &= !crate::format::item::INODE_INLINE;
+        }
+        if let Some(size) = step.size {
+            meta.item.size = size;
+        }
+        meta.item.blocks = meta.item.blocks.saturating_sub(cut);
+        meta.touch_data(now);
+        op.put(Key::inode(number), &meta.item.encode());
+        let lsn = self.store.commit(op, admission)?;
+        meta.logged(lsn, true);
+        drop(meta);
+        self.mark_logged(inode, &zeroed, lsn);
+        step.range.start = next.unwrap_or(step.range.end);
+        Ok(next.is_none())
+    }
+
+    /// Charges for pages that zeroing may make dirty.
+    fn reserve_zeroing(&self, pages: usize) -> Result<()> {
+        // Cutting must work on a full volume: this draws on the reserve if it has to.
+        let pages = pages as u64;
+        self.alloc.reserve(pages, crate::alloc::ReserveClass::Privileged)?;
+        self.dirty_pages.fetch_add(pages, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// Zeroes parts of pages in the cache, and takes the `map` lock at a moment when no page of `quiet` is under
+    /// writeback. Answers the lock and the pages that were changed. The caller holds `ops`.
+    fn zero_pages<'a>(
+        &self,
+        inode: &'a Arc<Inode>,
+        zero: &[(u64, Range<usize>)],
+        quiet: Range<u64>,
+    ) -> Result<(MutexGuard<'a, ()>, Zeroed)> {
+        self.reserve_zeroing(zero.len())?;
+        let mut newly_dirty = 0;
+        let result = self.try_zero_pages(inode, zero, quiet, &mut newly_dirty);
+        self.pages_paid(zero.len() as u64 - newly_dirty);
+        if newly_dirty > 0 {
+            self.dirty.add(inode);
+        }
+        result
+    }
+
+    fn try_zero_pages<'a>(
+        &self,
+        inode: &'a Arc<Inode>,
+        zero: &[(u64, Range<usize>)],
+        quiet: Range<u64>,
+        newly_dirty: &mut u64,
+    ) -> Result<(MutexGuard<'a, ()>, Zeroed)> {
+        let mut tries = 0;
+        loop {
+            let moment = inode.io_moment();
+            let map = inode.map.lock();
+            let busy = inode.pages.read().first_writeback(quiet.clone()).is_some();
+            if busy {
+                drop(map);
+                inode.wait_io(moment);
+                continue;
+            }
+            // The mapping stays as it is from here on.
+            let mut has_content = Vec::with_capacity(zero.len());
+            for (index, _) in zero {
+                has_content.push(self.has_content(inode, *index)?);
+            }
+            let stopped = {
+                let mut pages = inode.pages.write();
+                self.zero_cached(&mut pages, zero, &has_content, newly_dirty)
+            };
+            match stopped {
+                Ok(zeroed) => return Ok((map, zeroed)),
+                Err(ZeroStop::Missing(index)) => {
+                    drop(map);
+                    self.fill(inode, index..index + 1, IoClass::SyncRead)?;
+                }
+                Err(ZeroStop::NoMemory) => {
+                    drop(map);
+                    self.make_room(&mut tries)?;
+                }
+            }
+        }
+    }
+
+    fn zero_cached(
+        &self,
+        pages: &mut PageMap,
+        zero: &[(u64, Range<usize>)],
+        has_content: &[bool],
+        newly_dirty: &mut u64,
+    ) -> std::result::Result<Zeroed, ZeroStop> {
+        let mut zeroed = Vec::new();
+        for ((index, part), has_content) in zero.iter().zip(has_content) {
+            match pages.page_for_write(*index, &self.pool, OldContents::Keep) {
+                Ok(page) => {
+                    page.bytes[part.clone()].fill(0);
+                    *newly_dirty += u64::from(page.newly_dirty);
+                    zeroed.push(*index);
+                }
+                Err(WriteRefused::NoMemory) => return Err(ZeroStop::NoMemory),
+                Err(WriteRefused::Absent | WriteRefused::Reading) if *has_content => {
+                    return Err(ZeroStop::Missing(*index));
+                }
+                // A hole: zeros already.
+                Err(WriteRefused::Absent | WriteRefused::Reading) => {}
+            }
+        }
+        Ok(zeroed)
+    }
+
+    /// Page `index` is mapped to data, or in the inode.
+    fn has_content(&self, inode: &Inode, index: u64) -> Result<bool> {
+        if index == 0 && inode.meta.lock().item.is_inline() {
+            return Ok(true);
+        }
+        let (pieces, _) = extents::pieces(&self.store, inode.number, index, index + 1)?;
+        Ok(pieces.iter().any(|piece| !piece.unwritten))
+    }
+
+    /// Adds the zeroed pages to `op` as payload. The caller holds `ops` and `map`.
+    fn log_zeroed(&self, inode: &Inode, zeroed: &[u64], op: &mut Op) -> Result<()> {
+        for &index in zeroed {
+            let (pieces, _) = extents::pieces(&self.store, inode.number, index, index + 1)?;
+            let home = pieces.first().filter(|piece| !piece.unwritten).map_or(0, |piece| piece.block);
+            if let Some(page) = inode.pages.read().peek(index) {
+                op.payload(inode.number, index, home, page.clone());
+            }
+        }
+        Ok(())
+    }
+
+    fn mark_logged(&self, inode: &Inode, zeroed: &[u64], lsn: Lsn) {
+        let mut pages = inode.pages.write();
+        for &index in zeroed {
+            if let Some(older) = pages.set_logged(index, lsn) {
+                self.store.obligations.release(older);
+            }
+        }
+    }
+
+    /// Takes away what lies beyond the end of a file whose cut was interrupted by a crash.
+    pub fn finish_cut(&self, inode: &Arc<Inode>) -> Result<()> {
+        let _ops = inode.ops.lock();
+        let size = inode.size();
+        let mut step = CutStep {
+            range: size.div_ceil(BLOCK_BYTES_U64)..u64::MAX,
+            zeroed: Vec::new(),
+            size: Some(size),
+            settle: false,
+            marker: true,
+        };
+        let mut done = false;
+        while !done {
+            let admission = self.admit(OP_RECORD_BYTES, 0, Room::Normal)?;
+            let _map = inode.map.lock();
+            done = self.cut_step(inode, &mut step, admission)?;
+        }
+        Ok(())
+    }
+
+    /// Drops all cached pages from `first` on, whatever their state; for an inode that is being purged. Waits for their
+    /// writeback. The caller holds `ops`.
+    pub fn forget_pages(&self, inode: &Arc<Inode>, first: u64) {
+        loop {
+            let moment = inode.io_moment();
+            let map = inode.map.lock();
+            let mut pages = inode.pages.write();
+            if pages.first_writeback(first..u64::MAX).is_some() {
+                drop(pages);
+                drop(map);
+                inode.wait_io(moment);
+                continue;
+            }
+            let removed = pages.truncate(first);
+            drop(pages);
+            drop(map);
+            self.forget_removed(removed);
+            return;
+        }
+    }
+
+    /// Pays for pages that were taken out of a map.
+    pub fn forget_removed(&self, removed: Removed) {
+        for (_, lsn) in &removed.logged {
+            self.store.obligations.release(*lsn);
+        }
+        self.pages_paid((removed.dirty + removed.writeback) as u64);
+    }
+}
+
+/// Why pages could not be zeroed yet.
+enum ZeroStop {
+    /// This page's content has to be read.
+    Missing(u64),
+    /// No page frame was free.
+    NoMemory,
+}
+
+/// What is left of a cut.
+struct CutStep {
+    range: Range<u64>,
+    zeroed: Zeroed,
+    size: Option<u64>,
+    settle: bool,
+    marker: bool,
+}
+
+/// The pages of which bytes `start .. end` cover only a part, with that part.
+fn partial_pages(start: u64, end: u64) -> Vec<(u64, Range<usize>)> {
+    let (first, head) = (start / BLOCK_BYTES_U64, (start % BLOCK_BYTES_U64) as usize);
+    let (last, tail) = (end / BLOCK_BYTES_U64, (end % BLOCK_BYTES_U64) as usize);
+    if first == last {
+        return if tail > head { vec![(first, head..tail)] } else { Vec::new() };
+    }
+    let mut pages = Vec::new();
+    if head > 0 {
+        pages.push((first, head..BLOCK_BYTES));
+    }
+    if tail > 0 {
+        pages.push((last, 0..tail));
+    }
+    pages
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn partial_pages_are_the_edges_only() {
+        assert_eq!(partial_pages(0, 4096), vec![]);
+        assert_eq!(partial_pages(10, 20), vec![(0, 10..20)]);
+        assert_eq!(partial_pages(10, 4096), vec![(0, 10..4096)]);
+        assert_eq!(partial_pages(4000, 8200), vec![(0, 4000..4096), (2, 0..8)]);
+        assert_eq!(partial_pages(4096, 8192), vec![]);
+    }
+}

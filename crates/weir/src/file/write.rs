@@ -1,0 +1,169 @@
+//! Buffered writes: bytes go into the cache, blocks are chosen at writeback (delayed allocation).
+//!
+//! Every page that becomes dirty has a block reserved, so writeback and fsync cannot fail for
+//! space. A writer waits at the entry only: for the throttle, for space, and for the old content of a page
+//! that it overwrites in part.
+
+use crate::cache::map::{OldContents, PageMap, WriteRefused};
+use crate::device::IoClass;
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64, MAX_FILE_BYTES};
+use crate::inode::Inode;
+use crate::sync::Arc;
+use crate::sync::atomic::Ordering;
+
+/// Most pages written under one hold of the page map's lock: readers of the file wait this long.
+const CHUNK_PAGES: u64 = 64;
+
+/// What stopped a chunk.
+enum Stop {
+    /// This page's old content is needed.
+    Fill(u64),
+    /// No page frame was free.
+    NoMemory,
+}
+
+impl Engine {
+    /// Writes `data` at `offset`. Less than all is written only if an error struck in between.
+    pub fn write(&self, inode: &Arc<Inode>, offset: u64, data: &[u8]) -> Result<usize> {
+        let _ops = inode.ops.lock();
+        self.write_locked(inode, offset, data)
+    }
+
+    /// Writes `data` at the end of the file, in one piece; answers where that was.
+    pub fn append(&self, inode: &Arc<Inode>, data: &[u8]) -> Result<u64> {
+        let _ops = inode.ops.lock();
+        let offset = inode.size();
+        let written = self.write_locked(inode, offset, data)?;
+        if written < data.len() {
+            return Err(Error::NoSpace);
+        }
+        Ok(offset)
+    }
+
+    /// As [`Engine::write`]; the caller holds `ops`.
+    pub fn write_locked(&self, inode: &Arc<Inode>, offset: u64, data: &[u8]) -> Result<usize> {
+        self.check_writable()?;
+        let end = offset.checked_add(data.len() as u64).ok_or(Error::FileTooLarge)?;
+        if end > MAX_FILE_BYTES {
+            return Err(Error::FileTooLarge);
+        }
+        let mut done = 0;
+        while done < data.len() {
+            let at = offset + done as u64;
+            let chunk_end = ((at / BLOCK_BYTES_U64 + self.chunk_pages()) * BLOCK_BYTES_U64).min(end);
+            let chunk = &data[done..done + (chunk_end - at) as usize];
+            if let Err(error) = self.write_chunk(inode, at, chunk) {
+                return if done > 0 { Ok(done) } else { Err(error) };
+            }
+            done += chunk.len();
+        }
+        Ok(done)
+    }
+
+    fn chunk_pages(&self) -> u64 {
+        CHUNK_PAGES.min(self.pool.capacity_pages() as u64 / 8).max(1)
+    }
+
+    fn write_chunk(&self, inode: &Arc<Inode>, offset: u64, data: &[u8]) -> Result<()> {
+        self.throttle(data.len() as u64)?;
+        let end = offset + data.len() as u64;
+        let pages = end.div_ceil(BLOCK_BYTES_U64) - offset / BLOCK_BYTES_U64;
+        self.reserve(pages)?;
+        // Counted as if all became dirty: writeback may end before this write has.
+        self.dirty_pages.fetch_add(pages, Ordering::AcqRel);
+        let mut newly_dirty = 0;
+        let mut done = 0;
+        let mut tries = 0;
+        let result = loop {
+            let stopped = self.copy_in(inode, offset, data, &mut done, &mut newly_dirty);
+            let relieved = match stopped {
+                None => break Ok(()),
+                Some(Stop::Fill(index)) => self.fill(inode, index..index + 1, IoClass::SyncRead),
+                Some(Stop::NoMemory) => self.make_room(&mut tries),
+            };
+            if let Err(error) = relieved {
+                break Err(error);
+            }
+        };
+        self.pages_paid(pages - newly_dirty);
+        if done > 0 {
+            let now = self.now();
+            inode.meta.lock().touch_data(now);
+            inode.atime_settled.store(false, Ordering::Relaxed);
+            self.dirty.add(inode);
+        }
+        result
+    }
+
+    /// Copies into the cache until all is in or something stops it. Newly dirty pages are counted before anybody can write
+    /// them back.
+    fn copy_in(
+        &self,
+        inode: &Inode,
+        offset: u64,
+        data: &[u8],
+        done: &mut usize,
+        newly_dirty: &mut u64,
+    ) -> Option<Stop> {
+        let mut pages = inode.pages.write();
+        let size = inode.size();
+        let mut stop = None;
+        while *done < data.len() {
+            let at = offset + *done as u64;
+            let within = (at % BLOCK_BYTES_U64) as usize;
+            let count = (BLOCK_BYTES - within).min(data.len() - *done);
+            let part = &data[*done..*done + count];
+            match self.copy_page(&mut pages, inode, (at / BLOCK_BYTES_U64, within), part, size) {
+                Ok(became_dirty) => *newly_dirty += u64::from(became_dirty),
+                Err(reason) => {
+                    stop = Some(reason);
+                    break;
+                }
+            }
+            *done += count;
+        }
+        let end = offset + *done as u64;
+        if *done > 0 && end > size {
+            inode.size.store(end, Ordering::Release);
+        }
+        stop
+    }
+
+    /// Copies `part` into one page; true if the page was not dirty before.
+    fn copy_page(
+        &self,
+        pages: &mut PageMap,
+        inode: &Inode,
+        (index, within): (u64, usize),
+        part: &[u8],
+        size: u64,
+    ) -> std::result::Result<bool, Stop> {
+        let whole = part.len() == BLOCK_BYTES;
+        let keep = if whole { OldContents::Discard } else { OldContents::Keep };
+        match pages.page_for_write(index, &self.pool, keep) {
+            Ok(page) => {
+                page.bytes[within..within + part.len()].copy_from_slice(part);
+                return Ok(page.newly_dirty);
+            }
+            Err(WriteRefused::NoMemory) => return Err(Stop::NoMemory),
+            Err(WriteRefused::Absent | WriteRefused::Reading) => {}
+        }
+        let page_start = index * BLOCK_BYTES_U64;
+        // Bytes of the file in this page that stay as they are.
+        let part_end = page_start + (within + part.len()) as u64;
+        let keeps_tail = part_end < size;
+        if !whole && ((within > 0 && page_start < size) || keeps_tail) {
+            return Err(Stop::Fill(index));
+        }
+        let page = if whole { self.pool.alloc_for_overwrite() } else { self.pool.alloc_zeroed() };
+        let mut page = page.ok_or(Stop::NoMemory)?;
+        page[within..within + part.len()].copy_from_slice(part);
+        let inserted = pages.insert_dirty(index, page);
+        if inserted.new_chunk {
+            self.reclaim.insert(inode.number, index);
+        }
+        Ok(inserted.newly_dirty)
+    }
+}

@@ -1,0 +1,565 @@
+//! Writeback: dirty pages go home.
+//!
+//! Three steps, so that pages of many inodes travel together:
+//!
+//! 1. [`Engine::collect`] takes dirty runs (under the inode's `map` lock), decides where each page goes, and
+//!    allocates blocks;
+//! 2. [`Engine::write_out`] writes the pieces of all inodes in the order of their blocks, neighbours
+//!    in one request;
+//! 3. [`Engine::settle`] commits the new mapping of each piece and ends its writeback.
+//!
+//! Where a page goes: into the inode (small files); in place, if the log holds exactly this content durably, so that
+//! a torn write can be repaired; into its unwritten extent; into new blocks otherwise.
+//!
+//! **Invariant:** one version of a page is under way at a time. **Invariant:** log space for step 3 is admitted before
+//! step 1 marks anything, so a page under writeback never waits for the log.
+//! **Invariant:** a piece is at most [`PIECE_PAGES`] pages of one inode, and settles in one operation.
+
+use super::extents::{self, Piece as Mapped, Unmapped};
+use crate::alloc::{AllocKind, Run};
+use crate::cache::map::{RunFilter, WritebackPage};
+use crate::cache::page::PageRef;
+use crate::device::{Buffers, IoClass, Operation, Request};
+use crate::engine::{Engine, Room};
+use crate::error::{Error, Result};
+use crate::format::item::{Extent, INODE_INLINE};
+use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64, Key, MAX_INLINE_BYTES, checksum};
+use crate::inode::Inode;
+use crate::log::Admission;
+use crate::sync::atomic::Ordering;
+use crate::sync::{Arc, Condvar, Mutex};
+use crate::txn::{Home, Lsn, Op};
+use crate::types::BackgroundMode;
+use std::ops::Range;
+
+/// Most pages of one piece: 1 MiB, a good request for any disk.
+pub const PIECE_PAGES: u64 = 256;
+/// Most pages of one request after neighbours were joined.
+const REQUEST_PAGES: usize = 512;
+
+/// Log space for settling `pages` pages.
+fn settle_bytes(pages: u64) -> usize {
+    8192 + 48 * pages as usize
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    New,
+    Unwritten,
+    InPlace,
+}
+
+/// Consecutive pages that go to consecutive blocks.
+#[derive(Debug, Clone)]
+struct Segment {
+    /// Index of the first page within the piece.
+    first: usize,
+    pages: usize,
+    block: u64,
+    place: Place,
+}
+
+/// Dirty pages of one inode on their way home. See the module's head.
+pub struct Piece {
+    inode: Arc<Inode>,
+    admission: Option<Admission>,
+    token: u64,
+    pages: Vec<WritebackPage>,
+    checksums: Vec<u32>,
+    segments: Vec<Segment>,
+    /// The file was this long when the pages were taken.
+    size: u64,
+    into_inode: bool,
+    failed: Option<Error>,
+}
+
+impl Piece {
+    fn first(&self) -> u64 {
+        self.pages[0].index
+    }
+
+    fn end(&self) -> u64 {
+        self.first() + self.pages.len() as u64
+    }
+}
+
+impl Engine {
+    /// Takes dirty pages of `range` of `inode` that pass `filter`, about `budget_pages` of them, and prepares them for writing.
+    pub fn collect(
+        &self,
+        inode: &Arc<Inode>,
+        range: Range<u64>,
+        filter: RunFilter,
+        (budget_pages, room): (u64, Room),
+        pieces: &mut Vec<Piece>,
+    ) -> Result<u64> {
+        let filter = RunFilter { skip_writeback: true, ..filter };
+        let mut from = range.start;
+        let mut taken = 0;
+        while taken < budget_pages && from < range.end {
+            let limit = PIECE_PAGES.min(self.max_piece_pages());
+            let run = inode.pages.read().dirty_runs(from..range.end, limit, filter).next();
+            let Some(run) = run else { break };
+            let bytes = settle_bytes(run.end - run.start);
+            let admission = self.admit(bytes, 0, room)?;
+            from = run.end;
+            if let Some(piece) = self.take(inode, run, admission)? {
+                taken += piece.pages.len() as u64;
+                pieces.push(piece);
+            }
+        }
+        Ok(taken)
+    }
+
+    /// Bytes of records that one operation may have, leaving room for estimates that are too low.
+    fn max_operation_bytes(&self) -> usize {
+        (self.log.max_operation_blocks() as usize).saturating_sub(3) * BLOCK_BYTES
+    }
+
+    /// The pages that one operation of this log can settle.
+    fn max_piece_pages(&self) -> u64 {
+        (self.max_operation_bytes() / 256).clamp(1, PIECE_PAGES as usize) as u64
+    }
+
+    fn take(
+        &self,
+        inode: &Arc<Inode>,
+        run: Range<u64>,
+        admission: Admission,
+    ) -> Result<Option<Piece>> {
+        let _map = inode.map.lock();
+        let (writeback, size) = {
+            let mut pages = inode.pages.write();
+            (pages.begin_writeback(run.clone()), inode.size())
+        };
+        if writeback.pages.is_empty() {
+            return Ok(None);
+        }
+        let mut piece = Piece {
+            inode: inode.clone(),
+            admission: Some(admission),
+            token: writeback.token,
+            pages: writeback.pages,
+            checksums: Vec::new(),
+            segments: Vec::new(),
+            size,
+            into_inode: false,
+            failed: None,
+        };
+        // A page between two dirty ones may have become clean meanwhile: go on with the first run.
+        let consecutive = piece
+            .pages
+            .windows(2)
+            .position(|pair| pair[0].index + 1 != pair[1].index)
+            .map_or(piece.pages.len(), |last| last + 1);
+        let rest = piece.pages.split_off(consecutive);
+        if !rest.is_empty() {
+            let mut pages = inode.pages.write();
+            for page in rest {
+                pages.end_writeback(page.index, piece.token, false);
+            }
+        }
+        if let Err(error) = self.place(&mut piece) {
+            for segment in piece.segments.iter().filter(|segment| segment.place == Place::New) {
+                self.alloc.cancel(Run { start: segment.block, blocks: segment.pages as u64 });
+            }
+            self.end(&piece, false);
+            return Err(error);
+        }
+        Ok(Some(piece))
+    }
+
+    /// Decides where the pages go. The caller holds the `map` lock.
+    fn place(&self, piece: &mut Piece) -> Result<()> {
+        let number = piece.inode.number;
+        let (start, end) = (piece.first(), piece.end());
+        let mapped = extents::all_pieces(&self.store, number, start, end)?;
+        if start == 0 && end == 1 && piece.size <= MAX_INLINE_BYTES as u64 && mapped.is_empty() {
+            piece.into_inode = true;
+            return Ok(());
+        }
+        let durable = self.log.durable_lsn();
+        let mut at = start;
+        for part in &mapped {
+            self.place_new(piece, at, part.file_block)?;
+            at = part.file_block;
+            while at < part.end() {
+                let place = |page: u64| {
+                    let page = &piece.pages[(page - start) as usize];
+                    let logged = page.is_logged && page.logged_lsn.is_some_and(|lsn| lsn <= durable);
+                    match (part.unwritten, logged) {
+                        (true, _) => Place::Unwritten,
+                        (false, true) => Place::InPlace,
+                        (false, false) => Place::New,
+                    }
+                };
+                let kind = place(at);
+                let stop = (at..part.end()).find(|&page| place(page) != kind).unwrap_or(part.end());
+                if kind == Place::New {
+                    self.place_new(piece, at, stop)?;
+                } else {
+                    piece.segments.push(Segment {
+                        first: (at - start) as usize,
+                        pages: (stop - at) as usize,
+                        block: part.block + (at - part.file_block),
+                        place: kind,
+                    });
+                }
+                at = stop;
+            }
+        }
+        self.place_new(piece, at, end)?;
+        piece.checksums = piece.pages.iter().map(|page| checksum(&page.page)).collect();
+        Ok(())
+    }
+
+    /// New blocks for file blocks `from .. to` of the piece. Space was reserved when the pages became dirty.
+    fn place_new(&self, piece: &mut Piece, from: u64, to: u64) -> Result<()> {
+        let start = piece.first();
+        let mut at = from;
+        while at < to {
+            let hint = match piece.segments.last() {
+                Some(last) if last.place == Place::New => Some(last.block + last.pages as u64),
+                _ => extents::placement_hint(&self.store, piece.inode.number, at)?,
+            };
+            let run = self.alloc.allocate(to - at, 1, hint, AllocKind::Data)?;
+            piece.segments.push(Segment {
+                first: (at - start) as usize,
+                pages: run.blocks as usize,
+                block: run.start,
+                place: Place::New,
+            });
+            at += run.blocks;
+        }
+        Ok(())
+    }
+
+    /// Writes all `pieces`. A piece that could not be written carries its error from here on.
+    pub fn write_out(&self, pieces: &mut [Piece], class: IoClass) {
+        let mut order: Vec<(u64, usize, usize)> = Vec::new();
+        for (number, piece) in pieces.iter().enumerate() {
+            for (segment_number, segment) in piece.segments.iter().enumerate() {
+                order.push((segment.block, number, segment_number));
+            }
+        }
+        order.sort_unstable();
+        let mut requests: Vec<OutRequest> = Vec::new();
+        for (block, number, segment_number) in order {
+            let segment = &pieces[number].segments[segment_number];
+            let pages = pieces[number].pages[segment.first..segment.first + segment.pages].iter();
+            let fits = requests.last().is_some_and(|last| {
+                last.block + last.pages.len() as u64 == block
+                    && last.pages.len() + segment.pages <= REQUEST_PAGES
+            });
+            if !fits {
+                requests.push(OutRequest { block, pages: Vec::new(), pieces: Vec::new() });
+            }
+            if let Some(last) = requests.last_mut() {
+                last.pages.extend(pages.map(|page| page.page.clone()));
+                last.pieces.push(number);
+            }
+        }
+        if requests.is_empty() {
+            return;
+        }
+        let results = self.run_requests(requests, class);
+        self.log.note_data_written();
+        for (numbers, result) in results {
+            if let Err(error) = result {
+                for number in numbers {
+                    pieces[number].failed = Some(error.clone());
+                }
+            }
+        }
+    }
+
+    /// Runs the requests, in parallel where there are several and threads are allowed.
+    fn run_requests(
+        &self,
+        requests: Vec<OutRequest>,
+        class: IoClass,
+    ) -> Vec<(Vec<usize>, Result<()>)> {
+        if requests.len() == 1 || self.options.background == BackgroundMode::Manual {
+            return requests
+                .into_iter()
+                .map(|request| {
+                    let slices: Vec<&[u8]> = request.pages.iter().map(|page| &**page).collect();
+                    let offset_bytes = request.block * BLOCK_BYTES_U64;
+                    let result = self.device.write(offset_bytes, &slices, class, false);
+                    (request.pieces, result.map_err(Error::from))
+                })
+                .collect();
+        }
+        let pending = Arc::new(Pending::default());
+        let mut pieces = Vec::with_capacity(requests.len());
+        for (number, request) in requests.into_iter().enumerate() {
+            pieces.push(request.pieces);
+            pending.wait_below(WRITES_IN_FLIGHT, number);
+            let done = pending.clone();
+            let request = Request {
+                operation: Operation::Write { fua: false },
+                offset_bytes: request.block * BLOCK_BYTES_U64,
+                buffers: Buffers::Pages(request.pages),
+                class,
+            };
+            self.device.submit(
+                request,
+                Box::new(move |result, buffers| {
+                    drop(buffers);
+                    done.ended(number, result.map_err(Error::from));
+                }),
+            );
+        }
+        let mut results = pending.wait_all(pieces.len());
+        results.sort_by_key(|(number, _)| *number);
+        pieces.into_iter().zip(results).map(|(pieces, (_, result))| (pieces, result)).collect()
+    }
+
+    /// Commits what was written. The first error is returned after all pieces were settled.
+    pub fn settle(&self, pieces: Vec<Piece>) -> Result<()> {
+        let mut first_error = None;
+        for mut piece in pieces {
+            let result = match piece.failed.take() {
+                Some(error) => Err(error),
+                None => self.commit_piece(&mut piece),
+            };
+            self.end(&piece, result.is_ok());
+            if let Err(error) = result {
+                self.counters.writeback_errors.add(1);
+                self.give_back(&piece);
+                note_error(&piece.inode, &error);
+                first_error.get_or_insert(error);
+            }
+        }
+        first_error.map_or(Ok(()), Err)
+    }
+
+    fn commit_piece(&self, piece: &mut Piece) -> Result<()> {
+        let Some(admission) = piece.admission.take() else { return Ok(()) };
+        let inode = piece.inode.clone();
+        let _map = inode.map.lock();
+        let mut op = Op::new();
+        let mut blocks_added = 0;
+        let mut blocks_removed = 0;
+        let mut drop_inline = false;
+        if piece.into_inode {
+            let bytes = &piece.pages[0].page[..piece.size as usize];
+            op.put(Key::inline(inode.number), bytes);
+        } else if piece.segments.iter().all(|segment| segment.place == Place::InPlace) {
+            self.commit_in_place(piece, &mut op)?;
+        } else {
+            (blocks_added, blocks_removed) = self.commit_mapping(piece, &mut op)?;
+            drop_inline = piece.first() == 0 && inode.meta.lock().item.is_inline();
+        }
+        if drop_inline {
+            op.delete(Key::inline(inode.number));
+        }
+        if piece.pages.iter().any(|page| page.logged_lsn.is_some()) {
+            op.settled(inode.number, piece.first(), piece.pages.len() as u64);
+        }
+        let mut meta = inode.meta.lock();
+        let item = &mut meta.item;
+        let written_to = piece.size.min(piece.end() * BLOCK_BYTES_U64);
+        item.size = item.size.max(written_to);
+        item.blocks = (item.blocks + blocks_added).saturating_sub(blocks_removed);
+        if piece.into_inode {
+            item.flags |= INODE_INLINE;
+        } else if drop_inline {
+            item.flags &= !INODE_INLINE;
+        }
+        op.put(Key::inode(inode.number), &item.encode());
+        let lsn = self.store.commit(op, admission)?;
+        meta.logged(lsn, true);
+        Ok(())
+    }
+
+    /// The mapping stays, only checksums change.
+    fn commit_in_place(&self, piece: &Piece, op: &mut Op) -> Result<()> {
+        let number = piece.inode.number;
+        for mapped in extents::all_pieces(&self.store, number, piece.first(), piece.end())? {
+            let (key, mut extent) = mapped.whole()?;
+            for file_block in mapped.file_block..mapped.end() {
+                let crc = piece.checksums[(file_block - piece.first()) as usize];
+                extent.checksums[(file_block - key.offset) as usize] = crc;
+                let block = extent.block + (file_block - key.offset);
+                op.home_record(Home { inode: number, file_block, block, checksum: crc });
+            }
+            op.set_unlogged(key, &extent.encode());
+        }
+        Ok(())
+    }
+
+    /// The whole range is mapped anew. Answers blocks added and removed.
+    fn commit_mapping(&self, piece: &Piece, op: &mut Op) -> Result<(u64, u64)> {
+        let number = piece.inode.number;
+        let (start, end) = (piece.first(), piece.end());
+        let old = extents::all_pieces(&self.store, number, start, end)?;
+        let (removed, _) =
+            extents::cut(&self.store, op, number, (start, end), Unmapped::Kept, usize::MAX)?;
+        for segment in &piece.segments {
+            let from = start + segment.first as u64;
+            if segment.place == Place::New {
+                free_overlap(op, &old, from, from + segment.pages as u64);
+                op.allocated(Run { start: segment.block, blocks: segment.pages as u64 });
+            }
+            op.wrote(segment.block, &piece.checksums[segment.first..segment.first + segment.pages]);
+        }
+        let mut left = extents::left_neighbour(&self.store, number, start)?;
+        for (file_block, extent) in joined(piece) {
+            extents::insert(op, number, file_block, &extent, left.take());
+        }
+        Ok((end - start, removed))
+    }
+
+    /// Ends the writeback of a piece's pages, and pays what depended on them.
+    fn end(&self, piece: &Piece, ok: bool) {
+        let mut paid = 0;
+        {
+            let mut pages = piece.inode.pages.write();
+            for page in &piece.pages {
+                let end = pages.end_writeback(page.index, piece.token, ok);
+                if let Some(lsn) = end.home_lsn {
+                    self.store.obligations.release(lsn);
+                }
+                if !end.stale && !end.newly_dirty {
+                    paid += 1;
+                }
+            }
+        }
+        self.pages_paid(paid);
+        piece.inode.io_ended();
+        if ok {
+            self.dirty.remove_if_clean(&piece.inode);
+        }
+    }
+
+    /// Blocks that were allocated for a piece that failed. They are not used again before they
+    /// have gone through a checkpoint, so that the next attempt goes elsewhere.
+    fn give_back(&self, piece: &Piece) {
+        for segment in piece.segments.iter().filter(|segment| segment.place == Place::New) {
+            self.alloc.quarantine(Run { start: segment.block, blocks: segment.pages as u64 });
+        }
+    }
+
+    /// `count` pages are not dirty any more: their reservations are released.
+    pub fn pages_paid(&self, count: u64) {
+        if count > 0 {
+            self.dirty_pages.fetch_sub(count, Ordering::AcqRel);
+            self.alloc.release(count);
+            self.background.progress();
+        }
+    }
+
+    /// Collects, writes and settles one batch of `inode`. Answers how many pages that were.
+    pub fn write_back(
+        &self,
+        inode: &Arc<Inode>,
+        range: Range<u64>,
+        filter: RunFilter,
+        budget_pages: u64,
+        class: IoClass,
+    ) -> Result<u64> {
+        let mut pieces = Vec::new();
+        let collected = self.collect(inode, range, filter, (budget_pages, Room::Normal), &mut pieces);
+        let pages: u64 = pieces.iter().map(|piece| piece.pages.len() as u64).sum();
+        self.write_out(&mut pieces, class);
+        self.settle(pieces)?;
+        collected?;
+        Ok(pages)
+    }
+}
+
+/// Frees what `old` maps in `from .. to`.
+fn free_overlap(op: &mut Op, old: &[Mapped], from: u64, to: u64) {
+    for part in old {
+        let start = part.file_block.max(from);
+        let end = part.end().min(to);
+        if start < end {
+            op.freed(Run { start: part.block + (start - part.file_block), blocks: end - start });
+        }
+    }
+}
+
+/// The extents of a piece: segments that lie side by side in one group become one.
+fn joined(piece: &Piece) -> Vec<(u64, Extent)> {
+    let mut extents: Vec<(u64, Extent)> = Vec::new();
+    for segment in &piece.segments {
+        let checksums = &piece.checksums[segment.first..segment.first + segment.pages];
+        let group = segment.block / crate::format::GROUP_BLOCKS;
+        if let Some((_, last)) = extents.last_mut()
+            && last.block + last.blocks == segment.block
+            && last.block / crate::format::GROUP_BLOCKS == group
+        {
+            last.blocks += segment.pages as u64;
+            last.checksums.extend_from_slice(checksums);
+            continue;
+        }
+        let extent = Extent {
+            block: segment.block,
+            blocks: segment.pages as u64,
+            checksums: checksums.to_vec(),
+        };
+        extents.push((piece.first() + segment.first as u64, extent));
+    }
+    extents
+}
+
+/// Remembers that pages of `inode` could not be written, for every handle to report once.
+fn note_error(inode: &Inode, error: &Error) {
+    let mut held = inode.write_error.lock();
+    held.0 += 1;
+    held.1 = Some(error.clone());
+}
+
+/// Most requests of one batch under way at a time.
+const WRITES_IN_FLIGHT: usize = 8;
+
+struct OutRequest {
+    block: u64,
+    pages: Vec<PageRef>,
+    pieces: Vec<usize>,
+}
+
+/// Requests under way: a latch.
+#[derive(Default)]
+struct Pending {
+    results: Mutex<Vec<(usize, Result<()>)>>,
+    changed: Condvar,
+}
+
+impl Pending {
+    fn ended(&self, number: usize, result: Result<()>) {
+        self.results.lock().push((number, result));
+        self.changed.notify_all();
+    }
+
+    /// Waits until fewer than `limit` of `started` requests are under way.
+    fn wait_below(&self, limit: usize, started: usize) {
+        let mut results = self.results.lock();
+        while started - results.len() >= limit {
+            self.changed.wait(&mut results);
+        }
+    }
+
+    fn wait_all(&self, started: usize) -> Vec<(usize, Result<()>)> {
+        let mut results = self.results.lock();
+        while results.len() < started {
+            self.changed.wait(&mut results);
+        }
+        std::mem::take(&mut results)
+    }
+}
+
+/// The newest operation whose payload may go home: durable in the log.
+pub fn owed_filter(up_to: Lsn) -> RunFilter {
+    RunFilter {
+        logged: crate::cache::map::LoggedFilter::OwedUpTo(up_to),
+        ..RunFilter::default()
+    }
+}
+
+/// Pages that cover bytes `offset .. offset + length`.
+pub fn page_range(offset: u64, length: u64) -> Range<u64> {
+    let end = offset.saturating_add(length);
+    offset / BLOCK_BYTES_U64..end.div_ceil(BLOCK_BYTES as u64)
+}

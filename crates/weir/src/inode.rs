@@ -1,0 +1,294 @@
+//! Inodes in memory, and the table that finds them.
+//!
+//! An [`Inode`] is the authority on its attributes while it is in memory; the item in the store is
+//! what was last logged. Locks of one inode, outermost first:
+//!
+//! 1. `ops`: serialises calls that change the inode's contents (writes, truncate, allocate; for directories:
+//!    creating, removing, renaming entries). Held over device reads of the inode's own data, never over
+//!    waits for background work of others.
+//! 2. `map`: the mapping of pages to blocks only changes under it.
+//! 3. `pages`: the page map. CPU work only.
+//! 4. `meta`: attributes. CPU work only; commits of operations that change the inode item happen under it,
+//!    so that the order of LSNs is the order of after-images.
+//!
+//! Parents are locked before children; more than one directory's `ops` only under the engine's tree lock.
+//!
+//! **Invariant:** the size in `meta.item` is the size the log knows; `size` is what programs see. They differ only
+//! while dirty pages beyond the logged size have not been written or logged.
+//! **Invariant:** an inode with dirty pages or attributes is on the dirty list, which holds it in memory.
+
+use crate::cache::map::PageMap;
+use crate::error::{Error, Result};
+use crate::format::item::InodeItem;
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use crate::sync::{Arc, Condvar, Mutex, RwLock};
+use crate::txn::Lsn;
+use crate::types::{Attr, FileType, Timestamp};
+use std::collections::BTreeMap;
+
+/// Attributes under the `meta` lock.
+#[derive(Debug)]
+pub struct Meta {
+    /// The item as it is to be logged next.
+    pub item: InodeItem,
+    /// Attributes differ from the logged item.
+    pub dirty: bool,
+    /// Last operation that concerns this inode.
+    pub last_lsn: Lsn,
+    /// Last operation that `fdatasync` has to wait for.
+    pub data_lsn: Lsn,
+    /// An orphan item exists: the inode is unlinked and to be purged when nobody uses it.
+    pub orphan: bool,
+    /// The purge has begun or is done; nothing may be written any more.
+    pub purged: bool,
+}
+
+/// An inode in memory. See the module's head for the locks.
+pub struct Inode {
+    /// Its number.
+    pub number: u64,
+    /// Its type never changes.
+    pub file_type: FileType,
+    /// See the module's head.
+    pub ops: Mutex<()>,
+    /// See the module's head.
+    pub map: Mutex<()>,
+    /// See the module's head.
+    pub pages: RwLock<PageMap>,
+    /// See the module's head.
+    pub meta: Mutex<Meta>,
+    /// Size that programs see.
+    pub size: AtomicU64,
+    /// Woken when writeback or a read of this inode has ended.
+    pub io_done: Condvar,
+    /// Counts ends of writeback and reads, for waiting with `io_done`.
+    pub io_epoch: Mutex<u64>,
+    /// Handles and holds: an unlinked inode is purged when this falls to 0.
+    pub users: AtomicU32,
+    /// On the dirty list.
+    pub listed: AtomicBool,
+    /// The relative access time policy has nothing to do until the next change. (A day passing is noticed
+    /// when the inode comes into memory again.)
+    pub atime_settled: AtomicBool,
+    /// Used since the table's hand passed.
+    pub referenced: AtomicBool,
+    /// The error of a failed background writeback, to be reported by each handle once: (epoch, what).
+    pub write_error: Mutex<(u64, Option<Error>)>,
+}
+
+impl Inode {
+    /// An inode as the store has it.
+    pub fn new(number: u64, item: InodeItem) -> Self {
+        Self {
+            number,
+            file_type: item.file_type,
+            ops: Mutex::new(()),
+            map: Mutex::new(()),
+            pages: RwLock::new(PageMap::new()),
+            size: AtomicU64::new(item.size),
+            meta: Mutex::new(Meta {
+                item,
+                dirty: false,
+                last_lsn: 0,
+                data_lsn: 0,
+                orphan: item.links == 0,
+                purged: false,
+            }),
+            io_done: Condvar::new(),
+            io_epoch: Mutex::new(0),
+            users: AtomicU32::new(0),
+            listed: AtomicBool::new(false),
+            atime_settled: AtomicBool::new(false),
+            referenced: AtomicBool::new(true),
+            write_error: Mutex::new((0, None)),
+        }
+    }
+
+    /// Size that programs see.
+    pub fn size(&self) -> u64 {
+        self.size.load(Ordering::Acquire)
+    }
+
+    /// Attributes that programs see.
+    pub fn attr(&self) -> Attr {
+        let dirty = if self.file_type == FileType::Regular {
+            self.pages.read().counts().dirty as u64
+        } else {
+            0
+        };
+        let meta = self.meta.lock();
+        self.attr_of(&meta, dirty)
+    }
+
+    /// As [`Inode::attr`], with the attributes at hand.
+    pub fn attr_of(&self, meta: &Meta, dirty_pages: u64) -> Attr {
+        let item = &meta.item;
+        let size = if self.file_type == FileType::Regular { self.size() } else { item.size };
+        // Pages not yet allocated count, but overwritten ones not twice.
+        let full = size.div_ceil(crate::format::BLOCK_BYTES_U64);
+        let mut blocks = (item.blocks + dirty_pages).min(item.blocks.max(full));
+        if item.is_inline() && size > 0 {
+            blocks = blocks.max(1);
+        }
+        Attr {
+            ino: self.number,
+            file_type: item.file_type,
+            permissions: item.permissions,
+            links: item.links,
+            uid: item.uid,
+            gid: item.gid,
+            size_bytes: size,
+            blocks,
+            rdev: item.rdev,
+            atime: item.atime,
+            mtime: item.mtime,
+            ctime: item.ctime,
+            btime: item.btime,
+            change_counter: item.change_counter,
+        }
+    }
+
+    /// Wakes everybody who waits for I/O of this inode.
+    pub fn io_ended(&self) {
+        *self.io_epoch.lock() += 1;
+        self.io_done.notify_all();
+    }
+
+    /// The moment to compare with in [`Inode::wait_io`]; take it before looking at the state.
+    pub fn io_moment(&self) -> u64 {
+        *self.io_epoch.lock()
+    }
+
+    /// Waits until some I/O of this inode has ended since `moment`.
+    pub fn wait_io(&self, moment: u64) {
+        let mut epoch = self.io_epoch.lock();
+        while *epoch == moment {
+            self.io_done.wait(&mut epoch);
+        }
+    }
+
+    /// A directory that was removed, or an unlinked inode.
+    pub fn check_alive(&self) -> Result<()> {
+        if self.meta.lock().item.links == 0 { Err(Error::NotFound) } else { Ok(()) }
+    }
+}
+
+impl Meta {
+    /// Data changed: mtime, ctime and change counter move.
+    pub fn touch_data(&mut self, now: Timestamp) {
+        self.item.mtime = now;
+        self.touch_attributes(now);
+    }
+
+    /// Attributes changed: ctime and change counter move.
+    pub fn touch_attributes(&mut self, now: Timestamp) {
+        self.item.ctime = now;
+        self.item.change_counter += 1;
+        self.dirty = true;
+    }
+
+    /// An operation with the current item was committed.
+    pub fn logged(&mut self, lsn: Lsn, concerns_data: bool) {
+        self.dirty = false;
+        self.last_lsn = self.last_lsn.max(lsn);
+        if concerns_data {
+            self.data_lsn = self.data_lsn.max(lsn);
+        }
+    }
+}
+
+/// Number of independently locked parts of the table.
+const SHARDS: usize = 16;
+
+#[derive(Default)]
+struct Shard {
+    inodes: BTreeMap<u64, Arc<Inode>>,
+    hand: u64,
+}
+
+/// Finds inodes by number, and keeps those that nobody uses within a limit.
+pub struct InodeTable {
+    shards: Vec<Mutex<Shard>>,
+    shard_limit: usize,
+}
+
+impl InodeTable {
+    /// A table that keeps at most about `limit` unused inodes.
+    pub fn new(limit: usize) -> Self {
+        Self {
+            shards: (0..SHARDS).map(|_| Mutex::new(Shard::default())).collect(),
+            shard_limit: (limit / SHARDS).max(4),
+        }
+    }
+
+    fn shard(&self, number: u64) -> &Mutex<Shard> {
+        &self.shards[(number % SHARDS as u64) as usize]
+    }
+
+    /// The inode if it is in memory.
+    pub fn find(&self, number: u64) -> Option<Arc<Inode>> {
+        let inode = self.shard(number).lock().inodes.get(&number).cloned()?;
+        if !inode.referenced.load(Ordering::Relaxed) {
+            inode.referenced.store(true, Ordering::Relaxed);
+        }
+        Some(inode)
+    }
+
+    /// As [`InodeTable::find`], without counting as use.
+    pub fn peek(&self, number: u64) -> Option<Arc<Inode>> {
+        self.shard(number).lock().inodes.get(&number).cloned()
+    }
+
+    /// Adds `inode`, or gives back the one that is there already. The second part holds inodes that
+    /// fell out of the table and whose pages the caller frees, outside of the table's lock.
+    pub fn insert(&self, inode: Inode) -> (Arc<Inode>, Vec<Arc<Inode>>) {
+        let mut shard = self.shard(inode.number).lock();
+        if let Some(present) = shard.inodes.get(&inode.number) {
+            return (present.clone(), Vec::new());
+        }
+        let inode = Arc::new(inode);
+        shard.inodes.insert(inode.number, inode.clone());
+        let dropped = shard.shrink(self.shard_limit);
+        (inode, dropped)
+    }
+
+    /// Forgets a purged inode.
+    pub fn remove(&self, number: u64) {
+        self.shard(number).lock().inodes.remove(&number);
+    }
+
+    /// Everything in memory, for syncs and statistics.
+    pub fn len(&self) -> usize {
+        self.shards.iter().map(|shard| shard.lock().inodes.len()).sum()
+    }
+}
+
+impl Shard {
+    /// Second-chance sweep over what nobody else holds. An inode on the dirty list is held by it.
+    fn shrink(&mut self, limit: usize) -> Vec<Arc<Inode>> {
+        let mut dropped = Vec::new();
+        if self.inodes.len() <= limit {
+            return dropped;
+        }
+        let mut victims = Vec::new();
+        let mut hand = self.hand;
+        let order = self.inodes.range(hand..).chain(self.inodes.range(..hand));
+        for (number, inode) in order.take(64) {
+            hand = number.wrapping_add(1);
+            if Arc::strong_count(inode) == 1
+                && !inode.referenced.swap(false, Ordering::Relaxed)
+                && !inode.listed.load(Ordering::Acquire)
+            {
+                victims.push(*number);
+                if self.inodes.len() - victims.len() <= limit {
+                    break;
+                }
+            }
+        }
+        self.hand = hand;
+        for number in victims {
+            dropped.extend(self.inodes.remove(&number));
+        }
+        dropped
+    }
+}

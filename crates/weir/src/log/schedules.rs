@@ -1,0 +1,90 @@
+//! Leaders, followers, callbacks and the log thread under the deterministic scheduler: no wake-up is
+//! lost (a schedule in which somebody waits for ever is a deadlock, which the scheduler reports), and nobody is
+//! told before the flush. `cargo test -p weir --features shuttle log::schedules`.
+
+use super::test_device::{FaultyDevice, START, open, operation};
+use super::*;
+use crate::cache::page::PagePool;
+use crate::format::BLOCK_BYTES;
+use crate::sync::atomic::AtomicUsize;
+
+const CALLERS: u64 = 4;
+
+/// Appends one operation and waits for it in one of the ways there are.
+fn caller(log: &Log, device: &FaultyDevice, number: u64, called: &Arc<AtomicUsize>, fails: bool) {
+    let pool = PagePool::new(4 * BLOCK_BYTES);
+    let mut op = operation(&pool, number, 10, number % 2);
+    let admission = log.admit(op.blocks(), AdmissionClass::Background).unwrap();
+    let Ok(lsn) = log.append(&mut op, admission) else {
+        assert!(fails);
+        called.fetch_add(1, Ordering::SeqCst);
+        return;
+    };
+    match number % 4 {
+        0 | 1 => {
+            let result = log.commit(lsn);
+            assert!(fails || result.is_ok());
+            assert!(result.is_err() || device.counts().1 > 0, "told before any flush");
+            assert!(result.is_err() || log.durable_lsn() >= lsn);
+            called.fetch_add(1, Ordering::SeqCst);
+        }
+        2 => {
+            let called = Arc::clone(called);
+            log.commit_async(
+                lsn,
+                Box::new(move |result| {
+                    assert!(fails || result.is_ok());
+                    called.fetch_add(1, Ordering::SeqCst);
+                }),
+            );
+        }
+        _ => {
+            let result = log.write_up_to(lsn).and_then(|()| log.flush());
+            assert!(fails || result.is_ok());
+            called.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+}
+
+fn scenario(with_thread: bool, fails: bool) {
+    let device = FaultyDevice::new(300);
+    if fails {
+        device.disk().failing_flushes = 1;
+    }
+    let log = Arc::new(open(&device, 200, &START));
+    if with_thread {
+        log.start_thread().unwrap();
+    }
+    let called = Arc::new(AtomicUsize::new(0));
+    let callers: Vec<_> = (0..CALLERS)
+        .map(|number| {
+            let (log, device, called) =
+                (Arc::clone(&log), Arc::clone(&device), Arc::clone(&called));
+            crate::sync::spawn("caller", move || caller(&log, &device, number, &called, fails))
+                .unwrap()
+        })
+        .collect();
+    for thread in callers {
+        thread.join().unwrap();
+    }
+    if with_thread {
+        log.stop();
+    }
+    while log.drive() {}
+    assert_eq!(called.load(Ordering::SeqCst) as u64, CALLERS);
+    assert_eq!(log.callbacks_pending(), 0);
+}
+
+#[test]
+fn nobody_is_forgotten_in_random_schedules() {
+    for (with_thread, fails) in [(true, false), (false, false), (true, true), (false, true)] {
+        shuttle::check_random(move || scenario(with_thread, fails), 1000);
+    }
+}
+
+#[test]
+fn nobody_is_forgotten_in_schedules_with_few_preemptions() {
+    for (with_thread, fails) in [(true, false), (false, false), (true, true), (false, true)] {
+        shuttle::check_pct(move || scenario(with_thread, fails), 1000, 3);
+    }
+}

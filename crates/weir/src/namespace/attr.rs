@@ -1,0 +1,154 @@
+//! Attributes.
+
+use super::{MetaLocks, OP_RECORD_BYTES};
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::inode::{Inode, Meta};
+use crate::sync::Arc;
+use crate::sync::atomic::Ordering;
+use crate::txn::Op;
+use crate::types::{AtimePolicy, FileType, SetAttr, SetTime, Timestamp};
+
+/// A day, for the relative access time policy.
+const DAY_SECONDS: i64 = 86_400;
+
+impl Engine {
+    /// Changes attributes, and the size. A size change comes first; all else is one operation.
+    pub fn setattr(&self, number: u64, change: &SetAttr) -> Result<Arc<Inode>> {
+        let inode = self.inode(number)?;
+        if let Some(size_bytes) = change.size_bytes {
+            match inode.file_type {
+                FileType::Regular => self.truncate(&inode, size_bytes)?,
+                FileType::Directory => return Err(Error::IsDirectory),
+                _ => return Err(Error::Invalid("only regular files have a size to set")),
+            }
+        }
+        let rest = SetAttr { size_bytes: None, ..change.clone() };
+        if rest == SetAttr::default() {
+            return Ok(inode);
+        }
+        let admission = self.enter(OP_RECORD_BYTES, 0)?;
+        let now = self.now();
+        let mut metas = MetaLocks::new(&[&inode]);
+        let meta = metas.of(&inode);
+        if meta.purged {
+            return Err(Error::NotFound);
+        }
+        if !apply(meta, &rest, now) {
+            return Ok(inode.clone());
+        }
+        metas.commit(self, Op::new(), admission)?;
+        drop(metas);
+        Ok(inode)
+    }
+
+    /// Drops set-user-id and set-group-id as an unprivileged write does; one operation, and only if there
+    /// is something to drop.
+    pub fn drop_privileges(&self, inode: &Arc<Inode>) -> Result<()> {
+        let change = SetAttr { kill_suid_sgid: true, ..SetAttr::default() };
+        if killed(inode.meta.lock().item.permissions).is_some() {
+            self.setattr(inode.number, &change)?;
+        }
+        Ok(())
+    }
+
+    /// Reading this inode may move its access time. Cheap: for the path of a cached read.
+    pub fn wants_atime(&self, inode: &Inode) -> bool {
+        match self.options.atime {
+            AtimePolicy::Never => false,
+            AtimePolicy::Strict => true,
+            AtimePolicy::Relative => !inode.atime_settled.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Reading moves the access time as the volume's policy says; in memory, logged with the next operation of
+    /// the inode or the next checkpoint.
+    pub fn touch_atime(&self, inode: &Inode) {
+        if self.options.atime == AtimePolicy::Never || self.options.read_only {
+            return;
+        }
+        let now = self.now();
+        let mut meta = inode.meta.lock();
+        let item = &meta.item;
+        let due = self.options.atime == AtimePolicy::Strict
+            || item.atime <= item.mtime
+            || item.atime <= item.ctime
+            || now.seconds - item.atime.seconds >= DAY_SECONDS;
+        if self.options.atime == AtimePolicy::Relative {
+            inode.atime_settled.store(true, Ordering::Relaxed);
+        }
+        if !due || meta.purged || meta.item.atime == now {
+            return;
+        }
+        meta.item.atime = now;
+        meta.dirty = true;
+        drop(meta);
+        if let Some(inode) = self.inodes.find(inode.number) {
+            self.dirty.add(&inode);
+        }
+    }
+}
+
+/// Whether something was changed.
+fn apply(meta: &mut Meta, change: &SetAttr, now: Timestamp) -> bool {
+    let before = meta.item;
+    let item = &mut meta.item;
+    if let Some(permissions) = change.permissions {
+        item.permissions = permissions & 0o7777;
+    }
+    if let Some(uid) = change.uid {
+        item.uid = uid;
+    }
+    if let Some(gid) = change.gid {
+        item.gid = gid;
+    }
+    if change.kill_suid_sgid
+        && item.file_type == FileType::Regular
+        && let Some(permissions) = killed(item.permissions)
+    {
+        item.permissions = permissions;
+    }
+    let time = |set: SetTime| match set {
+        SetTime::Now => now,
+        SetTime::At(at) => at,
+    };
+    if let Some(set) = change.atime {
+        item.atime = time(set);
+    }
+    if let Some(set) = change.mtime {
+        item.mtime = time(set);
+    }
+    let explicit = change.permissions.is_some()
+        || change.uid.is_some()
+        || change.gid.is_some()
+        || change.atime.is_some()
+        || change.mtime.is_some();
+    if !explicit && before == *item {
+        return false;
+    }
+    meta.touch_attributes(now);
+    true
+}
+
+/// `permissions` without set-user-id, and without set-group-id where the group may execute; `None` if that
+/// changes nothing.
+fn killed(permissions: u32) -> Option<u32> {
+    let mut left = permissions & !0o4000;
+    if left & 0o2010 == 0o2010 {
+        left &= !0o2000;
+    }
+    (left != permissions).then_some(left)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::killed;
+
+    #[test]
+    fn set_group_id_without_group_execution_stays() {
+        assert_eq!(killed(0o4755), Some(0o755));
+        assert_eq!(killed(0o2755), Some(0o755));
+        assert_eq!(killed(0o2745), None);
+        assert_eq!(killed(0o644), None);
+    }
+}

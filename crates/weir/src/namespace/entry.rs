@@ -1,0 +1,103 @@
+//! Finding a name in a directory, and a place for a new one.
+
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::format::item::{Dirent, name_hash};
+use crate::format::{Key, Kind};
+use crate::inode::Inode;
+use crate::types::{DirEntry, FileType};
+
+/// An entry that exists.
+#[derive(Debug, Clone, Copy)]
+pub struct Found {
+    /// Its place.
+    pub key: Key,
+    /// The inode it names.
+    pub inode: u64,
+    /// What that is.
+    pub file_type: FileType,
+}
+
+/// What a look-up in a directory found.
+#[derive(Debug, Clone, Copy)]
+pub enum Lookup {
+    /// The entry.
+    Present(Found),
+    /// No such name; it would go here.
+    Absent(Key),
+}
+
+/// How many entries a directory listing reads at a time.
+const LIST_BATCH: usize = 128;
+
+impl Engine {
+    /// Looks `name` up in `dir`.
+    pub fn find_entry(&self, dir: u64, name: &[u8]) -> Result<Lookup> {
+        let hash = name_hash(name);
+        let first = Key::new(dir, Kind::Dirent, hash);
+        let last = Key::new(dir, Kind::Dirent, hash | 0xff);
+        let (entries, _) = self.store.collect(first, last, 257)?;
+        let mut free = hash;
+        for (key, value) in entries {
+            let entry = Dirent::decode(&value)?;
+            if entry.name == name {
+                let found = Found { key, inode: entry.inode, file_type: entry.file_type };
+                return Ok(Lookup::Present(found));
+            }
+            if key.offset == free {
+                free += 1;
+            }
+        }
+        if free & !0xff != hash {
+            return Err(Error::NoSpace);
+        }
+        Ok(Lookup::Absent(Key::new(dir, Kind::Dirent, free)))
+    }
+
+    /// The entry `name` of `dir`, or [`Error::NotFound`].
+    pub fn present(&self, dir: u64, name: &[u8]) -> Result<Found> {
+        match self.find_entry(dir, name)? {
+            Lookup::Present(found) => Ok(found),
+            Lookup::Absent(_) => Err(Error::NotFound),
+        }
+    }
+
+    /// A free place for `name` in `dir`, or [`Error::Exists`].
+    pub fn absent(&self, dir: u64, name: &[u8]) -> Result<Key> {
+        match self.find_entry(dir, name)? {
+            Lookup::Present(_) => Err(Error::Exists),
+            Lookup::Absent(key) => Ok(key),
+        }
+    }
+
+    /// Shows the entries of `dir` after `after_cookie` (0: from the start) to `visit` until it answers
+    /// false. Entries made or removed meanwhile may or may not be seen; all others are seen once.
+    pub fn list(
+        &self,
+        dir: &Inode,
+        after_cookie: u64,
+        visit: &mut dyn FnMut(DirEntry) -> bool,
+    ) -> Result<()> {
+        self.touch_atime(dir);
+        let Some(start) = after_cookie.checked_add(1) else { return Ok(()) };
+        let last = Key::new(dir.number, Kind::Dirent, u64::MAX);
+        let mut next = Some(Key::new(dir.number, Kind::Dirent, start));
+        while let Some(from) = next {
+            let (entries, more) = self.store.collect(from, last, LIST_BATCH)?;
+            for (key, value) in entries {
+                let entry = Dirent::decode(&value)?;
+                let shown = DirEntry {
+                    name: entry.name.to_vec(),
+                    ino: entry.inode,
+                    file_type: entry.file_type,
+                    cookie: key.offset,
+                };
+                if !visit(shown) {
+                    return Ok(());
+                }
+            }
+            next = more.filter(|key| *key <= last);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,100 @@
+//! Directories, names, links, attributes: everything about inodes but their data.
+//!
+//! Every changing call is one operation in the log: it happens entirely or not at all, also
+//! across a crash, and in the order of the calls. None is durable by itself: an fsync of any
+//! inode that the operation touched, or a sync of the volume, makes it (and all that came before) durable.
+//!
+//! * [`entry`]: finding a name in a directory (collisions, free slots)
+//! * [`create`]: make, symlink, tmpfile, link
+//! * [`remove`]: unlink, rmdir, and the purge of inodes nobody needs any more
+//! * [`rename`]: the three kinds of rename
+//! * [`attr`]: getattr, setattr
+//! * [`xattr`]: extended attributes
+//! * [`path`]: the same by path, for programs
+//!
+//! Locks: `ops` of the directories concerned, then `meta` of all inodes concerned in the order of their
+//! numbers ([`MetaLocks`]); see `inode.rs`.
+
+pub mod attr;
+pub mod create;
+pub mod entry;
+pub mod path;
+pub mod remove;
+pub mod rename;
+pub mod xattr;
+
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::format::Key;
+use crate::inode::{Inode, Meta};
+use crate::log::Admission;
+use crate::sync::atomic::Ordering;
+use crate::sync::{Arc, MutexGuard};
+use crate::txn::{Lsn, Op};
+use crate::types::FileType;
+
+/// Log space that covers any operation of this module except the purge: a few inodes, entries, an attribute.
+pub const OP_RECORD_BYTES: usize = 8192;
+/// Blocks that must be free for a creating operation: its share of nodes in the next checkpoint.
+pub const OP_SPACE_BLOCKS: u64 = 4;
+
+/// The `meta` locks of up to four inodes, taken in the order of their numbers.
+pub struct MetaLocks<'a> {
+    locked: Vec<(&'a Inode, MutexGuard<'a, Meta>)>,
+}
+
+impl<'a> MetaLocks<'a> {
+    /// Locks all of `inodes`; one that is named twice is locked once.
+    pub fn new(inodes: &[&'a Arc<Inode>]) -> Self {
+        let mut order: Vec<&'a Inode> = inodes.iter().map(|inode| &***inode).collect();
+        order.sort_by_key(|inode| inode.number);
+        order.dedup_by_key(|inode| inode.number);
+        Self { locked: order.into_iter().map(|inode| (inode, inode.meta.lock())).collect() }
+    }
+
+    /// The attributes of `inode`, which must be one of those locked.
+    pub fn of(&mut self, inode: &Inode) -> &mut Meta {
+        let place = self.locked.iter().position(|(locked, _)| locked.number == inode.number);
+        match place {
+            Some(place) => &mut self.locked[place].1,
+            None => unreachable!("inode {} is not among the locked ones", inode.number),
+        }
+    }
+
+    /// Adds the items of all locked inodes to `op`, commits it, and notes the LSN in each.
+    pub fn commit(&mut self, engine: &Engine, mut op: Op, admission: Admission) -> Result<Lsn> {
+        for (inode, meta) in &self.locked {
+            if !meta.purged {
+                op.put(Key::inode(inode.number), &meta.item.encode());
+            }
+        }
+        let lsn = engine.store.commit(op, admission)?;
+        for (inode, meta) in &mut self.locked {
+            inode.atime_settled.store(false, Ordering::Relaxed);
+            meta.logged(lsn, true);
+        }
+        Ok(lsn)
+    }
+}
+
+impl Engine {
+    /// The directory `number`.
+    pub fn directory(&self, number: u64) -> Result<Arc<Inode>> {
+        let inode = self.inode(number)?;
+        if inode.file_type == FileType::Directory { Ok(inode) } else { Err(Error::NotDirectory) }
+    }
+}
+
+/// Refuses names that no directory can hold.
+pub fn check_name(name: &[u8]) -> Result<()> {
+    if name.len() > crate::format::MAX_NAME_BYTES {
+        return Err(Error::NameTooLong);
+    }
+    if name.is_empty() {
+        return Err(Error::NotFound);
+    }
+    if name == b"." || name == b".." || name.contains(&b'/') || name.contains(&0) {
+        return Err(Error::Invalid("a name cannot be . or .. or contain / or NUL"));
+    }
+    Ok(())
+}

@@ -1,0 +1,189 @@
+//! Removing names, and the purge of inodes that have none left and that nobody uses.
+//!
+//! An inode that loses its last name gets an orphan item in the same operation. The purge then
+//! takes its items away in bounded steps, each an operation of its own, the inode item and the
+//! orphan item last: after a crash in between, recovery goes on from what is left.
+
+use super::{MetaLocks, OP_RECORD_BYTES, check_name};
+use crate::alloc::Run;
+use crate::engine::{Engine, Room};
+use crate::error::{Error, Result};
+use crate::format::item::Extent;
+use crate::format::{Key, Kind};
+use crate::inode::Inode;
+use crate::sync::Arc;
+use crate::sync::atomic::Ordering;
+use crate::txn::Op;
+use crate::types::FileType;
+
+/// Items that one step of a purge removes.
+const PURGE_ITEMS: usize = 64;
+/// An inode with more blocks than this is purged in the background.
+const INLINE_PURGE_BLOCKS: u64 = 4096;
+
+impl Engine {
+    /// Takes the name of something that is no directory away.
+    pub fn unlink(&self, dir: u64, name: &[u8]) -> Result<()> {
+        check_name(name)?;
+        let admission = self.enter(OP_RECORD_BYTES, 0)?;
+        let parent = self.directory(dir)?;
+        let inode;
+        {
+            let _ops = parent.ops.lock();
+            let found = self.present(dir, name)?;
+            if found.file_type == FileType::Directory {
+                return Err(Error::IsDirectory);
+            }
+            inode = self.inode(found.inode)?;
+            let now = self.now();
+            let mut op = Op::new();
+            op.delete(found.key);
+            let mut metas = MetaLocks::new(&[&parent, &inode]);
+            drop_link(&mut metas, &inode, &mut op, now);
+            let meta = metas.of(&parent);
+            meta.item.size = meta.item.size.saturating_sub(1);
+            meta.touch_data(now);
+            metas.commit(self, op, admission)?;
+        }
+        self.purge_if_unused(&inode)
+    }
+
+    /// Removes an empty directory.
+    pub fn rmdir(&self, dir: u64, name: &[u8]) -> Result<()> {
+        if name == b"." {
+            return Err(Error::Invalid("cannot remove ."));
+        }
+        if name == b".." {
+            return Err(Error::NotEmpty);
+        }
+        check_name(name)?;
+        let admission = self.enter(OP_RECORD_BYTES, 0)?;
+        let parent = self.directory(dir)?;
+        let inode;
+        {
+            let _tree = self.tree_lock.lock();
+            let _ops = parent.ops.lock();
+            let found = self.present(dir, name)?;
+            if found.file_type != FileType::Directory {
+                return Err(Error::NotDirectory);
+            }
+            inode = self.directory(found.inode)?;
+            let _child_ops = inode.ops.lock();
+            let now = self.now();
+            let mut op = Op::new();
+            op.delete(found.key);
+            let mut metas = MetaLocks::new(&[&parent, &inode]);
+            drop_directory(&mut metas, &parent, &inode, &mut op, now)?;
+            let meta = metas.of(&parent);
+            meta.item.size = meta.item.size.saturating_sub(1);
+            meta.touch_data(now);
+            metas.commit(self, op, admission)?;
+        }
+        self.purge_if_unused(&inode)
+    }
+
+    /// Purges `inode` if it has no name and no user: at once if it is small, in the background otherwise.
+    pub fn purge_if_unused(&self, inode: &Arc<Inode>) -> Result<()> {
+        {
+            let mut meta = inode.meta.lock();
+            if meta.item.links > 0
+                || meta.purged
+                || inode.users.load(Ordering::Acquire) > 0
+                || self.options.read_only
+            {
+                return Ok(());
+            }
+            meta.purged = true;
+        }
+        if inode.meta.lock().item.blocks > INLINE_PURGE_BLOCKS {
+            self.purge_queue.lock().push(inode.clone());
+            self.background.wake_cleaner();
+            return Ok(());
+        }
+        self.purge(inode)
+    }
+
+    /// Purges one inode of the queue. False: the queue is empty.
+    pub fn purge_step(&self) -> Result<bool> {
+        let Some(inode) = self.purge_queue.lock().pop() else { return Ok(false) };
+        self.purge(&inode)?;
+        Ok(true)
+    }
+
+    /// Removes everything that belongs to an unlinked inode. Its `purged` mark is set: nobody can
+    /// begin to use it.
+    pub fn purge(&self, inode: &Arc<Inode>) -> Result<()> {
+        let _ops = inode.ops.lock();
+        self.forget_pages(inode, 0);
+        loop {
+            let admission = self.admit(OP_RECORD_BYTES, 0, Room::Normal)?;
+            let _map = inode.map.lock();
+            let first = Key::inline(inode.number);
+            let last = Key { inode: inode.number, ..Key::MAX };
+            let (items, more) = self.store.collect(first, last, PURGE_ITEMS)?;
+            let mut op = Op::new();
+            for (key, value) in items {
+                if key.kind == Kind::Extent {
+                    let (start, blocks, _) = Extent::decode_head(&value)?;
+                    op.freed(Run { start, blocks });
+                }
+                op.delete(key);
+            }
+            let done = more.is_none();
+            if done {
+                op.inode_removed();
+                op.delete(Key::inode(inode.number));
+                if inode.meta.lock().orphan {
+                    op.delete(Key::orphan(inode.number));
+                }
+            }
+            let lsn = self.store.commit(op, admission)?;
+            inode.meta.lock().logged(lsn, true);
+            if done {
+                break;
+            }
+        }
+        self.dirty.remove(inode);
+        self.inodes.remove(inode.number);
+        Ok(())
+    }
+}
+
+/// One name less for `inode`; the last one leaves an orphan.
+pub(super) fn drop_link(
+    metas: &mut MetaLocks<'_>,
+    inode: &Inode,
+    op: &mut Op,
+    now: crate::types::Timestamp,
+) {
+    let meta = metas.of(inode);
+    meta.item.links = meta.item.links.saturating_sub(1);
+    meta.touch_attributes(now);
+    if meta.item.links == 0 {
+        op.put(Key::orphan(inode.number), &[]);
+        meta.orphan = true;
+    }
+}
+
+/// The directory `inode` in `parent` goes away, if it is empty.
+pub(super) fn drop_directory(
+    metas: &mut MetaLocks<'_>,
+    parent: &Inode,
+    inode: &Inode,
+    op: &mut Op,
+    now: crate::types::Timestamp,
+) -> Result<()> {
+    let meta = metas.of(inode);
+    if meta.item.size > 0 {
+        return Err(Error::NotEmpty);
+    }
+    meta.item.links = 0;
+    meta.item.subdirectories = 0;
+    meta.touch_attributes(now);
+    op.put(Key::orphan(inode.number), &[]);
+    meta.orphan = true;
+    let meta = metas.of(parent);
+    meta.item.links = meta.item.links.saturating_sub(1);
+    meta.item.subdirectories = meta.item.subdirectories.saturating_sub(1);
+    Ok(())
+}

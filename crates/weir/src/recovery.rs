@@ -1,0 +1,251 @@
+//! Recovery: from the durable checkpoint and the log to a volume in use.
+//!
+//! Runs when a volume is opened, before anybody else sees it, on the calling thread:
+//!
+//! 1. the log is scanned and its tail proved (`log::replay`);
+//! 2. a superblock with the next log epoch is made durable, so that frames that were cut can never
+//!    come back (not when read-only);
+//! 3. records become the running delta; payload pages are remembered by place;
+//! 4. payload pages enter the cache as dirty, logged pages and go home; orphans are purged and
+//!    interrupted cuts finished;
+//! 5. a checkpoint publishes the result and empties the log.
+//!
+//! A crash during any of this leaves the old checkpoint and the old log: nothing they need is
+//! overwritten, except pages going home in place, which the log still holds.
+
+use crate::alloc::{ReserveClass, Run, SpaceChange};
+use crate::cache::page::PageMut;
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::file::extents;
+use crate::format::item::InodeItem;
+use crate::format::record::Record;
+use crate::format::{BLOCK_BYTES, Key, Kind};
+use crate::log::replay::{Recovered, ReplayFrame};
+use crate::sync::atomic::Ordering;
+use crate::tree::{self, Value};
+use crate::txn::Lsn;
+use std::collections::BTreeMap;
+
+/// Orphans read at a time.
+const ORPHAN_BATCH: usize = 64;
+/// Payload pages that are in the cache before they are sent home.
+const PAGES_IN_CACHE: usize = 4096;
+
+/// The newest payload of every page that is not home: LSN of its frame, and how to find it.
+type Payloads = BTreeMap<(u64, u64), Lsn>;
+
+/// What replay gathers besides the delta.
+#[derive(Default)]
+struct Gathered {
+    payloads: Payloads,
+    /// Inode items touched, and whether they exist now.
+    inodes: BTreeMap<u64, bool>,
+    next_inode: u64,
+    records: u64,
+}
+
+impl Engine {
+    /// Steps 3 to 5. Answers whether there was anything to recover.
+    pub fn recover(&self, recovered: &Recovered) -> Result<bool> {
+        let mut gathered = Gathered::default();
+        recovered.replay(&*self.device, &mut |_| {}, &mut |frame| {
+            self.replay_frame(frame, &mut gathered)
+        })?;
+        self.count_inodes(&gathered)?;
+        let orphans = self.orphans()?;
+        if gathered.records == 0 && orphans.is_empty() {
+            return Ok(false);
+        }
+        self.recovering.store(true, Ordering::Release);
+        self.load_payloads(recovered, &gathered.payloads)?;
+        if !self.options.read_only {
+            self.send_all_home()?;
+            self.clean_orphans(orphans)?;
+            self.wait_checkpoint(self.checkpointer.goal())?;
+        }
+        self.recovering.store(false, Ordering::Release);
+        Ok(true)
+    }
+
+    fn replay_frame(&self, frame: &ReplayFrame<'_>, gathered: &mut Gathered) -> Result<()> {
+        let lsn = frame.header.last_lsn;
+        for record in frame.records() {
+            gathered.records += 1;
+            match record? {
+                Record::Put { key, value } => {
+                    if key.kind == Kind::Inode {
+                        gathered.inodes.insert(key.inode, true);
+                        gathered.next_inode = gathered.next_inode.max(key.inode + 1);
+                    }
+                    self.store.replay(key, Some(Value::from(value)));
+                }
+                Record::Delete { key } => {
+                    if key.kind == Kind::Inode {
+                        gathered.inodes.insert(key.inode, false);
+                        drop_payloads(&mut gathered.payloads, key.inode, 0, u64::MAX);
+                    }
+                    self.store.replay(key, None);
+                }
+                Record::Alloc { block, length_blocks } => {
+                    let run = Run { start: block, blocks: length_blocks.into() };
+                    self.alloc.replay_record(&[SpaceChange::Alloc(run)])?;
+                }
+                Record::Free { block, length_blocks } => {
+                    let run = Run { start: block, blocks: length_blocks.into() };
+                    self.alloc.replay_record(&[SpaceChange::Free(run)])?;
+                }
+                Record::Payload { inode, file_block, .. } => {
+                    gathered.payloads.insert((inode, file_block), lsn);
+                }
+                Record::Settled { inode, file_block, length_blocks } => {
+                    drop_payloads(&mut gathered.payloads, inode, file_block, length_blocks);
+                }
+                Record::Home { inode, file_block, checksum, .. } => {
+                    gathered.payloads.remove(&(inode, file_block));
+                    self.replay_home(inode, file_block, checksum)?;
+                }
+                Record::NextInode { next_inode } => {
+                    gathered.next_inode = gathered.next_inode.max(next_inode);
+                }
+                Record::Wrote { .. } => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The extent that maps the page gets the page's new checksum.
+    fn replay_home(&self, inode: u64, file_block: u64, checksum: u32) -> Result<()> {
+        let (pieces, _) = extents::pieces(&self.store, inode, file_block, file_block + 1)?;
+        let Some(piece) = pieces.first() else {
+            return Err(Error::Corrupt(format!("log: page {file_block} of inode {inode} has no home")));
+        };
+        let (key, mut extent) = piece.whole()?;
+        match extent.checksums.get_mut((file_block - key.offset) as usize) {
+            Some(field) => *field = checksum,
+            None => return Err(Error::Corrupt("log: a page went home to an unwritten extent".into())),
+        }
+        self.store.replay(key, Some(Value::from(extent.encode())));
+        Ok(())
+    }
+
+    /// The number of inodes after replay.
+    fn count_inodes(&self, gathered: &Gathered) -> Result<()> {
+        let root = self.store.tree();
+        let mut added = 0;
+        for (&number, &exists) in &gathered.inodes {
+            let existed = tree::get(&self.store.nodes, &root, Key::inode(number))?.is_some();
+            added += i64::from(exists) - i64::from(existed);
+        }
+        self.store.replay_inodes(gathered.next_inode, added);
+        Ok(())
+    }
+
+    /// Second pass over the log: the payload pages that are still wanted enter the cache.
+    fn load_payloads(&self, recovered: &Recovered, payloads: &Payloads) -> Result<()> {
+        if payloads.is_empty() {
+            return Ok(());
+        }
+        let mut in_cache = 0;
+        recovered.replay(&*self.device, &mut |_| {}, &mut |frame| {
+            let lsn = frame.header.last_lsn;
+            for record in frame.records() {
+                let Record::Payload { inode, file_block, index, .. } = record? else { continue };
+                if payloads.get(&(inode, file_block)) != Some(&lsn) {
+                    continue;
+                }
+                let bytes = frame
+                    .payload(index)
+                    .ok_or_else(|| Error::Corrupt("log: payload block out of range".into()))?;
+                self.load_payload(inode, file_block, lsn, bytes)?;
+                in_cache += 1;
+            }
+            if in_cache >= PAGES_IN_CACHE.min(self.pool.capacity_pages() / 4)
+                && !self.options.read_only
+            {
+                self.send_all_home()?;
+                in_cache = 0;
+            }
+            Ok(())
+        })
+    }
+
+    fn load_payload(&self, number: u64, file_block: u64, lsn: Lsn, bytes: &[u8]) -> Result<()> {
+        let inode = match self.inode(number) {
+            Ok(inode) => inode,
+            Err(Error::NotFound) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let mut page: PageMut = self.page()?;
+        let length = bytes.len().min(BLOCK_BYTES);
+        page[..length].copy_from_slice(&bytes[..length]);
+        let mut pages = inode.pages.write();
+        let inserted = pages.insert_dirty(file_block, page);
+        if inserted.newly_dirty {
+            self.alloc.reserve(1, ReserveClass::Privileged)?;
+            self.dirty_pages.fetch_add(1, Ordering::AcqRel);
+        }
+        self.store.obligations.add(lsn, 1);
+        if let Some(older) = pages.set_logged(file_block, lsn) {
+            self.store.obligations.release(older);
+        }
+        drop(pages);
+        if inserted.new_chunk {
+            self.reclaim.insert(number, file_block);
+        }
+        self.dirty.add(&inode);
+        Ok(())
+    }
+
+    /// Writes all dirty pages home.
+    fn send_all_home(&self) -> Result<()> {
+        while self.flush_batch()? > 0 {}
+        Ok(())
+    }
+
+    /// Inodes that a crash left unlinked, or in the middle of a cut.
+    fn orphans(&self) -> Result<Vec<u64>> {
+        let mut orphans = Vec::new();
+        let mut next = Some(Key::orphan(0));
+        while let Some(from) = next {
+            let (items, more) = self.store.collect(from, Key::orphan(u64::MAX), ORPHAN_BATCH)?;
+            orphans.extend(items.into_iter().map(|(key, _)| key.offset));
+            next = more;
+        }
+        Ok(orphans)
+    }
+
+    fn clean_orphans(&self, orphans: Vec<u64>) -> Result<()> {
+        for number in orphans {
+            let value = self.store.get(Key::inode(number))?;
+            let Some(value) = value else {
+                return Err(Error::Corrupt(format!("orphan {number} has no inode: run fsck")));
+            };
+            let links = InodeItem::decode(&value)?.links;
+            let inode = self.inode(number)?;
+            if links > 0 {
+                self.finish_cut(&inode)?;
+            } else {
+                {
+                    let mut meta = inode.meta.lock();
+                    meta.orphan = true;
+                    meta.purged = true;
+                }
+                self.purge(&inode)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn drop_payloads(payloads: &mut Payloads, inode: u64, first: u64, count: u64) {
+    let end = first.saturating_add(count);
+    let gone: Vec<_> = payloads
+        .range((inode, first)..=(inode, u64::MAX))
+        .map(|(place, _)| *place)
+        .take_while(|(_, file_block)| *file_block < end)
+        .collect();
+    for place in gone {
+        payloads.remove(&place);
+    }
+}

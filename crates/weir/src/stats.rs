@@ -1,0 +1,153 @@
+//! Counters of an open volume, and [`Stats`]: all figures read out at once.
+
+use crate::alloc::SpaceTotals;
+use crate::log::Fill;
+use crate::log::stats::{Histogram, HistogramSnapshot, LogStatsSnapshot};
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::tree::CacheStats;
+use crate::txn::checkpoint::Phase;
+
+/// A counter that many threads may bump.
+#[derive(Debug, Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    /// Adds `count`.
+    pub fn add(&self, count: u64) {
+        self.0.fetch_add(count, Ordering::Relaxed);
+    }
+    /// The value now.
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// A counter that is bumped on every cached read: spread over cache lines, so that readers on different cores do not
+/// pass one line around.
+#[derive(Debug, Default)]
+pub struct HotCounter([Padded; 8]);
+
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Padded(AtomicU64);
+
+impl HotCounter {
+    /// Adds `count`.
+    pub fn add(&self, count: u64) {
+        thread_local!(static PART: usize = {
+            static NEXT: AtomicU64Static = AtomicU64Static::new(0);
+            NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed) as usize % 8
+        });
+        let part = PART.with(|part| *part);
+        self.0[part].0.fetch_add(count, Ordering::Relaxed);
+    }
+    /// The value now.
+    pub fn get(&self) -> u64 {
+        self.0.iter().map(|part| part.0.load(Ordering::Relaxed)).sum()
+    }
+}
+
+/// Numbers threads; not an engine primitive, so it is not part of the deterministic scheduler's world.
+type AtomicU64Static = std::sync::atomic::AtomicU64;
+
+/// What the engine counts. Relaxed atomics, always on.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Reads served from the cache alone.
+    pub cache_hits: HotCounter,
+    /// Reads that found something missing.
+    pub cache_misses: Counter,
+    /// Clean pages taken out of the cache.
+    pub evicted_pages: Counter,
+    /// Calls of fsync and fdatasync.
+    pub fsyncs: Counter,
+    /// Blocks that did not match their checksum.
+    pub checksum_errors: Counter,
+    /// Pieces of dirty data that could not be written home.
+    pub writeback_errors: Counter,
+    /// Unlinked inodes that could not be purged (recovery will).
+    pub purge_errors: Counter,
+    /// Checkpoints published.
+    pub checkpoints: Counter,
+    /// Operations delayed at the entry.
+    pub throttled: Counter,
+    /// Operations that had to wait at the entry for log space.
+    pub log_stalls: Counter,
+    /// Operations that had to wait at the entry for free blocks.
+    pub space_stalls: Counter,
+    /// Calls that had to wait for a page frame.
+    pub memory_stalls: Counter,
+    /// Delays at the entry, in microseconds.
+    pub throttle_us: Histogram,
+    /// Waits for log space, blocks or page frames, in microseconds.
+    pub stall_us: Histogram,
+    /// Time a checkpoint held the store to swap the delta, in nanoseconds.
+    pub freeze_ns: Histogram,
+    /// Whole checkpoints, in microseconds.
+    pub checkpoint_us: Histogram,
+}
+
+/// All figures of an open volume.
+#[derive(Debug, Clone)]
+pub struct Stats {
+    /// Reads served from the cache alone.
+    pub cache_hits: u64,
+    /// Reads that found something missing.
+    pub cache_misses: u64,
+    /// Clean pages taken out of the cache.
+    pub evicted_pages: u64,
+    /// Calls of fsync and fdatasync.
+    pub fsyncs: u64,
+    /// Blocks that did not match their checksum.
+    pub checksum_errors: u64,
+    /// Pieces of dirty data that could not be written home.
+    pub writeback_errors: u64,
+    /// Unlinked inodes that could not be purged.
+    pub purge_errors: u64,
+    /// Checkpoints published.
+    pub checkpoints: u64,
+    /// Where the running checkpoint is.
+    pub checkpoint_phase: Phase,
+    /// Operations delayed at the entry.
+    pub throttled: u64,
+    /// Waits at the entry for log space.
+    pub log_stalls: u64,
+    /// Waits at the entry for free blocks.
+    pub space_stalls: u64,
+    /// Waits for a page frame.
+    pub memory_stalls: u64,
+    /// Delays at the entry, in microseconds.
+    pub throttle_us: HistogramSnapshot,
+    /// Waits for log space, blocks or page frames, in microseconds.
+    pub stall_us: HistogramSnapshot,
+    /// Time a checkpoint held the store to swap the delta, in nanoseconds.
+    pub freeze_ns: HistogramSnapshot,
+    /// Whole checkpoints, in microseconds.
+    pub checkpoint_us: HistogramSnapshot,
+    /// The log: operations, frames, flushes, waits.
+    pub log: LogStatsSnapshot,
+    /// How full the log is.
+    pub log_fill: Fill,
+    /// Everything up to here is durable.
+    pub durable_lsn: u64,
+    /// The last operation.
+    pub last_lsn: u64,
+    /// Pages of the log that are not home.
+    pub logged_pages: u64,
+    /// Tree nodes in memory.
+    pub nodes: CacheStats,
+    /// Blocks.
+    pub space: SpaceTotals,
+    /// Page frames in use and allowed.
+    pub pages_in_use: u64,
+    /// Page frames allowed.
+    pub pages_capacity: u64,
+    /// Pages dirty or under writeback.
+    pub dirty_pages: u64,
+    /// Inodes in memory.
+    pub inodes_in_memory: u64,
+    /// Inodes on the dirty list.
+    pub dirty_inodes: u64,
+    /// Memory of the deltas in bytes.
+    pub delta_bytes: u64,
+}

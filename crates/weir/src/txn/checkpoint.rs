@@ -1,0 +1,465 @@
+//! Checkpoints: the delta goes into the trees, and the log is released.
+//!
+//! States, as in the design: `Running` → `CommitStart` (logged pages go home, attributes that only memory has are
+//! committed) → `CommitDoing` (the delta is swapped: microseconds) → `Unblocked` (log frames, nodes, bitmaps and root
+//! are written; the next transaction runs) → `SuperCommitted` (one flush, superblock, one flush) →
+//! `Completed`; or `Aborted`, which shuts the volume down.
+//!
+//! Each call of [`Engine::checkpoint_step`] does one phase, so that a simulator can put foreground
+//! operations between any two of them; the checkpointer thread calls it in a loop.
+//!
+//! **Invariant:** the superblock names a root only after everything it refers to, and all log frames up to its LSN, were
+//! written and then flushed. **Invariant:** replay starts no later than the first operation whose payload was not home
+//! at the freeze. **Invariant:** only the holder of the role runs a step.
+
+use super::store::Frozen;
+use crate::alloc::{AllocKind, Run};
+use crate::device::IoClass;
+use crate::device::buffer::AlignedBuf;
+use crate::engine::{Engine, Room};
+use crate::error::{Error, Result};
+use crate::file::writeback::owed_filter;
+use crate::format::root::Root;
+use crate::format::superblock::Superblock;
+use crate::format::{BLOCK_BYTES_U64, Key, NODE_BLOCKS};
+use crate::inode::Inode;
+use crate::log::ring::ReplayPoint;
+use crate::namespace::OP_RECORD_BYTES;
+use crate::sync::{Arc, Condvar, Mutex};
+use crate::tree::{self, NodeSink, TreeRoot};
+use crate::txn::Op;
+
+/// Inodes that one step of `CommitStart` brings home.
+const HOME_INODES: usize = 32;
+/// Pages that one step of `CommitStart` writes.
+const HOME_PAGES: u64 = 2048;
+/// Nodes gathered for writing.
+const NODE_BATCH: usize = 64;
+
+/// State of the checkpoint under way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Phase {
+    /// None is under way.
+    #[default]
+    Running,
+    /// Logged pages go home.
+    CommitStart,
+    /// The delta is swapped.
+    CommitDoing,
+    /// The frozen delta is written; the next transaction runs.
+    Unblocked,
+    /// The superblock is being published.
+    SuperCommitted,
+    /// Published; what it freed is being released.
+    Completed,
+    /// It failed, and the volume was shut down.
+    Aborted,
+}
+
+/// A checkpoint on its way.
+enum Work {
+    Home { inodes: Vec<Arc<Inode>>, up_to: u64 },
+    Freeze,
+    Log(Frozen),
+    Merge(Frozen),
+    Space(Merged),
+    Flush(Published),
+    Super(Published),
+}
+
+struct Merged {
+    frozen: Frozen,
+    tree: TreeRoot,
+    node_allocs: Vec<Run>,
+    node_frees: Vec<Run>,
+}
+
+struct Published {
+    tree: TreeRoot,
+    superblock: Superblock,
+    replay: ReplayPoint,
+    checkpoint_lsn: u64,
+}
+
+#[derive(Default)]
+struct Progress {
+    started: u64,
+    completed: u64,
+    phase: Phase,
+    began_ns: u64,
+    /// LSN that the last checkpoint covers.
+    covered_lsn: u64,
+}
+
+/// Who makes checkpoints, and how far they are. Lock order: the role, then anything; `progress` is a leaf.
+#[derive(Default)]
+pub struct Checkpointer {
+    role: Mutex<Option<Work>>,
+    progress: Mutex<Progress>,
+    changed: Condvar,
+}
+
+impl Checkpointer {
+    /// Where the checkpoint under way is.
+    pub fn phase(&self) -> Phase {
+        self.progress.lock().phase
+    }
+
+    /// Checkpoints completed.
+    pub fn completed(&self) -> u64 {
+        self.progress.lock().completed
+    }
+
+    /// Wakes everybody who waits for a checkpoint (the volume was shut down).
+    pub fn wake_all(&self) {
+        self.changed.notify_all();
+    }
+
+    /// The number of completed checkpoints at which everything up to now is covered.
+    pub fn goal(&self) -> u64 {
+        let progress = self.progress.lock();
+        // One that has begun may have frozen already.
+        progress.started + 1
+    }
+
+    fn enter(&self, phase: Phase) {
+        self.progress.lock().phase = phase;
+    }
+
+    /// What the last checkpoint covers, for a volume just opened.
+    pub fn set_covered(&self, lsn: u64) {
+        self.progress.lock().covered_lsn = lsn;
+    }
+}
+
+impl Engine {
+    /// Waits until `goal` checkpoints are complete (see [`Checkpointer::goal`]), or does the work in manual mode.
+    pub fn wait_checkpoint(&self, goal: u64) -> Result<()> {
+        if !self.background.has_threads() {
+            while self.checkpointer.completed() < goal {
+                self.check_shutdown()?;
+                self.checkpoint_step()?;
+            }
+            return Ok(());
+        }
+        self.background.request_checkpoint();
+        let mut progress = self.checkpointer.progress.lock();
+        while progress.completed < goal {
+            self.check_shutdown()?;
+            crate::sync::wait_for(&self.checkpointer.changed, &mut progress, 100_000);
+        }
+        Ok(())
+    }
+
+    /// Whether a checkpoint would change anything.
+    pub fn checkpoint_wanted(&self) -> bool {
+        self.log.last_lsn() > self.checkpointer.progress.lock().covered_lsn
+            || self.store.delta_size().running_keys > 0
+            || self.store.obligations.oldest().is_some()
+    }
+
+    /// Nothing has to be written: whoever waits for a checkpoint has what he waits for.
+    pub fn skip_checkpoint(&self) {
+        let mut progress = self.checkpointer.progress.lock();
+        if progress.started == progress.completed {
+            progress.started += 1;
+            progress.completed += 1;
+        }
+        drop(progress);
+        self.checkpointer.changed.notify_all();
+        self.background.progress();
+    }
+
+    /// Does one phase of the checkpoint under way, or begins one. True if there is more to do for it.
+    pub fn checkpoint_step(&self) -> Result<bool> {
+        self.check_writable()?;
+        let mut role = self.checkpointer.role.lock();
+        let work = match role.take() {
+            Some(work) => work,
+            None => self.begin_checkpoint(),
+        };
+        // Up to the freeze a failure leaves everything as it was; after it, the frozen delta could not be
+        // merged again.
+        let before_freeze = matches!(work, Work::Home { .. } | Work::Freeze);
+        match self.checkpoint_phase(work) {
+            Ok(next) => {
+                *role = next;
+                Ok(role.is_some())
+            }
+            Err(error) => {
+                if before_freeze {
+                    let mut progress = self.checkpointer.progress.lock();
+                    progress.started -= 1;
+                    progress.phase = Phase::Running;
+                } else {
+                    self.checkpointer.enter(Phase::Aborted);
+                    self.shut_down(&format!("checkpoint: {error}"));
+                }
+                self.checkpointer.changed.notify_all();
+                Err(error)
+            }
+        }
+    }
+
+    fn begin_checkpoint(&self) -> Work {
+        let mut progress = self.checkpointer.progress.lock();
+        progress.started += 1;
+        progress.phase = Phase::CommitStart;
+        progress.began_ns = self.clock.monotonic_ns();
+        drop(progress);
+        Work::Home { inodes: self.dirty.all(), up_to: self.log.last_lsn() }
+    }
+
+    fn checkpoint_phase(&self, work: Work) -> Result<Option<Work>> {
+        Ok(Some(match work {
+            Work::Home { mut inodes, up_to } => {
+                self.bring_home(&mut inodes, up_to)?;
+                if inodes.is_empty() { Work::Freeze } else { Work::Home { inodes, up_to } }
+            }
+            Work::Freeze => {
+                self.checkpointer.enter(Phase::CommitDoing);
+                let began = self.clock.monotonic_ns();
+                let frozen = self.store.freeze(self.superblock.lock().root.generation + 2);
+                self.counters.freeze_ns.record(self.clock.monotonic_ns().saturating_sub(began));
+                self.checkpointer.enter(Phase::Unblocked);
+                Work::Log(frozen)
+            }
+            Work::Log(frozen) => {
+                self.log.write_up_to(frozen.boundary.lsn)?;
+                Work::Merge(frozen)
+            }
+            Work::Merge(frozen) => Work::Space(self.merge(frozen)?),
+            Work::Space(merged) => Work::Flush(self.write_space(merged)?),
+            Work::Flush(published) => {
+                self.log.flush()?;
+                self.checkpointer.enter(Phase::SuperCommitted);
+                Work::Super(published)
+            }
+            Work::Super(published) => {
+                self.publish(published)?;
+                return Ok(None);
+            }
+        }))
+    }
+
+    /// Writes logged pages home and commits attributes that only memory has, for some of `inodes`. Uses the log's
+    /// reserve; when even that is full, the rest waits for the next checkpoint.
+    fn bring_home(&self, inodes: &mut Vec<Arc<Inode>>, up_to: u64) -> Result<()> {
+        let mut pieces = Vec::new();
+        let mut pages = 0;
+        let mut result = Ok(());
+        for _ in 0..HOME_INODES {
+            let Some(inode) = inodes.pop() else { break };
+            let collected = self.commit_attributes(&inode, Room::Reserve).and_then(|()| {
+                let budget = (HOME_PAGES, Room::Reserve);
+                self.collect(&inode, 0..u64::MAX, owed_filter(up_to), budget, &mut pieces)
+            });
+            match collected {
+                Ok(count) => {
+                    pages += count;
+                    if count >= HOME_PAGES {
+                        // There may be more of this one.
+                        inodes.push(inode);
+                    }
+                }
+                Err(error) => {
+                    inodes.push(inode);
+                    result = Err(error);
+                }
+            }
+            if pages >= HOME_PAGES || result.is_err() {
+                break;
+            }
+        }
+        let some_done = !pieces.is_empty();
+        self.write_out(&mut pieces, IoClass::Background);
+        self.settle(pieces)?;
+        match result {
+            // Settling gave log space back.
+            Err(Error::WouldBlock) if some_done => Ok(()),
+            Err(Error::WouldBlock) => {
+                inodes.clear();
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    /// Commits an inode whose attributes changed in memory only (times, lazily).
+    pub fn commit_attributes(&self, inode: &Arc<Inode>, room: Room) -> Result<()> {
+        if !inode.meta.lock().dirty {
+            return Ok(());
+        }
+        let admission = self.admit(OP_RECORD_BYTES / 8, 0, room)?;
+        let mut meta = inode.meta.lock();
+        if !meta.dirty || meta.purged {
+            return Ok(());
+        }
+        let mut op = Op::new();
+        op.put(Key::inode(inode.number), &meta.item.encode());
+        let lsn = self.store.commit(op, admission)?;
+        meta.logged(lsn, false);
+        drop(meta);
+        self.dirty.remove_if_clean(inode);
+        Ok(())
+    }
+
+    fn merge(&self, frozen: Frozen) -> Result<Merged> {
+        let generation = self.superblock.lock().root.generation + 1;
+        let mut sink = Sink {
+            engine: self,
+            allocs: Vec::new(),
+            frees: Vec::new(),
+            pending: Vec::new(),
+        };
+        let delta = frozen.delta.clone();
+        let changes = delta.iter().map(|(key, value)| (*key, value.clone()));
+        let tree = tree::merge(&self.store.nodes, &frozen.tree, changes, generation, 0, &mut sink)?;
+        sink.write_pending()?;
+        let (node_allocs, node_frees) = (sink.allocs, sink.frees);
+        Ok(Merged { frozen, tree, node_allocs, node_frees })
+    }
+
+    /// Writes bitmaps and root into the slots that the durable superblock does not name.
+    fn write_space(&self, merged: Merged) -> Result<Published> {
+        let Merged { frozen, tree, node_allocs, node_frees } = merged;
+        let old = self.superblock.lock().clone();
+        let generation = old.root.generation + 1;
+        let applied = self.alloc.apply(frozen.space, &node_allocs, &node_frees, generation)?;
+        for write in &applied.writes {
+            let offset_bytes = write.block * BLOCK_BYTES_U64;
+            self.device.write(offset_bytes, &[&write.content], IoClass::Background, false)?;
+        }
+        let checkpoint_lsn = frozen.boundary.lsn;
+        let root = Root {
+            generation,
+            checkpoint_lsn,
+            next_inode: frozen.next_inode,
+            inode_count: frozen.inode_count,
+            tree: stored_tree(&tree),
+            groups: applied.groups,
+        };
+        let slot = 1 - self.geometry.root_slot_at(old.root.block).unwrap_or(1);
+        let block = self.geometry.root_block(slot);
+        let (bytes, pointer) = root.encode(&self.geometry, &self.volume_id, block)?;
+        self.device.write(block * BLOCK_BYTES_U64, &[&bytes], IoClass::Background, false)?;
+        self.log.note_data_written();
+        let oldest = frozen.oldest_payload.unwrap_or(u64::MAX).min(checkpoint_lsn + 1);
+        let replay = self.log.replay_point(oldest);
+        let superblock = Superblock {
+            generation: old.generation + 1,
+            root: pointer,
+            replay: crate::format::superblock::ReplayPoint {
+                position_blocks: replay.position_blocks,
+                sequence: replay.sequence,
+                prev_digest: replay.prev_digest,
+            },
+            durable_lsn: checkpoint_lsn,
+            clean: false,
+            ..old
+        };
+        Ok(Published { tree, superblock, replay, checkpoint_lsn })
+    }
+
+    fn publish(&self, published: Published) -> Result<()> {
+        let Published { tree, superblock, replay, checkpoint_lsn } = published;
+        self.write_superblock(&superblock)?;
+        self.checkpointer.enter(Phase::Completed);
+        self.store.publish(tree);
+        self.alloc.checkpoint_durable();
+        self.log.release_before(&replay);
+        self.counters.checkpoints.add(1);
+        let mut progress = self.checkpointer.progress.lock();
+        progress.completed += 1;
+        progress.phase = Phase::Running;
+        progress.covered_lsn = checkpoint_lsn;
+        let took_ns = self.clock.monotonic_ns().saturating_sub(progress.began_ns);
+        drop(progress);
+        self.counters.checkpoint_us.record(took_ns / 1000);
+        self.checkpointer.changed.notify_all();
+        self.background.progress();
+        Ok(())
+    }
+
+    /// Makes `superblock` durable in both of its places, and the engine's from then on.
+    pub fn write_superblock(&self, superblock: &Superblock) -> Result<()> {
+        for block in superblock.places() {
+            let bytes = superblock.encode(block)?;
+            self.device.write(block * BLOCK_BYTES_U64, &[&bytes], IoClass::Log, false)?;
+        }
+        self.log.note_data_written();
+        self.log.flush()?;
+        *self.superblock.lock() = superblock.clone();
+        Ok(())
+    }
+}
+
+/// A tree root as the root's table stores it.
+pub fn stored_tree(tree: &TreeRoot) -> crate::format::root::TreeRoot {
+    crate::format::root::TreeRoot {
+        root_block: tree.block,
+        level: tree.level,
+        checksum: tree.checksum,
+        item_count: tree.item_count,
+        node_count: tree.node_count,
+        generation: tree.generation,
+    }
+}
+
+/// A tree root from the root's table.
+pub fn loaded_tree(stored: &crate::format::root::TreeRoot) -> TreeRoot {
+    TreeRoot {
+        block: stored.root_block,
+        level: stored.level,
+        checksum: stored.checksum,
+        generation: stored.generation,
+        item_count: stored.item_count,
+        node_count: stored.node_count,
+    }
+}
+
+/// Where a merge puts its nodes: neighbours are written together.
+struct Sink<'a> {
+    engine: &'a Engine,
+    allocs: Vec<Run>,
+    frees: Vec<Run>,
+    pending: Vec<(u64, AlignedBuf)>,
+}
+
+impl Sink<'_> {
+    fn write_pending(&mut self) -> Result<()> {
+        self.pending.sort_unstable_by_key(|(block, _)| *block);
+        let mut rest = &self.pending[..];
+        while !rest.is_empty() {
+            let neighbours = rest
+                .windows(2)
+                .position(|pair| pair[0].0 + NODE_BLOCKS != pair[1].0)
+                .map_or(rest.len(), |last| last + 1);
+            let (together, others) = rest.split_at(neighbours);
+            let slices: Vec<&[u8]> = together.iter().map(|(_, node)| &node[..]).collect();
+            let offset_bytes = together[0].0 * BLOCK_BYTES_U64;
+            self.engine.device.write(offset_bytes, &slices, IoClass::Background, false)?;
+            rest = others;
+        }
+        self.pending.clear();
+        Ok(())
+    }
+}
+
+impl NodeSink for Sink<'_> {
+    fn allocate(&mut self) -> Result<u64> {
+        let hint = self.allocs.last().map(Run::end);
+        let run = self.engine.alloc.allocate(NODE_BLOCKS, NODE_BLOCKS, hint, AllocKind::Node)?;
+        self.allocs.push(run);
+        Ok(run.start)
+    }
+
+    fn free(&mut self, block: u64) {
+        self.frees.push(Run { start: block, blocks: NODE_BLOCKS });
+    }
+
+    fn write(&mut self, block: u64, node: AlignedBuf) -> Result<()> {
+        self.pending.push((block, node));
+        if self.pending.len() >= NODE_BATCH { self.write_pending() } else { Ok(()) }
+    }
+}

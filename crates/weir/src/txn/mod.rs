@@ -1,0 +1,21 @@
+//! Transactions: the delta over the trees, atomic operations, and the checkpoint that merges one
+//! into the other.
+//!
+//! * [`delta`]: the ordered map of after-images (pure data)
+//! * [`op`]: one operation, put together (pure data)
+//! * [`store`]: look-ups through delta and tree, commit, freeze
+//! * [`checkpoint`]: the transaction's states and the work of each
+//!
+//! **Invariant:** a commit applies an operation to delta, allocator and log under one lock; the
+//! order of LSNs is the order of changes. **Invariant:** at most one delta is frozen.
+
+pub mod checkpoint;
+pub mod delta;
+pub mod op;
+pub mod store;
+
+pub use op::{Home, Op};
+pub use store::Store;
+
+/// Log sequence number: one per operation, from 1 on, never reused within a volume.
+pub type Lsn = u64;

@@ -1,0 +1,120 @@
+//! One metadata operation while it is put together: item changes, space changes, log records.
+//!
+//! An [`Op`] is pure data. [`super::store::Store::commit`] applies it to the delta, the allocator
+//! and the log in one step, so that readers, checkpoints and recovery see all of it or nothing.
+
+use crate::alloc::{Run, SpaceChange};
+use crate::cache::page::PageRef;
+use crate::format::{Key, checksum};
+use crate::log::OpRecords;
+use crate::tree::Value;
+
+/// See the module's head.
+#[derive(Default)]
+pub struct Op {
+    pub(super) changes: Vec<(Key, Option<Value>)>,
+    pub(super) space: Vec<SpaceChange>,
+    pub(super) records: OpRecords,
+    pub(super) next_inode: Option<u64>,
+    pub(super) payload_pages: u64,
+    pub(super) inodes_added: i64,
+}
+
+impl Op {
+    /// An operation that does nothing yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The item `key` gets `value`.
+    pub fn put(&mut self, key: Key, value: &[u8]) {
+        let put = self.records.put(key, value);
+        debug_assert!(put.is_ok(), "item values are bounded by their encoders");
+        self.changes.push((key, Some(Value::from(value))));
+    }
+
+    /// The item `key` goes away.
+    pub fn delete(&mut self, key: Key) {
+        self.records.delete(key);
+        self.changes.push((key, None));
+    }
+
+    /// The blocks of `run` belong to the volume's contents from now on.
+    pub fn allocated(&mut self, run: Run) {
+        self.records.alloc(run.start, run.blocks as u32);
+        self.space.push(SpaceChange::Alloc(run));
+    }
+
+    /// The blocks of `run` are not needed once a checkpoint that contains this operation is durable.
+    pub fn freed(&mut self, run: Run) {
+        self.records.free(run.start, run.blocks as u32);
+        self.space.push(SpaceChange::Free(run));
+    }
+
+    /// Page `file_block` of `inode` has this content; `home_block` (0: none) is overwritten with it later.
+    pub fn payload(&mut self, inode: u64, file_block: u64, home_block: u64, page: PageRef) {
+        let crc = checksum(&page);
+        self.records.payload(inode, file_block, home_block, crc, page);
+        self.payload_pages += 1;
+    }
+
+    /// The blocks from `block` on were just written and hold data with these checksums.
+    pub fn wrote(&mut self, block: u64, checksums: &[u32]) {
+        self.records.wrote(block, checksums);
+    }
+
+    /// A logged page has gone home in place; the extent's new checksum is set with
+    /// [`Op::set_unlogged`]: the log only carries the checksum.
+    pub fn home_record(&mut self, home: Home) {
+        self.records.home(home.inode, home.file_block, home.block, home.checksum);
+    }
+
+    /// The item `key` gets `value`, which replay derives from other records of this operation.
+    pub fn set_unlogged(&mut self, key: Key, value: &[u8]) {
+        self.changes.push((key, Some(Value::from(value))));
+    }
+
+    /// An inode begins to exist in this operation.
+    pub fn inode_added(&mut self) {
+        self.inodes_added += 1;
+    }
+
+    /// An inode ceases to exist in this operation.
+    pub fn inode_removed(&mut self) {
+        self.inodes_added -= 1;
+    }
+
+    /// Inode numbers below `next` are used.
+    pub fn next_inode(&mut self, next: u64) {
+        self.records.next_inode(next);
+        self.next_inode = Some(next);
+    }
+
+    /// Payload of these pages that the log holds from before is void: they are home, or gone.
+    pub fn settled(&mut self, inode: u64, file_block: u64, count: u64) {
+        self.records.settled(inode, file_block, count);
+    }
+
+    /// Nothing to commit.
+    pub fn is_empty(&self) -> bool {
+        self.records.is_empty()
+    }
+
+    /// Bytes of records so far.
+    pub fn record_bytes(&self) -> usize {
+        self.records.record_bytes()
+    }
+}
+
+/// Where a logged page went home: see [`Op::home_record`].
+#[derive(Debug, Clone, Copy)]
+pub struct Home {
+    /// The file.
+    pub inode: u64,
+    /// The page.
+    pub file_block: u64,
+    /// Where it lives on the device.
+    pub block: u64,
+    /// Of its content.
+    pub checksum: u32,
+}

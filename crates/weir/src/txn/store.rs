@@ -1,0 +1,449 @@
+//! The metadata store: one ordered map of items, kept as running delta over frozen delta over tree.
+//!
+//! Look-ups take the state lock for the delta part only; tree nodes are read without it, against the
+//! root seen before. A checkpoint may publish a new root meanwhile and the old nodes' blocks may be
+//! reused: the parent's checksum then does not match, or the generation has moved on, and the
+//! look-up starts over. [`Store::commit`] is the only writer.
+//!
+//! Lock order: state lock, then log append lock, then allocator lock (all inside `commit` and
+//! `freeze`). No device I/O under the state lock.
+
+use super::Lsn;
+use super::delta::Delta;
+use super::op::Op;
+use crate::alloc::{Allocator, FrozenSpace};
+use crate::error::{Error, Result};
+use crate::format::{BLOCK_BYTES, Key, NODE_BLOCKS};
+use crate::log::{Admission, Boundary, Log};
+use crate::sync::{Arc, Mutex, RwLock};
+use std::collections::BTreeMap;
+use crate::tree::{self, TreeRoot, Value, cache::NodeCache};
+
+/// How often a look-up starts over before the mismatch is believed.
+const MAX_RETRIES: usize = 16;
+
+struct State {
+    running: Delta,
+    frozen: Option<Arc<Delta>>,
+    tree: TreeRoot,
+    next_inode: u64,
+    inode_count: u64,
+}
+
+/// What a freeze takes out of the running transaction.
+pub struct Frozen {
+    /// All changes since the freeze before.
+    pub delta: Arc<Delta>,
+    /// All space changes since the freeze before.
+    pub space: FrozenSpace,
+    /// Last operation contained, and where the log goes on.
+    pub boundary: Boundary,
+    /// Inode numbers below were used.
+    pub next_inode: u64,
+    /// Inodes in use at this point.
+    pub inode_count: u64,
+    /// The tree that the delta is to be merged into.
+    pub tree: TreeRoot,
+    /// The oldest operation whose payload pages are not all home at this point.
+    pub oldest_payload: Option<Lsn>,
+}
+
+/// See the module's head.
+pub struct Store {
+    state: RwLock<State>,
+    /// Nodes of the tree.
+    pub nodes: NodeCache,
+    /// The log that commits go to.
+    pub log: Arc<Log>,
+    /// The allocator that commits record space changes in.
+    pub alloc: Arc<Allocator>,
+    /// What the log must keep besides.
+    pub obligations: Obligations,
+    base_reserve_blocks: u64,
+}
+
+/// Which operations' payload pages are still needed in the log: pages that are logged and not
+/// home. Replay must start no later than the oldest of them.
+///
+/// **Invariant:** pages are added within the commit that logs them, and released after the commit
+/// that says that they are home or gone. So the oldest one seen by a freeze is right for the
+/// checkpoint of that freeze.
+#[derive(Default)]
+pub struct Obligations(Mutex<BTreeMap<Lsn, u64>>);
+
+impl Obligations {
+    /// `count` pages more depend on the payload of operation `lsn`.
+    pub(crate) fn add(&self, lsn: Lsn, count: u64) {
+        *self.0.lock().entry(lsn).or_insert(0) += count;
+    }
+
+    /// One page of operation `lsn` went home, or is not wanted any more.
+    pub fn release(&self, lsn: Lsn) {
+        let mut held = self.0.lock();
+        if let Some(count) = held.get_mut(&lsn) {
+            *count -= 1;
+            if *count == 0 {
+                held.remove(&lsn);
+            }
+        } else {
+            debug_assert!(false, "released payload {lsn} that nothing depends on");
+        }
+    }
+
+    /// The oldest operation whose payload is needed.
+    pub fn oldest(&self) -> Option<Lsn> {
+        self.0.lock().first_key_value().map(|(lsn, _)| *lsn)
+    }
+
+    /// Pages of the log that are not home.
+    pub fn pages(&self) -> u64 {
+        self.0.lock().values().sum()
+    }
+}
+
+impl Store {
+    /// A store over the tree of a checkpoint.
+    pub fn new(
+        nodes: NodeCache,
+        log: Arc<Log>,
+        alloc: Arc<Allocator>,
+        tree: TreeRoot,
+        (next_inode, inode_count): (u64, u64),
+        base_reserve_blocks: u64,
+    ) -> Self {
+        let running = Delta::default();
+        let state = State { running, frozen: None, tree, next_inode, inode_count };
+        let store = Self { state: RwLock::new(state), nodes, log, alloc, obligations: Obligations::default(), base_reserve_blocks };
+        store.update_reserve(&store.state.read());
+        store
+    }
+
+    /// The value of `key`.
+    pub fn get(&self, key: Key) -> Result<Option<Value>> {
+        let mut failure = None;
+        for _ in 0..MAX_RETRIES {
+            let root = {
+                let state = self.state.read();
+                if let Some(value) = state.running.get(&key) {
+                    return Ok(value.clone());
+                }
+                if let Some(value) = state.frozen.as_ref().and_then(|frozen| frozen.get(&key)) {
+                    return Ok(value.clone());
+                }
+                state.tree
+            };
+            match tree::get(&self.nodes, &root, key) {
+                Ok(value) => return Ok(value),
+                Err(error) => self.believe(&root, error, &mut failure)?,
+            }
+        }
+        Err(failure.unwrap_or_else(|| Error::Corrupt("tree look-up never settled".into())))
+    }
+
+    /// The item with the greatest key `<= key` that is `>= floor`.
+    pub fn get_le(&self, key: Key, floor: Key) -> Result<Option<(Key, Value)>> {
+        let mut failure = None;
+        let mut upper = key;
+        for _ in 0.. {
+            let root = self.state.read().tree;
+            let in_tree = match tree::get_le(&self.nodes, &root, upper) {
+                Ok(found) => found.filter(|(found, _)| *found >= floor),
+                Err(error) => {
+                    self.believe(&root, error, &mut failure)?;
+                    continue;
+                }
+            };
+            let state = self.state.read();
+            if state.tree.generation != root.generation {
+                continue;
+            }
+            let lower = in_tree.as_ref().map_or(floor, |(found, _)| *found);
+            if let Some(found) = state.last_live(lower, upper) {
+                return Ok(Some(found));
+            }
+            let Some((found, value)) = in_tree else { return Ok(None) };
+            if !state.is_shadowed(&found) {
+                return Ok(Some((found, value)));
+            }
+            // Deleted in the delta: look further down.
+            match predecessor(found).filter(|next| *next >= floor) {
+                Some(next) => upper = next,
+                None => return Ok(None),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Up to about `limit` items with `from <= key <= to` in order, and the key to go on from if there may be
+    /// more.
+    pub fn collect(
+        &self,
+        from: Key,
+        to: Key,
+        limit: usize,
+    ) -> Result<(Vec<(Key, Value)>, Option<Key>)> {
+        let mut failure = None;
+        for _ in 0..MAX_RETRIES {
+            let root = self.state.read().tree;
+            let (in_tree, tree_end) = match self.collect_tree(&root, from, to, limit) {
+                Ok(found) => found,
+                Err(error) => {
+                    self.believe(&root, error, &mut failure)?;
+                    continue;
+                }
+            };
+            let state = self.state.read();
+            if state.tree.generation != root.generation {
+                continue;
+            }
+            return Ok(state.merge(in_tree, from, to, tree_end, limit));
+        }
+        Err(failure.unwrap_or_else(|| Error::Corrupt("tree scan never settled".into())))
+    }
+
+    /// Items of the tree alone, and the last key that the answer speaks for.
+    fn collect_tree(
+        &self,
+        root: &TreeRoot,
+        from: Key,
+        to: Key,
+        limit: usize,
+    ) -> Result<(Vec<(Key, Value)>, Key)> {
+        let mut items = Vec::new();
+        if from > to {
+            return Ok((items, to));
+        }
+        let mut cursor = tree::Cursor::seek(&self.nodes, root, from)?;
+        while let Some((key, value)) = cursor.next()? {
+            if key > to {
+                return Ok((items, to));
+            }
+            items.push((key, value));
+            if items.len() >= limit {
+                return Ok((items, key));
+            }
+        }
+        Ok((items, to))
+    }
+
+    /// An error of a tree read counts only if the root is still the one that was read.
+    fn believe(&self, root: &TreeRoot, error: Error, failure: &mut Option<Error>) -> Result<()> {
+        if self.state.read().tree.generation == root.generation {
+            return Err(error);
+        }
+        *failure = Some(error);
+        Ok(())
+    }
+
+    /// Makes `op` part of the running transaction, all at once. Never blocks on I/O. Not durable
+    /// before the log is: see [`Log::commit`].
+    ///
+    /// # Errors
+    /// The volume is shut down; nothing was applied.
+    pub fn commit(&self, op: Op, admission: Admission) -> Result<Lsn> {
+        self.commit_parts(vec![op], admission)
+    }
+
+    /// Makes all of `parts` part of the running transaction, all or nothing also across a crash. For what is too
+    /// large for one frame of the log.
+    pub fn commit_parts(&self, mut parts: Vec<Op>, admission: Admission) -> Result<Lsn> {
+        let mut state = self.state.write();
+        let mut records: Vec<_> =
+            parts.iter_mut().map(|op| std::mem::take(&mut op.records)).collect();
+        let lsn = self.log.append_batch(&mut records, admission)?;
+        let mut payload_pages = 0;
+        for op in parts {
+            for (key, value) in op.changes {
+                state.running.set(key, value);
+            }
+            if let Some(next) = op.next_inode {
+                state.next_inode = state.next_inode.max(next);
+            }
+            if !op.space.is_empty() {
+                self.alloc.record(&op.space);
+            }
+            payload_pages += op.payload_pages;
+            state.inode_count = state.inode_count.saturating_add_signed(op.inodes_added);
+        }
+        if payload_pages > 0 {
+            self.obligations.add(lsn, payload_pages);
+        }
+        self.update_reserve(&state);
+        Ok(lsn)
+    }
+
+    /// Applies one recovered change; only while nobody else uses the store.
+    pub fn replay(&self, key: Key, value: Option<Value>) {
+        self.state.write().running.set(key, value);
+    }
+
+    /// Recovered inode numbers, and the number of inodes.
+    pub fn replay_inodes(&self, next: u64, added: i64) {
+        let mut state = self.state.write();
+        state.next_inode = state.next_inode.max(next);
+        state.inode_count = state.inode_count.saturating_add_signed(added);
+    }
+
+    /// Inodes in use.
+    pub fn inode_count(&self) -> u64 {
+        self.state.read().inode_count
+    }
+
+    /// A new inode number. It is used up even if the operation it was meant for fails.
+    pub fn allocate_inode(&self) -> u64 {
+        let mut state = self.state.write();
+        let number = state.next_inode;
+        state.next_inode += 1;
+        number
+    }
+
+    /// Takes the running delta out: microseconds. The delta stays readable as the frozen one until
+    /// [`Store::publish`].
+    pub fn freeze(&self, next_transaction: u64) -> Frozen {
+        let mut state = self.state.write();
+        debug_assert!(state.frozen.is_none());
+        let delta = Arc::new(std::mem::take(&mut state.running));
+        state.frozen = Some(delta.clone());
+        Frozen {
+            delta,
+            space: self.alloc.freeze(),
+            boundary: self.log.seal(next_transaction),
+            next_inode: state.next_inode,
+            inode_count: state.inode_count,
+            tree: state.tree,
+            oldest_payload: self.obligations.oldest(),
+        }
+    }
+
+    /// The frozen delta is in `tree` now.
+    pub fn publish(&self, tree: TreeRoot) {
+        let mut state = self.state.write();
+        state.tree = tree;
+        state.frozen = None;
+        self.update_reserve(&state);
+    }
+
+    /// Memory of the deltas, and keys in the running one.
+    pub fn delta_size(&self) -> DeltaSize {
+        let state = self.state.read();
+        DeltaSize {
+            running_bytes: state.running.memory_bytes(),
+            frozen_bytes: state.frozen.as_ref().map_or(0, |frozen| frozen.memory_bytes()),
+            running_keys: state.running.len(),
+        }
+    }
+
+    /// The tree of the last checkpoint.
+    pub fn tree(&self) -> TreeRoot {
+        self.state.read().tree
+    }
+
+    /// Keeps so much space free that the next checkpoint can rewrite every node once and add the
+    /// deltas: a checkpoint, and so a deletion, never fails for space.
+    fn update_reserve(&self, state: &State) {
+        let frozen = state.frozen.as_ref().map_or(0, |frozen| frozen.stored_bytes());
+        let added = (state.running.stored_bytes() + frozen) * 2 / BLOCK_BYTES;
+        let tree = state.tree.node_count * NODE_BLOCKS;
+        self.alloc.set_metadata_reserve(tree + added as u64 + self.base_reserve_blocks);
+    }
+}
+
+/// See [`Store::delta_size`].
+#[derive(Debug, Clone, Copy)]
+pub struct DeltaSize {
+    /// Memory of the running delta.
+    pub running_bytes: usize,
+    /// Memory of the frozen delta.
+    pub frozen_bytes: usize,
+    /// Keys of the running delta.
+    pub running_keys: usize,
+}
+
+fn predecessor(key: Key) -> Option<Key> {
+    if let Some(offset) = key.offset.checked_sub(1) {
+        return Some(Key { offset, ..key });
+    }
+    if let Some(kind) = crate::format::Kind::from_u8((key.kind as u8).wrapping_sub(1)) {
+        return Some(Key { kind, offset: u64::MAX, ..key });
+    }
+    let inode = key.inode.checked_sub(1)?;
+    Some(Key { inode, ..Key::MAX })
+}
+
+impl State {
+    /// The delta speaks about `key`.
+    fn is_shadowed(&self, key: &Key) -> bool {
+        self.running.get(key).is_some()
+            || self.frozen.as_ref().is_some_and(|frozen| frozen.get(key).is_some())
+    }
+
+    /// The greatest key in `lower..=upper` that the deltas give a value.
+    fn last_live(&self, lower: Key, upper: Key) -> Option<(Key, Value)> {
+        let mut running = self.running.range(lower, upper).rev().peekable();
+        let empty = Delta::default();
+        let frozen = self.frozen.as_deref().unwrap_or(&empty);
+        let mut frozen = frozen.range(lower, upper).rev().peekable();
+        loop {
+            let take_running = match (running.peek(), frozen.peek()) {
+                (None, None) => return None,
+                (Some(_), None) => true,
+                (None, Some(_)) => false,
+                (Some((in_running, _)), Some((in_frozen, _))) => {
+                    if in_running == in_frozen {
+                        frozen.next();
+                        true
+                    } else {
+                        in_running > in_frozen
+                    }
+                }
+            };
+            let entry = if take_running { running.next() } else { frozen.next() };
+            if let Some((key, Some(value))) = entry {
+                return Some((*key, value.clone()));
+            }
+        }
+    }
+
+    /// Lays the deltas over `in_tree`, which speaks for `from ..= tree_end`.
+    fn merge(
+        &self,
+        in_tree: Vec<(Key, Value)>,
+        from: Key,
+        to: Key,
+        tree_end: Key,
+        limit: usize,
+    ) -> (Vec<(Key, Value)>, Option<Key>) {
+        let mut merged = Vec::with_capacity(in_tree.len());
+        let empty = Delta::default();
+        let frozen = self.frozen.as_deref().unwrap_or(&empty);
+        let mut running = self.running.range(from, tree_end).peekable();
+        let mut frozen = frozen.range(from, tree_end).peekable();
+        let mut in_tree = in_tree.into_iter().peekable();
+        loop {
+            let next = [
+                running.peek().map(|(key, _)| **key),
+                frozen.peek().map(|(key, _)| **key),
+                in_tree.peek().map(|(key, _)| *key),
+            ]
+            .into_iter()
+            .flatten()
+            .min();
+            let Some(next) = next else { break };
+            if merged.len() >= limit {
+                return (merged, Some(next));
+            }
+            let tree_value = in_tree.next_if(|(key, _)| *key == next).map(|(_, value)| value);
+            let frozen_value = frozen.next_if(|(key, _)| **key == next).map(|(_, value)| value);
+            let running_value = running.next_if(|(key, _)| **key == next).map(|(_, value)| value);
+            let value = match running_value.or(frozen_value) {
+                Some(value) => value.clone(),
+                None => tree_value,
+            };
+            if let Some(value) = value {
+                merged.push((next, value));
+            }
+        }
+        let next = if tree_end < to { tree_end.successor() } else { None };
+        (merged, next)
+    }
+}

@@ -1,0 +1,497 @@
+//! [`Volume`]: what a program holds. Each method is one call into the engine; see there for how.
+
+pub(crate) mod create;
+pub(crate) mod open;
+
+use crate::background::BackgroundWork;
+use crate::device::Device;
+use crate::engine::{Engine, Room};
+use crate::error::{Error, Result};
+use crate::file::fsync::SyncKind;
+use crate::file::handle::{File, InodeHold};
+use crate::format::MAX_NAME_BYTES;
+use crate::inode::Inode;
+use crate::log::stats::Histogram;
+use crate::namespace::xattr::XattrMode;
+use crate::stats::Stats;
+use crate::sync::Arc;
+use crate::sync::atomic::Ordering;
+use crate::types::{
+    Attr, CreateOptions, DirEntry, FileType, NewInode, OpenFlags, RenameMode, SetAttr, StatFs,
+    VolumeOptions,
+};
+use std::path::Path;
+
+/// An open volume. Cheap to clone, `Send` and `Sync`: all calls may be made from any thread at any time.
+///
+/// Changing calls are atomic and ordered: after a crash, the volume holds the effects of all calls up to some point, and that
+/// point is never before the last call that an fsync, [`Volume::sync`] or [`Volume::checkpoint`]
+/// covered. (Data written to files obeys its own fsyncs.) None is durable by itself.
+///
+/// Dropping the last clone without [`Volume::close`] is like a crash: what was made durable is there.
+///
+/// All calls may answer [`Error::Io`] or [`Error::Corrupt`]; changing calls also [`Error::ReadOnly`],
+/// [`Error::NoSpace`] and [`Error::Shutdown`].
+#[derive(Clone)]
+pub struct Volume {
+    engine: Arc<Engine>,
+    /// Stops the threads when the last clone goes.
+    _guard: Arc<Guard>,
+}
+
+struct Guard(Arc<Engine>);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.0.stop_background();
+    }
+}
+
+impl std::fmt::Debug for Volume {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter
+            .debug_struct("Volume")
+            .field("geometry", &self.engine.geometry)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Life of a volume.
+impl Volume {
+    /// Inode number of the root directory.
+    pub const ROOT: u64 = 1;
+
+    /// Creates a volume: a new image file of the given size, or on a block device. Writes the log ring and the superblocks fully
+    /// (with `prewrite`: everything). Durable when it returns. Never replaces anything without
+    /// `force`.
+    ///
+    /// # Errors
+    /// [`Error::Exists`], [`Error::Invalid`] for an impossible size, [`Error::NoSpace`] on the host.
+    pub fn create(path: &Path, options: &CreateOptions) -> Result<()> {
+        create::create(path, options, &mut |_, _| {})
+    }
+
+    /// As [`Volume::create`]; `progress` is called with (bytes written, bytes to write).
+    pub fn create_with_progress(
+        path: &Path,
+        options: &CreateOptions,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<()> {
+        create::create(path, options, progress)
+    }
+
+    /// Creates a volume on a device, whatever was there.
+    pub fn format_device(device: &Arc<dyn Device>, options: &CreateOptions) -> Result<()> {
+        create::format(device, options, &mut |_, _| {})
+    }
+
+    /// Opens a volume, after recovering it if need be. Blocks for as long as that takes.
+    ///
+    /// # Errors
+    /// [`Error::NotAVolume`], [`Error::InUse`].
+    pub fn open(path: &Path, options: VolumeOptions) -> Result<Self> {
+        let device = open::posix_device(path, options.read_only)?;
+        Self::open_device(device, options)
+    }
+
+    /// As [`Volume::open`], on any device. The caller makes sure that nobody else uses it.
+    pub fn open_device(device: Arc<dyn Device>, options: VolumeOptions) -> Result<Self> {
+        let engine = open::open(device, options)?;
+        let guard = Arc::new(Guard(engine.clone()));
+        Ok(Self { engine, _guard: guard })
+    }
+
+    /// Makes everything durable, empties the log and marks the volume as cleanly closed. Files that are still open become
+    /// read-only. Unlinked files that are still open are purged at the next opening.
+    pub fn close(&self) -> Result<()> {
+        self.engine.close()
+    }
+
+    /// Nothing can be changed.
+    pub fn is_read_only(&self) -> bool {
+        self.engine.check_writable().is_err()
+    }
+
+    /// Why the volume was shut down, if it was.
+    pub fn shutdown_reason(&self) -> Option<String> {
+        self.engine.shutdown.lock().clone()
+    }
+
+    /// Makes everything that happened before the call durable (`syncfs`). Blocks.
+    pub fn sync(&self) -> Result<()> {
+        self.engine.sync()
+    }
+
+    /// [`Volume::sync`], then a checkpoint: the log is empty afterwards, but for what other threads did meanwhile. Blocks.
+    pub fn checkpoint(&self) -> Result<()> {
+        self.engine.sync()?;
+        self.engine.wait_checkpoint(self.engine.checkpointer.goal())
+    }
+
+    /// Does one small step of background work (manual mode). True if there is more of the kind to do.
+    pub fn background_step(&self, work: BackgroundWork) -> Result<bool> {
+        self.engine.background_step(work)
+    }
+
+    /// Space and inodes.
+    pub fn statfs(&self) -> StatFs {
+        self.engine.statfs()
+    }
+
+    /// All counters and histograms.
+    pub fn stats(&self) -> Stats {
+        self.engine.stats()
+    }
+
+    /// The volume's id, label and the like, as last published.
+    pub fn superblock(&self) -> crate::format::superblock::Superblock {
+        self.engine.superblock.lock().clone()
+    }
+}
+
+/// The namespace by inode number, as a mount uses it. Names are bytes.
+impl Volume {
+    fn attr(inode: &Arc<Inode>) -> Attr {
+        inode.attr()
+    }
+
+    /// The inode that `name` in directory `dir` names.
+    pub fn lookup(&self, dir: u64, name: &[u8]) -> Result<Attr> {
+        if name.len() > MAX_NAME_BYTES {
+            return Err(Error::NameTooLong);
+        }
+        let parent = self.engine.directory(dir)?;
+        let number = match name {
+            b"." => dir,
+            b".." => parent.meta.lock().item.parent,
+            _ => self.engine.present(dir, name)?.inode,
+        };
+        Ok(Self::attr(&self.engine.inode(number)?))
+    }
+
+    /// Attributes of an inode.
+    pub fn getattr(&self, ino: u64) -> Result<Attr> {
+        Ok(Self::attr(&self.engine.inode(ino)?))
+    }
+
+    /// Changes attributes; a size change is an operation of its own before the rest.
+    pub fn setattr(&self, ino: u64, change: &SetAttr) -> Result<Attr> {
+        Ok(Self::attr(&self.engine.setattr(ino, change)?))
+    }
+
+    /// Makes a regular file, directory, fifo, socket or device node.
+    pub fn make(&self, dir: u64, name: &[u8], new: &NewInode) -> Result<Attr> {
+        Ok(Self::attr(&self.engine.make(dir, name, new)?))
+    }
+
+    /// Makes a symbolic link.
+    pub fn symlink(
+        &self,
+        dir: u64,
+        name: &[u8],
+        target: &[u8],
+        uid: u32,
+        gid: u32,
+    ) -> Result<Attr> {
+        Ok(Self::attr(&self.engine.symlink(dir, name, target, (uid, gid))?))
+    }
+
+    /// Target of a symbolic link.
+    pub fn readlink(&self, ino: u64) -> Result<Vec<u8>> {
+        self.engine.readlink(ino)
+    }
+
+    /// A regular file without a name (`O_TMPFILE`), open for reading and writing; [`Volume::link`] can give it one.
+    pub fn tmpfile(&self, dir: u64, new: &NewInode) -> Result<(Attr, File)> {
+        let inode = self.engine.tmpfile(dir, new)?;
+        let file = File::new(self.engine.clone(), inode.clone(), true, false)?;
+        Ok((Self::attr(&inode), file))
+    }
+
+    /// One more name for an inode that is no directory.
+    pub fn link(&self, ino: u64, dir: u64, name: &[u8]) -> Result<Attr> {
+        Ok(Self::attr(&self.engine.link(ino, dir, name)?))
+    }
+
+    /// Removes a name of something that is no directory. An inode without a name lives on while it is open or held.
+    pub fn unlink(&self, dir: u64, name: &[u8]) -> Result<()> {
+        self.engine.unlink(dir, name)
+    }
+
+    /// Removes an empty directory.
+    pub fn rmdir(&self, dir: u64, name: &[u8]) -> Result<()> {
+        self.engine.rmdir(dir, name)
+    }
+
+    /// Renames: see [`RenameMode`].
+    pub fn rename(
+        &self,
+        dir: u64,
+        name: &[u8],
+        new_dir: u64,
+        new_name: &[u8],
+        mode: RenameMode,
+    ) -> Result<()> {
+        self.engine.rename(dir, name, new_dir, new_name, mode)
+    }
+
+    /// Shows the entries of `dir` behind `after_cookie` (0: from the start), without `.` and `..`, until `visit`
+    /// answers false.
+    pub fn readdir(
+        &self,
+        dir: u64,
+        after_cookie: u64,
+        visit: &mut dyn FnMut(DirEntry) -> bool,
+    ) -> Result<()> {
+        let parent = self.engine.directory(dir)?;
+        self.engine.list(&parent, after_cookie, visit)
+    }
+
+    /// The directory that directory `dir` is in.
+    pub fn parent(&self, dir: u64) -> Result<u64> {
+        Ok(self.engine.directory(dir)?.meta.lock().item.parent)
+    }
+
+    /// Value of an extended attribute.
+    pub fn getxattr(&self, ino: u64, name: &[u8]) -> Result<Vec<u8>> {
+        self.engine.getxattr(ino, name)
+    }
+
+    /// Sets an extended attribute: at most 4096 bytes, in `user.`, `trusted.`, `security.` or `system.posix_acl_*`.
+    pub fn setxattr(&self, ino: u64, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
+        self.engine.setxattr(ino, name, value, mode)
+    }
+
+    /// Names of all extended attributes.
+    pub fn listxattr(&self, ino: u64) -> Result<Vec<Vec<u8>>> {
+        self.engine.listxattr(ino)
+    }
+
+    /// Removes an extended attribute.
+    pub fn removexattr(&self, ino: u64, name: &[u8]) -> Result<()> {
+        self.engine.removexattr(ino, name)
+    }
+
+    /// Opens a regular file by number.
+    pub fn open_inode(&self, ino: u64, write: bool) -> Result<File> {
+        File::new(self.engine.clone(), self.engine.inode(ino)?, write, false)
+    }
+
+    /// Keeps an inode alive, even when it loses its last name.
+    pub fn hold(&self, ino: u64) -> Result<InodeHold> {
+        InodeHold::new(self.engine.clone(), self.engine.inode(ino)?)
+    }
+
+    /// Makes everything that happened to a directory (or any inode that is no regular file) durable, and all
+    /// metadata operations before. Blocks: see [`File::fsync`].
+    pub fn fsync_dir(&self, ino: u64) -> Result<()> {
+        let inode = self.engine.inode(ino)?;
+        if inode.file_type == FileType::Regular {
+            return self.engine.fsync(&inode, 0..u64::MAX, SyncKind::Full);
+        }
+        self.engine.check_writable()?;
+        self.engine.commit_attributes(&inode, Room::Normal)?;
+        self.engine.counters.fsyncs.add(1);
+        let lsn = inode.meta.lock().last_lsn;
+        self.engine.commit_log(lsn)
+    }
+}
+
+/// The namespace by path: `/`-separated from the root; symbolic links are followed, at the end only where it says so.
+impl Volume {
+    /// Opens a regular file, creating it if the flags say so.
+    pub fn open_file(&self, path: impl AsRef<[u8]>, flags: OpenFlags) -> Result<File> {
+        let path = path.as_ref();
+        let number = match self.engine.resolve(path, !flags.exclusive) {
+            Ok(_) if flags.create && flags.exclusive => return Err(Error::Exists),
+            Ok(number) => number,
+            Err(Error::NotFound) if flags.create => {
+                let (dir, name) = self.engine.resolve_parent(path)?;
+                let new = NewInode::new(FileType::Regular, flags.permissions);
+                match self.engine.make(dir, &name, &new) {
+                    Ok(inode) => inode.number,
+                    Err(Error::Exists) if !flags.exclusive => self.engine.resolve(path, true)?,
+                    Err(error) => return Err(error),
+                }
+            }
+            Err(error) => return Err(error),
+        };
+        let inode = self.engine.inode(number)?;
+        let file = File::new(self.engine.clone(), inode, flags.write, flags.data_sync)?;
+        if flags.truncate && flags.write && file.size() > 0 {
+            file.truncate(0)?;
+        }
+        Ok(file)
+    }
+
+    /// Attributes of what `path` names, symbolic links followed.
+    pub fn metadata(&self, path: impl AsRef<[u8]>) -> Result<Attr> {
+        self.getattr(self.engine.resolve(path.as_ref(), true)?)
+    }
+
+    /// Attributes of what `path` names; a symbolic link at the end is not followed.
+    pub fn symlink_metadata(&self, path: impl AsRef<[u8]>) -> Result<Attr> {
+        self.getattr(self.engine.resolve(path.as_ref(), false)?)
+    }
+
+    /// The inode that `path` names.
+    pub fn resolve(&self, path: impl AsRef<[u8]>, follow_last: bool) -> Result<u64> {
+        self.engine.resolve(path.as_ref(), follow_last)
+    }
+
+    /// The directory that the last part of `path` is in, and that part.
+    pub fn resolve_parent(&self, path: impl AsRef<[u8]>) -> Result<(u64, Vec<u8>)> {
+        self.engine.resolve_parent(path.as_ref())
+    }
+
+    /// Makes a directory.
+    pub fn create_dir(&self, path: impl AsRef<[u8]>, permissions: u32) -> Result<Attr> {
+        let (dir, name) = self.engine.resolve_parent(path.as_ref())?;
+        self.make(dir, &name, &NewInode::new(FileType::Directory, permissions))
+    }
+
+    /// Removes a name of something that is no directory.
+    pub fn remove_file(&self, path: impl AsRef<[u8]>) -> Result<()> {
+        let (dir, name) = self.engine.resolve_parent(path.as_ref())?;
+        self.unlink(dir, &name)
+    }
+
+    /// Removes an empty directory.
+    pub fn remove_dir(&self, path: impl AsRef<[u8]>) -> Result<()> {
+        let (dir, name) = self.engine.resolve_parent(path.as_ref())?;
+        self.rmdir(dir, &name)
+    }
+
+    /// Renames, replacing what is there.
+    pub fn rename_path(&self, from: impl AsRef<[u8]>, to: impl AsRef<[u8]>) -> Result<()> {
+        let (dir, name) = self.engine.resolve_parent(from.as_ref())?;
+        let (new_dir, new_name) = self.engine.resolve_parent(to.as_ref())?;
+        self.rename(dir, &name, new_dir, &new_name, RenameMode::Replace)
+    }
+
+    /// All entries of a directory.
+    pub fn read_dir(&self, path: impl AsRef<[u8]>) -> Result<Vec<DirEntry>> {
+        let dir = self.engine.resolve(path.as_ref(), true)?;
+        let mut entries = Vec::new();
+        self.readdir(dir, 0, &mut |entry| {
+            entries.push(entry);
+            true
+        })?;
+        Ok(entries)
+    }
+}
+
+impl Engine {
+    /// See [`Volume::sync`].
+    pub fn sync(&self) -> Result<()> {
+        self.check_writable()?;
+        let mut failed = None;
+        for inode in self.dirty.all() {
+            let prepared = if inode.file_type == FileType::Regular {
+                self.prepare_sync(&inode, 0..u64::MAX, SyncKind::Full).map(|_| ())
+            } else {
+                self.commit_attributes(&inode, Room::Normal)
+            };
+            if let Err(error) = prepared {
+                failed.get_or_insert(error);
+            }
+        }
+        self.commit_log(self.log.last_lsn())?;
+        failed.map_or(Ok(()), Err)
+    }
+
+    fn close(&self) -> Result<()> {
+        if self.closed.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        let result = self.close_writing();
+        self.stop_background();
+        if result.is_ok() && !self.options.read_only {
+            self.shut_down("closed");
+        }
+        result
+    }
+
+    fn close_writing(&self) -> Result<()> {
+        if self.options.read_only {
+            return Ok(());
+        }
+        self.check_shutdown()?;
+        while self.purge_step()? {}
+        self.sync()?;
+        // The first checkpoint sends logged pages home, which is logged again; the second leaves an empty log.
+        while self.checkpoint_wanted() {
+            self.wait_checkpoint(self.checkpointer.goal())?;
+        }
+        self.stop_background();
+        let superblock = self.superblock.lock().clone();
+        self.write_superblock(&crate::format::superblock::Superblock {
+            generation: superblock.generation + 1,
+            clean: true,
+            ..superblock
+        })
+    }
+
+    fn background_step(&self, work: BackgroundWork) -> Result<bool> {
+        match work {
+            BackgroundWork::Log => Ok(self.log.drive()),
+            BackgroundWork::Writeback => Ok(self.flush_batch()? > 0),
+            BackgroundWork::Purge => self.purge_step(),
+            BackgroundWork::Checkpoint => self.checkpoint_step(),
+        }
+    }
+
+    fn statfs(&self) -> StatFs {
+        let totals = self.alloc.totals();
+        let inodes = self.store.inode_count();
+        let available_blocks = totals.available_blocks();
+        StatFs {
+            total_blocks: totals.total_blocks,
+            free_blocks: (totals.free_blocks + totals.pending_free_blocks)
+                .saturating_sub(totals.reserved_blocks),
+            available_blocks,
+            inodes,
+            // An inode needs at least its item and an entry: about 16 fit into a block.
+            free_inodes: available_blocks.saturating_mul(16),
+            max_name_bytes: MAX_NAME_BYTES as u32,
+        }
+    }
+
+    fn stats(&self) -> Stats {
+        let counters = &self.counters;
+        let delta = self.store.delta_size();
+        let read = Histogram::snapshot;
+        Stats {
+            cache_hits: counters.cache_hits.get(),
+            cache_misses: counters.cache_misses.get(),
+            evicted_pages: counters.evicted_pages.get(),
+            fsyncs: counters.fsyncs.get(),
+            checksum_errors: counters.checksum_errors.get(),
+            writeback_errors: counters.writeback_errors.get(),
+            purge_errors: counters.purge_errors.get(),
+            checkpoints: counters.checkpoints.get(),
+            checkpoint_phase: self.checkpointer.phase(),
+            throttled: counters.throttled.get(),
+            log_stalls: counters.log_stalls.get(),
+            space_stalls: counters.space_stalls.get(),
+            memory_stalls: counters.memory_stalls.get(),
+            throttle_us: read(&counters.throttle_us),
+            stall_us: read(&counters.stall_us),
+            freeze_ns: read(&counters.freeze_ns),
+            checkpoint_us: read(&counters.checkpoint_us),
+            log: self.log.stats().snapshot(),
+            log_fill: self.log.fill(),
+            durable_lsn: self.log.durable_lsn(),
+            last_lsn: self.log.last_lsn(),
+            logged_pages: self.store.obligations.pages(),
+            nodes: self.store.nodes.stats(),
+            space: self.alloc.totals(),
+            pages_in_use: self.pool.in_use_pages() as u64,
+            pages_capacity: self.pool.capacity_pages() as u64,
+            dirty_pages: self.dirty_pages.load(Ordering::Relaxed),
+            inodes_in_memory: self.inodes.len() as u64,
+            dirty_inodes: self.dirty.len() as u64,
+            delta_bytes: (delta.running_bytes + delta.frozen_bytes) as u64,
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! Creating a volume. The superblock is written last: an interrupted creation leaves no volume.
+
+use super::open::{Parts, assemble};
+use crate::alloc::Allocator;
+use crate::device::buffer::AlignedBuf;
+use crate::device::posix::{OpenMode, PosixDevice};
+use crate::device::{Device, IoClass};
+use crate::error::{Error, Result};
+use crate::format::geometry::{Geometry, TAIL_BLOCKS, default_log_blocks};
+use crate::format::item::InodeItem;
+use crate::format::superblock::{Features, ReplayPoint, RootPointer, Superblock};
+use crate::format::{BLOCK_BYTES_U64, Key, MIN_VOLUME_BYTES, VolumeId};
+use crate::log::LogStart;
+use crate::sync::{Arc, Clock, SystemClock};
+use crate::tree::{TreeRoot, Value};
+use crate::types::{BackgroundMode, CreateOptions, FileType, Timestamp, VolumeOptions};
+use std::path::Path;
+
+/// Zeros written at a time.
+const ZERO_BYTES: usize = 1 << 20;
+/// How much of a device is looked at for something that must not be overwritten.
+const SNIFF_BYTES: usize = 128 << 10;
+
+/// Tells how far a long creation is: bytes written, bytes to write.
+pub(crate) type Progress<'a> = &'a mut dyn FnMut(u64, u64);
+
+/// See [`crate::Volume::create`].
+pub(crate) fn create(path: &Path, options: &CreateOptions, progress: Progress<'_>) -> Result<()> {
+    let existing = std::fs::metadata(path).ok();
+    let is_device = existing.as_ref().is_some_and(is_block_device);
+    match existing {
+        None => {
+            let size_bytes = options.size_bytes.ok_or(Error::Invalid("a new image needs a size"))?;
+            check_size(size_bytes)?;
+            let device = PosixDevice::create(path, size_bytes / BLOCK_BYTES_U64 * BLOCK_BYTES_U64)?;
+            let device: Arc<dyn Device> = Arc::new(device);
+            let result = format(&device, options, progress);
+            if result.is_err() {
+                // It is ours and no volume; the first error is the one to report.
+                let _ = std::fs::remove_file(path);
+            }
+            result
+        }
+        Some(_) if !is_device && !options.force => Err(Error::Exists),
+        Some(metadata) => {
+            if let Some(size_bytes) = options.size_bytes {
+                check_size(size_bytes)?;
+            }
+            // Whoever has it open keeps it, force or not.
+            let device = PosixDevice::open(path, OpenMode::ReadWrite)?;
+            if is_device && !options.force && !looks_empty(&device)? {
+                return Err(Error::Exists);
+            }
+            let wanted = options.size_bytes.unwrap_or(device.info().size_bytes);
+            if !is_device && wanted != metadata.len() {
+                drop(device);
+                let file = std::fs::OpenOptions::new().write(true).open(path)?;
+                file.set_len(wanted / BLOCK_BYTES_U64 * BLOCK_BYTES_U64)?;
+                file.sync_all()?;
+                drop(file);
+                let device = PosixDevice::open(path, OpenMode::ReadWrite)?;
+                return format(&(Arc::new(device) as Arc<dyn Device>), options, progress);
+            }
+            format(&(Arc::new(device) as Arc<dyn Device>), options, progress)
+        }
+    }
+}
+
+fn is_block_device(metadata: &std::fs::Metadata) -> bool {
+    use std::os::unix::fs::FileTypeExt;
+    metadata.file_type().is_block_device()
+}
+
+fn check_size(size_bytes: u64) -> Result<()> {
+    if size_bytes < MIN_VOLUME_BYTES {
+        return Err(Error::Invalid("a volume needs at least 1 MiB"));
+    }
+    Ok(())
+}
+
+/// Nothing but zeros at the start, where every file system and partition table has its mark.
+fn looks_empty(device: &dyn Device) -> Result<bool> {
+    let length = SNIFF_BYTES.min(device.info().size_bytes as usize);
+    let mut bytes = AlignedBuf::zeroed(length);
+    device.read(0, &mut [&mut bytes], IoClass::SyncRead)?;
+    Ok(bytes.iter().all(|&byte| byte == 0))
+}
+
+/// Sixteen random bytes from the kernel.
+fn random_id() -> Result<VolumeId> {
+    use std::io::Read;
+    let mut id = [0; 16];
+    std::fs::File::open("/dev/urandom")?.read_exact(&mut id)?;
+    Ok(id)
+}
+
+/// See [`crate::Volume::format_device`].
+pub(crate) fn format(
+    device: &Arc<dyn Device>,
+    options: &CreateOptions,
+    progress: Progress<'_>,
+) -> Result<()> {
+    let device_bytes = device.info().size_bytes;
+    let size_bytes = options.size_bytes.unwrap_or(device_bytes);
+    check_size(size_bytes)?;
+    if size_bytes / BLOCK_BYTES_U64 * BLOCK_BYTES_U64 > device_bytes {
+        return Err(Error::Invalid("the volume would be larger than the device"));
+    }
+    let total_blocks = size_bytes / BLOCK_BYTES_U64;
+    let log_blocks = options
+        .log_bytes
+        .map_or_else(|| default_log_blocks(total_blocks), |bytes| bytes / BLOCK_BYTES_U64);
+    let geometry = Geometry::new(total_blocks, log_blocks)
+        .map_err(|_| Error::Invalid("the sizes of volume and log do not fit together"))?;
+    let volume_id = match options.volume_id {
+        Some(id) => id,
+        None => random_id()?,
+    };
+    write_zeros(&**device, &geometry, options.prewrite, progress)?;
+    device.flush()?;
+
+    let clock = SystemClock::default();
+    let created_ns = if options.volume_id.is_some() { 0 } else { clock.realtime_ns() };
+    let superblock = Superblock {
+        volume_id,
+        // The checkpoint below publishes generation 2, in slot 0.
+        generation: 1,
+        geometry,
+        features: Features::default(),
+        created_ns: created_ns as u64,
+        label: options.label.clone(),
+        root: RootPointer { block: geometry.root_block(1), generation: 0, checksum: 0 },
+        log_epoch: 1,
+        epoch_first_sequence: 1,
+        replay: ReplayPoint { position_blocks: 0, sequence: 1, prev_digest: 0 },
+        durable_lsn: 0,
+        clean: true,
+        errors_seen: false,
+    };
+    let log_start = LogStart {
+        point: crate::log::ring::ReplayPoint { position_blocks: 0, sequence: 1, prev_digest: 0 },
+        epoch: 1,
+        next_lsn: 1,
+        transaction: 1,
+    };
+    let parts = Parts {
+        superblock,
+        tree: TreeRoot::EMPTY,
+        next_inode: crate::Volume::ROOT + 1,
+        inode_count: 1,
+        alloc: Allocator::format(device.clone(), &geometry, volume_id),
+        log_start,
+    };
+    let volume_options = VolumeOptions {
+        memory_bytes: Some(1 << 20),
+        background: BackgroundMode::Manual,
+        ..VolumeOptions::default()
+    };
+    let engine = assemble(device.clone(), volume_options, parts);
+    let root = root_directory(options, Timestamp::from_ns(created_ns));
+    engine.store.replay(Key::inode(crate::Volume::ROOT), Some(Value::from(&root.encode()[..])));
+    engine.wait_checkpoint(engine.checkpointer.goal())
+}
+
+fn root_directory(options: &CreateOptions, now: Timestamp) -> InodeItem {
+    InodeItem {
+        file_type: FileType::Directory,
+        permissions: 0o755,
+        links: 2,
+        uid: options.root_uid,
+        gid: options.root_gid,
+        size: 0,
+        blocks: 0,
+        parent: crate::Volume::ROOT,
+        change_counter: 1,
+        atime: now,
+        mtime: now,
+        ctime: now,
+        btime: now,
+        rdev: 0,
+        flags: 0,
+        subdirectories: 0,
+    }
+}
+
+/// Superblock places first, so that an older volume is gone before anything else of it; then the log ring,
+/// or with `everything` the whole volume.
+fn write_zeros(
+    device: &dyn Device,
+    geometry: &Geometry,
+    everything: bool,
+    progress: Progress<'_>,
+) -> Result<()> {
+    let total = geometry.total_blocks();
+    let head = 0..geometry.root_start_block();
+    let tail = total - TAIL_BLOCKS..total;
+    let ring = geometry.log_start_block()..geometry.log_start_block() + geometry.log_blocks();
+    let areas = if everything { vec![0..total] } else { vec![head.clone(), tail.clone(), ring] };
+    let all: u64 = areas.iter().map(|area| (area.end - area.start) * BLOCK_BYTES_U64).sum();
+    let zeros = AlignedBuf::zeroed(ZERO_BYTES);
+    let mut done = 0;
+    if everything {
+        for area in [head, tail] {
+            write_area(device, &zeros, area, &mut |_| {})?;
+        }
+        device.flush()?;
+    }
+    for area in areas {
+        write_area(device, &zeros, area, &mut |bytes| {
+            done += bytes;
+            progress(done, all);
+        })?;
+    }
+    Ok(())
+}
+
+fn write_area(
+    device: &dyn Device,
+    zeros: &[u8],
+    area: std::ops::Range<u64>,
+    step: &mut dyn FnMut(u64),
+) -> Result<()> {
+    let mut offset_bytes = area.start * BLOCK_BYTES_U64;
+    let end_bytes = area.end * BLOCK_BYTES_U64;
+    while offset_bytes < end_bytes {
+        let length = (zeros.len() as u64).min(end_bytes - offset_bytes);
+        device
+            .write(offset_bytes, &[&zeros[..length as usize]], IoClass::Background, false)
+            .map_err(|error| if error.no_space { Error::NoSpace } else { error.into() })?;
+        offset_bytes += length;
+        step(length);
+    }
+    Ok(())
+}

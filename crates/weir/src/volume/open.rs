@@ -1,0 +1,241 @@
+//! Opening: superblock, root, bitmaps, log; recovery; threads.
+
+use crate::alloc::Allocator;
+use crate::background::Background;
+use crate::cache::page::PagePool;
+use crate::cache::throttle::Limits;
+use crate::device::buffer::AlignedBuf;
+use crate::device::posix::{OpenMode, PosixDevice};
+use crate::device::{Device, IoClass};
+use crate::engine::{DirtyList, Engine};
+use crate::error::{Error, Result};
+use crate::format::root::Root;
+use crate::format::superblock::{Superblock, choose_superblock};
+use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64};
+use crate::inode::InodeTable;
+use crate::log::replay::{Recovered, ReplayStart, recover};
+use crate::log::ring::ReplayPoint;
+use crate::log::{Log, LogGeometry, LogStart};
+use crate::reclaim::Reclaim;
+use crate::stats::Counters;
+use crate::sync::atomic::{AtomicBool, AtomicU64};
+use crate::sync::{Arc, Mutex};
+use crate::tree::{NodeCache, TreeRoot};
+use crate::txn::Store;
+use crate::txn::checkpoint::{Checkpointer, loaded_tree};
+use crate::types::{BackgroundMode, VolumeOptions};
+use std::path::Path;
+
+/// Largest default memory cap.
+const DEFAULT_MEMORY_BYTES: u64 = 1 << 30;
+/// Blocks always kept free for checkpoints, besides what the trees and the delta need.
+const BASE_RESERVE_BLOCKS: u64 = 16;
+
+/// Opens an image file or block device, exclusively.
+pub(crate) fn posix_device(path: &Path, read_only: bool) -> Result<Arc<dyn Device>> {
+    let mode = if read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
+    Ok(Arc::new(PosixDevice::open(path, mode)?))
+}
+
+/// min(1 GiB, RAM / 8).
+fn default_memory_bytes() -> u64 {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let total_kib = meminfo
+        .lines()
+        .find_map(|line| line.strip_prefix("MemTotal:"))
+        .and_then(|rest| rest.trim().strip_suffix("kB"))
+        .and_then(|number| number.trim().parse::<u64>().ok());
+    total_kib.map_or(DEFAULT_MEMORY_BYTES, |kib| (kib * 1024 / 8).min(DEFAULT_MEMORY_BYTES))
+}
+
+/// How the memory cap is divided.
+struct Shares {
+    pages: u64,
+    nodes: u64,
+    delta: u64,
+    inodes: usize,
+}
+
+impl Shares {
+    /// Pages take what the rest leaves. An inode in memory costs about 1 KiB.
+    fn of(memory_bytes: u64) -> Self {
+        let nodes = memory_bytes / 8;
+        let delta = memory_bytes / 8;
+        let inodes = memory_bytes / 16;
+        Self {
+            pages: memory_bytes - nodes - delta - inodes,
+            nodes,
+            delta: delta.max(128 << 10),
+            inodes: ((inodes / 1024) as usize).max(64),
+        }
+    }
+}
+
+/// What an engine is made of, besides the device.
+pub(super) struct Parts {
+    pub superblock: Superblock,
+    pub tree: TreeRoot,
+    pub next_inode: u64,
+    pub inode_count: u64,
+    pub alloc: Allocator,
+    pub log_start: LogStart,
+}
+
+/// Puts an engine together; nothing is recovered and no thread runs.
+pub(super) fn assemble(device: Arc<dyn Device>, options: VolumeOptions, parts: Parts) -> Engine {
+    let Parts { superblock, tree, next_inode, inode_count, alloc, log_start } = parts;
+    let geometry = superblock.geometry;
+    let volume_id = superblock.volume_id;
+    let memory_bytes = options.memory_bytes.unwrap_or_else(default_memory_bytes).max(256 << 10);
+    let shares = Shares::of(memory_bytes);
+    let clock = options.clock.clone();
+    let log_geometry = log_geometry(&superblock);
+    let log = Arc::new(Log::new(device.clone(), clock.clone(), log_geometry, &log_start));
+    let alloc = Arc::new(alloc);
+    let nodes = NodeCache::new(device.clone(), volume_id, geometry.total_blocks(), shares.nodes);
+    let counts = (next_inode, inode_count);
+    let store =
+        Store::new(nodes, log.clone(), alloc.clone(), tree, counts, BASE_RESERVE_BLOCKS);
+    // Foreground operations may fill half of the ring: delays end there.
+    let usable_log_bytes = geometry.log_blocks() * BLOCK_BYTES_U64 / 2;
+    let limits = Limits::new(shares.pages, shares.delta, usable_log_bytes);
+    let checkpointer = Checkpointer::default();
+    checkpointer.set_covered(log.last_lsn());
+    let page_bytes = shares.pages as usize;
+    Engine {
+        geometry,
+        volume_id,
+        clock,
+        store,
+        log,
+        alloc,
+        pool: PagePool::with_reserve(page_bytes, page_bytes / 16),
+        reclaim: Reclaim::default(),
+        inodes: InodeTable::new(shares.inodes),
+        dirty: DirtyList::default(),
+        tree_lock: Mutex::new(()),
+        checkpointer,
+        background: Background::new(limits),
+        counters: Counters::default(),
+        dirty_pages: AtomicU64::new(0),
+        recovering: AtomicBool::new(false),
+        shutdown: Mutex::new(None),
+        is_shutdown: AtomicBool::new(false),
+        closed: AtomicBool::new(false),
+        purge_queue: Mutex::new(Vec::new()),
+        superblock: Mutex::new(superblock),
+        device,
+        options,
+    }
+}
+
+fn log_geometry(superblock: &Superblock) -> LogGeometry {
+    LogGeometry {
+        volume_id: superblock.volume_id,
+        log_start_block: superblock.geometry.log_start_block(),
+        log_blocks: superblock.geometry.log_blocks(),
+        total_blocks: superblock.geometry.total_blocks(),
+    }
+}
+
+/// The checkpoint root that `superblock` names.
+pub(crate) fn read_root(device: &dyn Device, superblock: &Superblock) -> Result<Root> {
+    let blocks = superblock.geometry.root_slot_blocks() as usize;
+    let mut bytes = AlignedBuf::zeroed(blocks * BLOCK_BYTES);
+    let offset_bytes = superblock.root.block * BLOCK_BYTES_U64;
+    device.read(offset_bytes, &mut [&mut bytes], IoClass::SyncRead)?;
+    Ok(Root::decode(&bytes, &superblock.geometry, &superblock.volume_id, &superblock.root)?)
+}
+
+/// Where replay starts, as superblock and root say.
+pub(crate) fn replay_start(superblock: &Superblock, root: &Root) -> ReplayStart {
+    ReplayStart {
+        point: ReplayPoint {
+            position_blocks: superblock.replay.position_blocks,
+            sequence: superblock.replay.sequence,
+            prev_digest: superblock.replay.prev_digest,
+        },
+        epoch: superblock.log_epoch,
+        epoch_first_sequence: superblock.epoch_first_sequence,
+        durable_lsn: superblock.durable_lsn,
+        next_lsn: root.checkpoint_lsn + 1,
+    }
+}
+
+/// The whole opening.
+pub(super) fn open(device: Arc<dyn Device>, options: VolumeOptions) -> Result<Arc<Engine>> {
+    let (mut superblock, _) = choose_superblock(&*device)?;
+    if !options.read_only && !superblock.features.allow_writing() {
+        return Err(Error::NotAVolume(
+            "a Weir volume with features that this version can only read: open it read-only".into(),
+        ));
+    }
+    let root = read_root(&*device, &superblock)?;
+    let recovered = scan_log(&*device, &superblock, &root, &options)?;
+    if !options.read_only {
+        superblock = begin_epoch(&*device, superblock, &recovered)?;
+    }
+    let alloc =
+        Allocator::open(device.clone(), &superblock.geometry, superblock.volume_id, &root.groups)?;
+    let parts = Parts {
+        tree: loaded_tree(&root.tree),
+        next_inode: root.next_inode,
+        inode_count: root.inode_count,
+        alloc,
+        log_start: recovered.continue_with(root.generation + 1),
+        superblock,
+    };
+    let threads = options.background == BackgroundMode::Threads && !options.read_only;
+    let engine = Arc::new(assemble(device, options, parts));
+    engine.recover(&recovered)?;
+    if threads {
+        engine.start_background()?;
+    }
+    Ok(engine)
+}
+
+fn scan_log(
+    device: &dyn Device,
+    superblock: &Superblock,
+    root: &Root,
+    options: &VolumeOptions,
+) -> Result<Recovered> {
+    let start = replay_start(superblock, root);
+    let recovered = recover(device, &log_geometry(superblock), &start, &mut |progress| {
+        if let Some(report) = &options.on_recovery_progress {
+            report(progress.read_blocks, progress.ring_blocks);
+        }
+    })?;
+    if recovered.lost_durable() {
+        return Err(Error::Corrupt(
+            "the log ends before operations that were durable: the device lost writes; run weir fsck"
+                .into(),
+        ));
+    }
+    Ok(recovered)
+}
+
+/// Makes the next log epoch durable, so that frames behind the recovered ones stay cut for ever. The
+/// first flush makes what was recovered durable too: after a mere crash of the process it may only
+/// be in the device's cache.
+fn begin_epoch(
+    device: &dyn Device,
+    old: Superblock,
+    recovered: &Recovered,
+) -> Result<Superblock> {
+    device.flush()?;
+    let superblock = Superblock {
+        generation: old.generation + 1,
+        log_epoch: old.log_epoch + 1,
+        epoch_first_sequence: recovered.end.sequence,
+        durable_lsn: recovered.next_lsn - 1,
+        clean: false,
+        ..old
+    };
+    for block in superblock.places() {
+        let bytes = superblock.encode(block)?;
+        device.write(block * BLOCK_BYTES_U64, &[&bytes], IoClass::Log, false)?;
+    }
+    device.flush()?;
+    Ok(superblock)
+}
