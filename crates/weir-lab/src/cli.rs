@@ -1,5 +1,6 @@
 //! The command line of `weir lab`, embedded by the `weir` program and by `weir-lab`.
 
+use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -125,6 +126,7 @@ enum LabCommand {
 }
 
 /// Options that all experiments share.
+#[allow(clippy::struct_excessive_bools)] // Each is a switch of the command line.
 #[derive(Clone, Debug, Args)]
 pub struct RunArgs {
     /// Target, repeatable: dir:PATH, xfs, ext4, btrfs, weir, weir-mount
@@ -143,7 +145,7 @@ pub struct RunArgs {
     /// Seed of the load
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Disk: plain, slow:FLUSH_US, or limit:rbps=..,wbps=..,riops=..,wiops=..
+    /// Disk: plain, slow:US (flush in µs), or limit:rbps=..,wbps=..,riops=..,wiops=..
     #[arg(long, default_value = "plain")]
     disk: String,
     /// Size of the disk [default: 16G, quick: 4G]
@@ -299,8 +301,8 @@ fn listing() -> String {
                 modes.push(case.mode);
             }
         }
-        out.push_str(&format!("  {:<11} {}\n", e.name(), e.question()));
-        out.push_str(&format!("  {:<11}   modes: {}\n", "", modes.join(", ")));
+        let _ = writeln!(out, "  {:<11} {}", e.name(), e.question());
+        let _ = writeln!(out, "  {:<11}   modes: {}", "", modes.join(", "));
     }
     out.push_str(
         "targets (--on, several):\n\
@@ -478,7 +480,6 @@ fn measure(
         // Kernel file systems need the loop device; Weir then uses the same one, so that all pay
         // its tax, unless it is told otherwise or there is no root.
         let with_loop = is_root();
-        eprintln!("weir lab: writing a disk of {} MiB ({disk_spec})", size_bytes >> 20);
         Some(Disk::create(disk_spec, &run_dir, size_bytes, with_loop, registry, cancel)?)
     } else {
         if limited {

@@ -211,7 +211,7 @@ fn device(file: &File, floor: &mut Floor, cancel: &Cancel) -> std::io::Result<()
     Ok(())
 }
 
-/// Random reads with `depth` in flight; nothing where io_uring is not allowed.
+/// Random reads with `depth` in flight; nothing where `io_uring` is not allowed.
 fn deep_reads(file: &File, depth: u64, rng: &mut Rng) -> Option<f64> {
     let mut ring = Ring::new(depth as usize).ok()?;
     let mut submit = |ring: &mut Ring, buf: AlignedBuf, tag: u64| {
@@ -233,6 +233,7 @@ fn deep_reads(file: &File, depth: u64, rng: &mut Rng) -> Option<f64> {
 
 fn machine(floor: &mut Floor) {
     const CALLS: u32 = 100_000;
+    const COLD: u32 = 20_000;
     let begun = Instant::now();
     for _ in 0..CALLS {
         std::hint::black_box(sys::null_syscall());
@@ -250,7 +251,6 @@ fn machine(floor: &mut Floor) {
 
     let big = vec![1_u8; 128 << 20];
     let mut rng = Rng::new(2, 0);
-    const COLD: u32 = 20_000;
     let begun = Instant::now();
     for _ in 0..COLD {
         let at = rng.below(big.len() as u64 / 4096) as usize * 4096;

@@ -102,14 +102,14 @@ pub struct Outcome {
 #[derive(Default)]
 struct Disturbed {
     measurements: usize,
-    disturbed: usize,
+    hit: usize,
     worst: Disturbance,
 }
 
 impl Disturbed {
-    fn add(&mut self, seen: Disturbance) {
+    fn add(&mut self, seen: &Disturbance) {
         self.measurements += 1;
-        self.disturbed += usize::from(seen.verdict().is_some());
+        self.hit += usize::from(seen.verdict().is_some());
         let worst = &mut self.worst;
         worst.steal_percent = worst.steal_percent.max(seen.steal_percent);
         worst.other_cpu_percent = worst.other_cpu_percent.max(seen.other_cpu_percent);
@@ -118,7 +118,7 @@ impl Disturbed {
 
     fn note(&self, experiment: &str) -> Option<String> {
         let worst = self.worst.verdict()?;
-        let (n, of) = (self.disturbed, self.measurements);
+        let (n, of) = (self.hit, self.measurements);
         Some(format!("{experiment}: {n} of {of} measurements were disturbed; at worst {worst}"))
     }
 }
@@ -264,7 +264,7 @@ impl Runner<'_> {
             let result = experiment.run(&env, case);
             let seen = watch.stop();
             let disturbed = seen.verdict().is_some();
-            self.disturbances.entry(experiment.name().to_owned()).or_default().add(seen);
+            self.disturbances.entry(experiment.name().to_owned()).or_default().add(&seen);
             drop(env);
             match result {
                 Ok(result) => {
@@ -386,7 +386,7 @@ impl Runner<'_> {
                     disturbed_rounds: cell.disturbed_rounds,
                 });
             }
-            self.curves_of(key, cell, &mut out);
+            Self::curves_of(key, cell, &mut out);
         }
         out
     }
@@ -417,7 +417,7 @@ impl Runner<'_> {
             .cloned()
     }
 
-    fn curves_of(&self, key: &Key, cell: &Cell, out: &mut Outcome) {
+    fn curves_of(key: &Key, cell: &Cell, out: &mut Outcome) {
         for (class, recorder) in &cell.latencies {
             out.curves.push(Curve {
                 experiment: key.experiment.clone(),

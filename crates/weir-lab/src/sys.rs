@@ -1,5 +1,5 @@
 //! System calls that no safe crate covers: `sync_file_range`, `preadv2`/`pwritev2` with flags,
-//! Linux native AIO, io_uring submission, FIEMAP and a minimal system call for the probe.
+//! Linux native AIO, `io_uring` submission, FIEMAP and a minimal system call for the probe.
 //!
 //! This is the one module of the lab with `unsafe`. Each block states why it is sound; nothing
 //! here keeps a pointer beyond the call, except [`Ring`] and [`AioContext`], which own the memory
@@ -178,12 +178,12 @@ fn done(tag: u64, res: i64, buf: Option<AlignedBuf>) -> Done {
     Done { tag, result, buf }
 }
 
-/// An io_uring. Owns every buffer from submission until its completion was reaped, and waits for
+/// An `io_uring`. Owns every buffer from submission until its completion was reaped, and waits for
 /// all of them when dropped, so the kernel never writes to freed memory. Descriptors must stay
 /// open until the completion; the kernel takes its own reference at submission, so a closed one
 /// fails or names another file but never touches our memory.
 pub struct Ring {
-    ring: io_uring::IoUring,
+    uring: io_uring::IoUring,
     bufs: HashMap<u64, AlignedBuf>,
     in_flight: usize,
 }
@@ -191,21 +191,21 @@ pub struct Ring {
 impl Ring {
     /// A ring of `depth` entries.
     pub fn new(depth: usize) -> io::Result<Self> {
-        let ring = io_uring::IoUring::new((depth.max(1) as u32).next_power_of_two())?;
-        Ok(Ring { ring, bufs: HashMap::new(), in_flight: 0 })
+        let uring = io_uring::IoUring::new((depth.max(1) as u32).next_power_of_two())?;
+        Ok(Ring { uring, bufs: HashMap::new(), in_flight: 0 })
     }
 
     /// Raises the number of kernel workers that may run file system calls at once.
     pub fn set_workers(&self, bounded: u32, unbounded: u32) -> io::Result<()> {
-        self.ring.submitter().register_iowq_max_workers(&mut [bounded, unbounded])
+        self.uring.submitter().register_iowq_max_workers(&mut [bounded, unbounded])
     }
 
     fn push(&mut self, entry: &io_uring::squeue::Entry) -> io::Result<()> {
         // SAFETY: the only pointer an entry can carry is a read buffer, which `bufs` owns until
         // the completion was reaped; `Drop` reaps what is left.
-        unsafe { self.ring.submission().push(entry) }
+        unsafe { self.uring.submission().push(entry) }
             .map_err(|_| io::Error::other("io_uring submission queue full"))?;
-        self.ring.submit()?;
+        self.uring.submit()?;
         self.in_flight += 1;
         Ok(())
     }
@@ -250,7 +250,7 @@ impl Ring {
     /// The next completion, waiting for it when `wait`; `None` when nothing is in flight or done.
     pub fn reap(&mut self, wait: bool) -> io::Result<Option<Done>> {
         loop {
-            if let Some(cqe) = self.ring.completion().next() {
+            if let Some(cqe) = self.uring.completion().next() {
                 self.in_flight -= 1;
                 let tag = cqe.user_data();
                 return Ok(Some(done(tag, cqe.result().into(), self.bufs.remove(&tag))));
@@ -258,7 +258,7 @@ impl Ring {
             if !wait || self.in_flight == 0 {
                 return Ok(None);
             }
-            match self.ring.submit_and_wait(1) {
+            match self.uring.submit_and_wait(1) {
                 Err(e) if e.kind() != io::ErrorKind::Interrupted => return Err(e),
                 _ => {}
             }

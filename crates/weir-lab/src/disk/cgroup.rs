@@ -33,7 +33,7 @@ fn own_v1_group(controller: &str, mount: &str) -> PathBuf {
     let text = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let own = text
         .lines()
-        .filter_map(|l| l.splitn(3, ':').nth(1).zip(l.splitn(3, ':').nth(2)))
+        .filter_map(|l| l.split_once(':')?.1.split_once(':'))
         .find(|(controllers, _)| controllers.split(',').any(|c| c == controller))
         .map_or("/", |(_, path)| path);
     let dir = PathBuf::from(mount).join(own.trim_start_matches('/'));

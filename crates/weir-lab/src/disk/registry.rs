@@ -8,6 +8,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -102,14 +103,14 @@ pub fn start_ticks(pid: u32) -> Option<u64> {
 impl Registry {
     /// An empty registry for this process.
     pub fn new() -> LabResult<Arc<Registry>> {
+        // Two registries in one process (tests) must not share a file.
+        static COUNTER: AtomicU32 = AtomicU32::new(0);
         let dir = state_dir();
         fs::create_dir_all(&dir).during(|| format!("creating {}", dir.display()))?;
         let pid = std::process::id();
         let state =
             State { pid, start_ticks: start_ticks(pid).unwrap_or(0), resources: Vec::new() };
-        // Two registries in one process (tests) must not share a file.
-        static COUNTER: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
-        let n = COUNTER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let n = COUNTER.fetch_add(1, Ordering::Relaxed);
         Ok(Arc::new(Registry {
             file: dir.join(format!("{pid}-{n}.json")),
             state: Mutex::new(state),
@@ -257,8 +258,7 @@ fn end_process(pid: u32, started: u64) -> io::Result<()> {
 
 fn is_mounted(path: &Path) -> bool {
     fs::read_to_string("/proc/self/mountinfo")
-        .map(|t| parse_mountinfo(&t).iter().any(|m| m.mount_point == path))
-        .unwrap_or(false)
+        .is_ok_and(|t| parse_mountinfo(&t).iter().any(|m| m.mount_point == path))
 }
 
 /// Unmounts; waits out a busy moment, then detaches lazily.

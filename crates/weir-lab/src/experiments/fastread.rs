@@ -111,7 +111,7 @@ impl Source {
 fn forget(file: &FileRef, read: Read) -> FsResult<()> {
     let dropped = match read.class {
         1 => file.drop_from_cache(read.offset, REQUEST_BYTES),
-        2 if read.offset % MIB == 0 && read.offset >= 2 * MIB => {
+        2 if read.offset.is_multiple_of(MIB) && read.offset >= 2 * MIB => {
             file.drop_from_cache(read.offset - 2 * MIB, MIB)
         }
         _ => Ok(()),
@@ -242,7 +242,7 @@ impl Server<'_> {
         let mut count = 0_u64;
         while begun.elapsed() < time {
             count += 1;
-            if count % 256 == 0 {
+            if count.is_multiple_of(256) {
                 self.env.cancel.check()?;
             }
             let due = schedule.as_mut().and_then(|s| s.wait(&stop));
@@ -293,7 +293,7 @@ impl Server<'_> {
                 queue.submit(file, read.offset, REQUEST_BYTES as usize, tag)?;
                 in_flight.insert(tag, read);
                 tag += 1;
-                if tag % 256 == 0 {
+                if tag.is_multiple_of(256) {
                     self.env.cancel.check()?;
                 }
             }

@@ -89,9 +89,9 @@ impl Job<'_> {
             file.write_at(&data, at)?;
             let from = Instant::now();
             if data_only {
-                file.fdatasync()?
+                file.fdatasync()?;
             } else {
-                file.fsync()?
+                file.fsync()?;
             }
             syncs.since(from);
             at += SEQ_WRITE_BYTES;

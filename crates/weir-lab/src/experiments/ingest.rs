@@ -55,9 +55,9 @@ fn write_all(env: &Env<'_>, file: &FileRef, case: &Case, bytes: u64) -> LabResul
         }
         let from = Instant::now();
         if uncached {
-            file.write_dontcache_at(&data, at)?
+            file.write_dontcache_at(&data, at)?;
         } else {
-            file.write_at(&data, at)?
+            file.write_at(&data, at)?;
         }
         recorder.record_ns(from.elapsed().as_nanos() as u64);
     }

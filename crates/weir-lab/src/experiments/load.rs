@@ -131,7 +131,7 @@ pub fn random_bytes(len: usize, seed: u64) -> Vec<u8> {
     let mut rng = Rng::new(seed, 0xDA7A);
     let mut out = vec![0; len];
     for chunk in out.chunks_mut(8) {
-        chunk.copy_from_slice(&rng.next().to_le_bytes()[..chunk.len()]);
+        chunk.copy_from_slice(&rng.draw().to_le_bytes()[..chunk.len()]);
     }
     out
 }

@@ -10,6 +10,7 @@ pub mod load;
 pub mod simoop;
 
 use std::collections::BTreeMap;
+use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -71,15 +72,18 @@ impl Case {
 
     /// `mode key=value ...`, for people.
     pub fn label(&self) -> String {
-        let mut label = self.mode.clone();
-        for (k, v) in &self.params {
-            match v {
-                Value::String(s) => label.push_str(&format!(" {k}={s}")),
-                other => label.push_str(&format!(" {k}={other}")),
-            }
-        }
-        label
+        label(&self.mode, &self.params)
     }
+}
+
+/// `mode key=value ...`, for people.
+pub fn label(mode: &str, params: &Params) -> String {
+    let mut label = mode.to_owned();
+    for (key, value) in params {
+        let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        let _ = write!(label, " {key}={text}");
+    }
+    label
 }
 
 /// One figure.

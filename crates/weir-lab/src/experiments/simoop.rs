@@ -182,7 +182,7 @@ fn worker(shared: &Shared<'_>, number: u64) -> Recorders {
     let mut turn = 0;
     while !shared.stopped() {
         let from = Instant::now();
-        let seed = rng.next();
+        let seed = rng.draw();
         if shared.guard(fan(READERS, |i| read_one(shared, seed ^ i))).is_none() {
             break;
         }
@@ -234,7 +234,7 @@ fn burner(shared: &Shared<'_>) {
     let mut rng = Rng::new(1, 2);
     while !shared.stopped() {
         for _ in 0..10_000 {
-            std::hint::black_box(rng.next());
+            std::hint::black_box(rng.draw());
         }
         // A burner takes a share of a processor, not all of it: pressure is to be the limit.
         std::thread::sleep(Duration::from_micros(500));

@@ -86,8 +86,7 @@ impl BlockDevice {
     /// Requests in flight now.
     pub fn in_flight(&self) -> u64 {
         fs::read_to_string(Path::new("/sys/block").join(&self.name).join("inflight"))
-            .map(|t| t.split_whitespace().filter_map(|w| w.parse::<u64>().ok()).sum())
-            .unwrap_or(0)
+            .map_or(0, |t| t.split_whitespace().filter_map(|w| w.parse::<u64>().ok()).sum())
     }
 }
 

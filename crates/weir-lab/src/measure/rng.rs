@@ -21,7 +21,7 @@ impl Rng {
     }
 
     /// Any 64 bits.
-    pub fn next(&mut self) -> u64 {
+    pub fn draw(&mut self) -> u64 {
         let s = &mut self.s;
         let out = s[0].wrapping_add(s[3]).rotate_left(23).wrapping_add(s[0]);
         let t = s[1] << 17;
@@ -36,12 +36,12 @@ impl Rng {
 
     /// Uniform below `n` (0 when `n` is 0).
     pub fn below(&mut self, n: u64) -> u64 {
-        ((u128::from(self.next()) * u128::from(n)) >> 64) as u64
+        ((u128::from(self.draw()) * u128::from(n)) >> 64) as u64
     }
 
     /// Uniform in [0, 1).
     pub fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
+        (self.draw() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
     /// Log-uniform between `low` and `high`, both included.
@@ -81,7 +81,7 @@ mod tests {
     fn same_seed_same_numbers_other_stream_others() {
         let take = |seed, stream| {
             let mut r = Rng::new(seed, stream);
-            [r.next(), r.next(), r.next()]
+            [r.draw(), r.draw(), r.draw()]
         };
         assert_eq!(take(1, 2), take(1, 2));
         assert_ne!(take(1, 2), take(1, 3));

@@ -1,10 +1,11 @@
 //! `weir lab compare OLD NEW`: what changed between two reports, by more than their spread.
 
 use std::collections::BTreeMap;
+use std::fmt::Write;
 
 use super::schema::{Report, Row};
-use super::table::{case_label, figure};
-use crate::experiments::Better;
+use super::table::figure;
+use crate::experiments::{Better, label};
 
 /// How a metric moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,17 +73,18 @@ pub fn render(old: &Report, new: &Report, gate_percent: Option<f64>) -> (String,
         let word = if c.verdict == Verdict::Better { "better" } else { "WORSE" };
         let beyond = gate_percent.is_some_and(|g| percent.abs() > g);
         failed |= c.verdict == Verdict::Worse && beyond;
-        out.push_str(&format!(
-            "{word:<6} {} {} on {}: {} {} -> {} ({percent:+.1} %)\n",
+        let _ = writeln!(
+            out,
+            "{word:<6} {} {} on {}: {} {} -> {} ({percent:+.1} %)",
             c.new.experiment,
-            case_label(c.new),
+            label(&c.new.mode, &c.new.params),
             c.new.target,
             c.new.metric,
             figure(c.old.median),
             figure(c.new.median),
-        ));
+        );
     }
-    out.push_str(&format!("{} metrics in both reports, {same} within their spread\n", all.len()));
+    let _ = writeln!(out, "{} metrics in both reports, {same} within their spread", all.len());
     (out, failed)
 }
 

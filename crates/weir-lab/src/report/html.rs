@@ -4,8 +4,8 @@ use std::fmt::Write;
 
 use super::schema::{Curve, Report, Row, SeriesRow};
 use super::svg::{Chart, Line, Shade, XAxis, escape, render as draw};
-use super::table::{case_label, figure, is_headline};
-use crate::experiments::{Better, Params};
+use super::table::{figure, is_headline};
+use crate::experiments::{Better, Params, label};
 
 const STYLE: &str = include_str!("style.css");
 
@@ -23,13 +23,18 @@ const BARS: [(&str, &[&str]); 7] = [
     ("simoop", &["work_per_s", "read_p99_us", "write_p99_us", "alloc_p99_us"]),
 ];
 
-fn params_label(mode: &str, params: &Params) -> String {
-    let mut label = mode.to_owned();
-    for (key, value) in params {
-        let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-        let _ = write!(label, " {key}={text}");
-    }
-    label
+/// Parameters that every row of an experiment has alike: said once, not at every bar.
+fn common_params(rows: &[&Row]) -> Params {
+    let Some(first) = rows.first() else { return Params::new() };
+    let mut common = first.params.clone();
+    common.retain(|key, value| rows.iter().all(|r| r.params.get(key) == Some(value)));
+    common
+}
+
+fn without(params: &Params, common: &Params) -> Params {
+    let mut rest = params.clone();
+    rest.retain(|key, _| !common.contains_key(key));
+    rest
 }
 
 fn unique<'a>(items: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
@@ -119,25 +124,55 @@ fn question(name: &str) -> String {
 }
 
 fn experiment(out: &mut String, report: &Report, name: &str, targets: &[&str]) {
-    let rows: Vec<&Row> = report.results.iter().filter(|r| r.experiment == name).collect();
+    let all: Vec<&Row> = report.results.iter().filter(|r| r.experiment == name).collect();
+    let common = common_params(&all);
+    let rows: Vec<Row> =
+        all.iter().map(|r| Row { params: without(&r.params, &common), ..(*r).clone() }).collect();
+    let rows: Vec<&Row> = rows.iter().collect();
+    let baseline = rows.iter().find_map(|r| r.baseline.clone()).unwrap_or_default();
     let _ = write!(
         out,
-        "<section id=\"{name}\"><h2>{name}</h2><p class=\"question\">{}</p>\n<div class=\"charts\">",
-        escape(&question(name))
+        "<section id=\"{name}\"><h2>{name}</h2><p class=\"question\">{} <small>{}{}</small></p>\n<div class=\"charts\">",
+        escape(&question(name)),
+        escape(&label("", &common)),
+        if targets.len() > 1 {
+            format!(" Ratios (x) are to {} in the same round.", escape(&baseline))
+        } else {
+            String::new()
+        }
     );
     let wanted = BARS.iter().find(|(e, _)| *e == name).map_or(&[] as &[&str], |(_, m)| m);
     for metric in wanted {
         bars(out, &rows, metric, targets);
     }
     out.push_str("</div>\n");
-    let curves: Vec<&Curve> = report.curves.iter().filter(|c| c.experiment == name).collect();
+    let curves: Vec<Curve> = report
+        .curves
+        .iter()
+        .filter(|c| c.experiment == name)
+        .map(|c| Curve { params: without(&c.params, &common), ..c.clone() })
+        .collect();
+    let curves: Vec<&Curve> = curves.iter().collect();
     latency_charts(out, name, &curves, targets);
-    let series: Vec<&SeriesRow> = report.series.iter().filter(|s| s.experiment == name).collect();
+    let series: Vec<SeriesRow> = report
+        .series
+        .iter()
+        .filter(|s| s.experiment == name)
+        .map(|s| SeriesRow { params: without(&s.params, &common), ..s.clone() })
+        .collect();
+    let series: Vec<&SeriesRow> = series.iter().collect();
     if matches!(name, "checkpoint" | "simoop") {
         time_charts(out, name, &series, targets);
     }
     full_table(out, &rows);
     out.push_str("</section>\n");
+}
+
+/// The name of a metric without the unit at its end.
+fn metric_title(metric: &str) -> String {
+    let units = ["_us", "_ms", "_ns", "_mib"];
+    let bare = units.iter().find_map(|u| metric.strip_suffix(u)).unwrap_or(metric);
+    bare.replace('_', " ").replace("p999", "p99.9")
 }
 
 /// Bars grouped by case, one per target, with the spread as a whisker.
@@ -168,15 +203,15 @@ fn bars(out: &mut String, rows: &[&Row], metric: &str, targets: &[&str]) {
     let _ = write!(
         out,
         "<figure class=\"bars\"><figcaption>{} <small>{}{}{}</small></figcaption>",
-        escape(&metric.replace('_', " ")),
-        escape(&first.unit),
+        escape(&metric_title(metric)),
+        escape(&first.unit.replace("us", "µs")),
         if direction.is_empty() { String::new() } else { format!(", {direction}") },
         if log { ", log scale" } else { "" }
     );
-    let labels: Vec<String> = rows.iter().map(|r| case_label(r)).collect();
-    for label in unique(labels.iter().map(String::as_str)) {
-        let _ = write!(out, "<div class=\"case\">{}</div>", escape(label));
-        for row in rows.iter().filter(|r| case_label(r) == label) {
+    let labels: Vec<String> = rows.iter().map(|r| label(&r.mode, &r.params)).collect();
+    for case in unique(labels.iter().map(String::as_str)) {
+        let _ = write!(out, "<div class=\"case\">{}</div>", escape(case));
+        for row in rows.iter().filter(|r| label(&r.mode, &r.params) == case) {
             let color = targets.iter().position(|t| *t == row.target).unwrap_or(0) % 8;
             let ratio = row.ratio.filter(|_| row.baseline.as_deref() != Some(&row.target));
             let ratio = ratio.map_or(String::new(), |r| format!(" · {r:.2}x"));
@@ -207,9 +242,13 @@ fn latency_charts(out: &mut String, name: &str, curves: &[&Curve], targets: &[&s
     // Where the modes are the point, a chart per target compares them; else a chart per case
     // compares targets.
     let by_mode = matches!(name, "checkpoint" | "fastread");
-    let classes = unique(curves.iter().map(|c| c.class.as_str()));
+    let mut classes = unique(curves.iter().map(|c| c.class.as_str()));
+    // Those that users wait for first.
+    classes.sort_by_key(|c| {
+        ["read", "log", "write", "fsync", "f1"].iter().position(|k| k == c).unwrap_or(9)
+    });
     let mut charts = Vec::new();
-    let cases: Vec<String> = curves.iter().map(|c| params_label(&c.mode, &c.params)).collect();
+    let cases: Vec<String> = curves.iter().map(|c| label(&c.mode, &c.params)).collect();
     let cases = unique(cases.iter().map(String::as_str));
     for class in classes {
         let of_class = || curves.iter().filter(|c| c.class == class);
@@ -219,9 +258,8 @@ fn latency_charts(out: &mut String, name: &str, curves: &[&Curve], targets: &[&s
                     .iter()
                     .enumerate()
                     .filter_map(|(i, case)| {
-                        let c = of_class().find(|c| {
-                            c.target == *target && params_label(&c.mode, &c.params) == *case
-                        })?;
+                        let c = of_class()
+                            .find(|c| c.target == *target && label(&c.mode, &c.params) == *case)?;
                         Some(line((*case).to_owned(), i, c))
                     })
                     .collect();
@@ -230,7 +268,7 @@ fn latency_charts(out: &mut String, name: &str, curves: &[&Curve], targets: &[&s
         } else {
             for case in &cases {
                 let lines = of_class()
-                    .filter(|c| params_label(&c.mode, &c.params) == *case)
+                    .filter(|c| label(&c.mode, &c.params) == *case)
                     .map(|c| {
                         let color = targets.iter().position(|t| *t == c.target).unwrap_or(0);
                         line(c.target.clone(), color, c)
@@ -271,14 +309,14 @@ fn time_charts(out: &mut String, name: &str, series: &[&SeriesRow], targets: &[&
         return;
     }
     out.push_str("<h3>Over time (slowest operation of each 100 ms, last round)</h3>\n");
-    let cases: Vec<String> = series.iter().map(|s| params_label(&s.mode, &s.params)).collect();
+    let cases: Vec<String> = series.iter().map(|s| label(&s.mode, &s.params)).collect();
     let cases = unique(cases.iter().map(String::as_str));
     let mut charts = Vec::new();
     for case in &cases {
         for target in targets {
             let found: Vec<&&SeriesRow> = series
                 .iter()
-                .filter(|s| s.target == *target && params_label(&s.mode, &s.params) == *case)
+                .filter(|s| s.target == *target && label(&s.mode, &s.params) == *case)
                 .collect();
             let Some(first) = found.first() else { continue };
             let lines = found
@@ -354,7 +392,7 @@ fn full_table(out: &mut String, rows: &[&Row]) {
         let _ = write!(
             out,
             "<tr><td>{}<td>{}<td>{}<td class=\"n\">{}<td class=\"n\">{}<td class=\"n\">{}<td class=\"n\">{}<td class=\"n\">{spread}<td class=\"n\">{}<td class=\"n\">{}</tr>",
-            escape(&case_label(row)),
+            escape(&label(&row.mode, &row.params)),
             escape(&row.metric),
             escape(&row.target),
             figure(row.median),
@@ -409,7 +447,7 @@ fn remarks(out: &mut String, report: &Report) {
             out,
             "<li>not offered: {} {} on {}: {}</li>",
             escape(&s.experiment),
-            escape(&params_label(&s.mode, &s.params)),
+            escape(&label(&s.mode, &s.params)),
             escape(&s.target),
             escape(&s.reason)
         );
@@ -452,6 +490,6 @@ mod tests {
     fn dates_are_civil() {
         assert_eq!(date(0), "1970-01-01 00:00 UTC");
         assert_eq!(date(951_782_400), "2000-02-29 00:00 UTC");
-        assert_eq!(date(1_793_318_460), "2026-10-29 18:01 UTC");
+        assert_eq!(date(1_793_318_460), "2026-10-30 00:01 UTC");
     }
 }

@@ -1,6 +1,8 @@
 //! The table on the terminal.
 
 use super::schema::{Report, Row};
+use crate::experiments::label;
+use std::fmt::Write;
 
 /// A figure with as many digits as make sense.
 pub fn figure(value: f64) -> String {
@@ -24,22 +26,12 @@ fn grouped(n: i64) -> String {
     let digits = n.unsigned_abs().to_string();
     let mut out = String::new();
     for (i, c) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i) % 3 == 0 {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
             out.push(',');
         }
         out.push(c);
     }
     if n < 0 { format!("-{out}") } else { out }
-}
-
-/// `mode key=value`.
-pub fn case_label(row: &Row) -> String {
-    let mut label = row.mode.clone();
-    for (key, value) in &row.params {
-        let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-        label.push_str(&format!(" {key}={text}"));
-    }
-    label
 }
 
 /// Metrics that the table shows; JSON has all of them.
@@ -125,7 +117,7 @@ pub fn render(report: &Report) -> String {
         };
         lines.push([
             row.experiment.clone(),
-            case_label(row),
+            label(&row.mode, &row.params),
             row.metric.clone(),
             row.target.clone(),
             figure(row.median),
@@ -137,18 +129,11 @@ pub fn render(report: &Report) -> String {
     }
     let mut out = aligned(&lines);
     for s in &report.not_offered {
-        let params: Vec<String> = s.params.iter().map(|(k, v)| format!("{k}={v}")).collect();
-        out.push_str(&format!(
-            "not offered: {} {} {} on {}: {}\n",
-            s.experiment,
-            s.mode,
-            params.join(" "),
-            s.target,
-            s.reason
-        ));
+        let case = label(&s.mode, &s.params);
+        let _ = writeln!(out, "not offered: {} {case} on {}: {}", s.experiment, s.target, s.reason);
     }
     for note in &report.notes {
-        out.push_str(&format!("note: {note}\n"));
+        let _ = writeln!(out, "note: {note}");
     }
     out
 }
@@ -171,9 +156,9 @@ fn aligned<const N: usize>(lines: &[[String; N]]) -> String {
             let shown = if repeating { "" } else { cell.as_str() };
             let width = widths[c];
             if c >= 4 {
-                text.push_str(&format!("{shown:>width$}  "));
+                let _ = write!(text, "{shown:>width$}  ");
             } else {
-                text.push_str(&format!("{shown:<width$}  "));
+                let _ = write!(text, "{shown:<width$}  ");
             }
         }
         out.push_str(text.trim_end());

@@ -1,0 +1,81 @@
+//! Bad input: one clear line, a failing exit code, nothing left behind.
+
+mod common;
+
+use std::path::Path;
+
+use common::Scratch;
+
+/// Runs the lab and returns its only line of complaint.
+fn refused(args: &[&str]) -> String {
+    let scratch = Scratch::new("bad");
+    let out = scratch.run(args);
+    assert!(!out.status.success(), "{args:?} must be refused");
+    let text = String::from_utf8_lossy(&out.stderr).into_owned();
+    let lines: Vec<&str> = text.lines().filter(|l| l.starts_with("weir lab: ")).collect();
+    assert_eq!(lines.len(), 1, "{args:?} says: {text}");
+    scratch.assert_clean();
+    lines[0].to_owned()
+}
+
+#[test]
+fn an_unknown_target_is_named() {
+    assert!(refused(&["fsmark", "--quick", "--on", "zfs"]).contains("unknown target 'zfs'"));
+    assert!(refused(&["fsync", "--on", "dir:"]).contains("unknown target 'dir:'"));
+}
+
+#[test]
+fn a_missing_directory_is_named() {
+    let line = refused(&["fsmark", "--on", "dir:/nonexistent-weir-lab"]);
+    assert!(line.contains("/nonexistent-weir-lab"), "{line}");
+}
+
+#[test]
+fn an_unknown_disk_is_named() {
+    let line = refused(&["fsmark", "--on", "dir:.", "--allow-no-device", "--disk", "quick"]);
+    assert!(line.contains("unknown disk 'quick'"), "{line}");
+}
+
+#[test]
+fn a_directory_without_a_device_is_refused() {
+    if !Path::new("/dev/shm").is_dir() {
+        return;
+    }
+    let line = refused(&["fsmark", "--quick", "--on", "dir:/dev/shm"]);
+    assert!(line.contains("/dev/shm") && line.contains("no block device"), "{line}");
+}
+
+#[test]
+fn a_baseline_that_is_not_run_is_refused() {
+    let line = refused(&["fsmark", "--on", "dir:.", "--allow-no-device", "--baseline", "xfs"]);
+    assert!(line.contains("--baseline xfs"), "{line}");
+}
+
+#[test]
+fn an_image_larger_than_the_disk_is_refused_before_writing() {
+    if !common::loops_possible() {
+        return;
+    }
+    let line = refused(&["fsmark", "--on", "ext4", "--size", "900T", "--work", "."]);
+    assert!(line.contains("MiB needed") && line.contains("free"), "{line}");
+}
+
+#[test]
+fn a_report_of_another_schema_is_refused() {
+    let scratch = Scratch::new("schema");
+    let file = scratch.dir.join("old.json").to_string_lossy().into_owned();
+    std::fs::write(&file, r#"{"schema":"weir-lab/0"}"#).expect("written");
+    let out = scratch.run(&["compare", &file, &file]);
+    assert!(!out.status.success());
+    let text = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(text.contains("schema 'weir-lab/0'"), "{text}");
+    let out = scratch.run(&["compare", "/nonexistent", &file]);
+    assert!(String::from_utf8_lossy(&out.stderr).contains("/nonexistent"));
+}
+
+#[test]
+fn a_mode_that_matches_nothing_is_said() {
+    let line =
+        refused(&["fsmark", "--on", "dir:.", "--allow-no-device", "--no-probe", "--mode", "xyz"]);
+    assert!(line.contains("--mode"), "{line}");
+}

@@ -1,0 +1,115 @@
+//! Runs the `weir-lab` program in a scratch directory with a state directory of its own.
+#![allow(dead_code)]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use serde_json::Value;
+
+/// A scratch directory on a real disk, removed with all in it.
+pub struct Scratch {
+    pub dir: PathBuf,
+}
+
+impl Scratch {
+    pub fn new(name: &str) -> Self {
+        static COUNTER: AtomicU32 = AtomicU32::new(0);
+        let n = COUNTER.fetch_add(1, Ordering::Relaxed);
+        let dir = Path::new(env!("CARGO_TARGET_TMPDIR"))
+            .join(format!("{name}-{}-{n}", std::process::id()));
+        std::fs::create_dir_all(dir.join("work")).expect("scratch directory");
+        Scratch { dir: dir.canonicalize().expect("it exists") }
+    }
+
+    pub fn work(&self) -> String {
+        self.dir.join("work").to_string_lossy().into_owned()
+    }
+
+    pub fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_weir-lab"));
+        command
+            .args(args)
+            .env("WEIR_LAB_STATE_DIR", self.dir.join("state"))
+            .stdin(Stdio::null())
+            .current_dir(self.work());
+        command
+    }
+
+    pub fn run(&self, args: &[&str]) -> Output {
+        self.command(args).output().expect("weir-lab starts")
+    }
+
+    /// Runs an experiment and returns its JSON.
+    pub fn report(&self, args: &[&str]) -> Value {
+        let json = self.dir.join("out.json").to_string_lossy().into_owned();
+        let html = self.dir.join("out.html").to_string_lossy().into_owned();
+        let work = self.work();
+        let mut all = args.to_vec();
+        all.extend(["--work", &work, "--json", &json, "--html", &html, "--allow-no-device"]);
+        let out = self.run(&all);
+        assert!(out.status.success(), "{all:?}: {}", String::from_utf8_lossy(&out.stderr));
+        let page = std::fs::read_to_string(&html).expect("page");
+        assert!(page.starts_with("<!doctype html>") && page.ends_with("</html>\n"));
+        assert!(!page.contains("<script") && !page.contains("http://") && !page.contains("NaN"));
+        serde_json::from_slice(&std::fs::read(json).expect("report")).expect("JSON")
+    }
+
+    /// Nothing of a run is mounted, attached or left in the work directory.
+    pub fn assert_clean(&self) {
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").expect("mountinfo");
+        let here = self.dir.to_string_lossy().into_owned();
+        assert!(!mounts.contains(&here), "still mounted: {mounts}");
+        assert_eq!(self.loops(), 0, "a loop device is left");
+        let left: Vec<_> = std::fs::read_dir(self.work()).expect("work").flatten().collect();
+        assert!(left.is_empty(), "left behind: {left:?}");
+        let state = std::fs::read_dir(self.dir.join("state")).map_or(0, Iterator::count);
+        assert_eq!(state, 0, "a state file is left");
+    }
+
+    /// Loop devices whose backing file is in this directory.
+    pub fn loops(&self) -> usize {
+        let here = self.dir.to_string_lossy().into_owned();
+        let Ok(blocks) = std::fs::read_dir("/sys/block") else { return 0 };
+        blocks
+            .flatten()
+            .filter_map(|e| std::fs::read_to_string(e.path().join("loop/backing_file")).ok())
+            .filter(|file| file.starts_with(&here))
+            .count()
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// The median of a metric.
+pub fn median(report: &Value, experiment: &str, mode: &str, metric: &str) -> f64 {
+    rows(report)
+        .find(|r| r["experiment"] == experiment && r["mode"] == mode && r["metric"] == metric)
+        .and_then(|r| r["median"].as_f64())
+        .unwrap_or_else(|| panic!("no {experiment} {mode} {metric}"))
+}
+
+pub fn rows(report: &Value) -> impl Iterator<Item = &Value> {
+    report["results"].as_array().expect("results").iter()
+}
+
+pub fn is_root() -> bool {
+    std::fs::metadata("/proc/self").is_ok_and(|m| std::os::unix::fs::MetadataExt::uid(&m) == 0)
+}
+
+/// Whether loop file systems can be tested here; says why not.
+pub fn loops_possible() -> bool {
+    let tools = ["mkfs.xfs", "mkfs.ext4", "mkfs.btrfs", "losetup"];
+    let found =
+        |t: &str| ["/usr/sbin", "/sbin", "/usr/bin"].iter().any(|d| Path::new(d).join(t).exists());
+    let missing: Vec<_> = tools.iter().filter(|t| !found(t)).collect();
+    if !is_root() || !Path::new("/dev/loop-control").exists() || !missing.is_empty() {
+        eprintln!("skipped: needs root, loop devices and {tools:?} (missing {missing:?})");
+        return false;
+    }
+    true
+}
