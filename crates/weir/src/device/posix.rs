@@ -355,6 +355,14 @@ fn lock(file: &File, mode: OpenMode) -> Result<()> {
     }
 }
 
+/// Who has claimed a block device: one of us, or the host.
+fn describe_claim(path: &Path) -> String {
+    match File::open(path).map_err(Error::from).and_then(|file| lock(&file, OpenMode::ReadOnly)) {
+        Err(Error::InUse(holder)) => holder,
+        _ => "the host has it mounted or otherwise claimed".to_owned(),
+    }
+}
+
 /// Who holds the lock, as far as the host tells.
 fn describe_holder(file: &File) -> String {
     let holder = file.metadata().ok().and_then(|metadata| {
@@ -392,7 +400,7 @@ fn open_error(path: &Path, error: &io::Error) -> Error {
         Some(libc::EEXIST) => Error::Exists,
         Some(libc::EACCES | libc::EPERM) => Error::AccessDenied,
         Some(libc::EROFS) => Error::ReadOnly,
-        Some(libc::EBUSY) => Error::InUse("the host has it mounted or otherwise claimed".into()),
+        Some(libc::EBUSY) => Error::InUse(describe_claim(path)),
         Some(libc::EISDIR) => Error::IsDirectory,
         Some(libc::ENOSPC | libc::EDQUOT) => Error::NoSpace,
         _ => Error::Io(format!("{}: {error}", path.display())),
