@@ -26,7 +26,8 @@ pub trait NodeSink {
     /// The node at `block` is not part of the new tree. Called once per node. Its blocks
     /// must not be reused before the new tree is durable.
     fn free(&mut self, block: u64);
-    /// Writes a node. It has to be on the device when the new root is published, not before.
+    /// Takes a node to be written. It has to be on the device when the new root is published, not
+    /// before: the merge never reads it back.
     ///
     /// # Errors
     /// When it cannot be written; the merge then ends with this error.

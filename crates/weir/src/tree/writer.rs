@@ -411,7 +411,7 @@ impl<'a> Writer<'a> {
             }
             return Ok(TreeRoot { generation: self.generation, ..TreeRoot::EMPTY });
         };
-        let (root, level) = self.skip_single_children(top.node, level - 1)?;
+        let (root, level) = self.skip_single_children(&top, level - 1)?;
         let node_count = (old.node_count + self.allocated).checked_sub(self.freed);
         let Some(node_count) = node_count else {
             return Err(Error::Corrupt(format!("tree: node count {} too small", old.node_count)));
@@ -427,9 +427,11 @@ impl<'a> Writer<'a> {
     }
 
     /// Follows interior nodes with a single child down from the top: they need not be in the tree.
-    fn skip_single_children(&mut self, top: ChildRef, level: u8) -> Result<(ChildRef, u8)> {
-        let (mut root, mut level) = (top, level);
-        while level > 0 {
+    /// Only an old node can be one: a new one at the top was written because it has several
+    /// children. (And new nodes must not be read: the sink may not have written them yet.)
+    fn skip_single_children(&mut self, top: &Child, level: u8) -> Result<(ChildRef, u8)> {
+        let (mut root, mut level) = (top.node, level);
+        while top.shared && level > 0 {
             let node = self.load(root, level)?;
             let Some(child) = node.child(0).filter(|_| node.count() == 1) else { break };
             self.free(&node);
