@@ -1,1 +1,33 @@
-//! weir-mount
+//! Mounts a file system of our own through FUSE.
+//!
+//! The parts, from the kernel inwards:
+//!
+//! | module | does |
+//! |---|---|
+//! | [`mount_point`] | attaches `/dev/fuse` to a directory, and takes it off |
+//! | [`session`] | one mount from attaching to the last answer |
+//! | `fuser_transport` | decodes requests and encodes replies, by the `fuser` crate |
+//! | [`dispatch`] | which thread serves a request; catches panics |
+//! | [`ops`] | the operations, free of any transport |
+//! | [`weir_fs`] | the operations on a [`weir::Volume`] |
+//!
+//! Another transport replaces the two in the middle and uses the rest as it is.
+
+pub mod acl;
+pub mod dispatch;
+pub mod errno;
+pub mod error;
+mod fuser_transport;
+pub mod mount_point;
+pub mod ops;
+pub mod options;
+pub mod session;
+pub mod tables;
+pub mod weir_fs;
+
+pub use errno::Errno;
+pub use error::{MountError, UnmountError, User};
+pub use ops::FileSystemOps;
+pub use options::{Atime, MountOptions, TransportOptions};
+pub use session::{Controller, Session, mount};
+pub use weir_fs::{Trouble, WeirFs};

@@ -1,0 +1,346 @@
+//! Which thread serves a request, and what happens when a handler panics.
+//!
+//! A transport runs one thread per core that reads requests. A request that waits for the device on
+//! such a thread keeps it from reading the next one, so that two slow `fsync`s on a two-core
+//! machine would stop every other program. The rule here:
+//!
+//! - [`Class::Quick`] requests are served where they were read.
+//! - [`Class::Normal`] requests too, unless some request was lately held up (the engine throttles
+//!   writers, or reads tree nodes from the device); then they are treated as blocking.
+//! - [`Class::Blocking`] requests are served where they were read only while at least one other
+//!   transport thread stays free; otherwise a pool takes them. A hand-over costs a thread wake-up,
+//!   which is what a single `fsync` at a time must not pay.
+//!
+//! Handlers run under `catch_unwind`: the reply object is dropped by the unwinding, which answers
+//! EIO, and the mount goes on.
+//!
+//! Lock order: the queue's lock is a leaf; no handler runs under it.
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use parking_lot::{Condvar, Mutex};
+
+/// How long a request may keep a transport thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Class {
+    /// Memory only.
+    Quick,
+    /// Memory only as a rule.
+    Normal,
+    /// Waits for the device as a rule.
+    Blocking,
+}
+
+/// Where a request is served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// On the thread that read it.
+    Here,
+    /// There too, and it counts against the threads that may wait.
+    HereCounted,
+    /// On a thread of the pool.
+    Pool,
+}
+
+/// A request that took longer than this was held up.
+const HELD_UP_US: u64 = 1_000;
+/// For how long after that `Normal` requests are taken for blocking ones.
+const PRESSURE_US: u64 = 100_000;
+/// Most threads of the pool; more requests than that wait for a free one. Enough for a group commit
+/// of this many to share one flush.
+const MAX_POOL_THREADS: usize = 64;
+
+/// The placement rule: no locks, no clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Placement {
+    /// Threads that read requests.
+    pub transport_threads: usize,
+    /// Counted requests being served on them now.
+    pub waiting_here: usize,
+    /// A request was lately held up.
+    pub pressure: bool,
+}
+
+impl Placement {
+    /// Where a request of `class` goes.
+    pub const fn place(self, class: Class) -> Place {
+        match class {
+            Class::Quick => Place::Here,
+            Class::Normal if !self.pressure => Place::Here,
+            Class::Normal | Class::Blocking => {
+                if self.waiting_here + 1 < self.transport_threads {
+                    Place::HereCounted
+                } else {
+                    Place::Pool
+                }
+            }
+        }
+    }
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<Job>,
+    idle_threads: usize,
+    threads: Vec<JoinHandle<()>>,
+    closing: bool,
+}
+
+struct Shared {
+    queue: Mutex<Queue>,
+    changed: Condvar,
+    on_panic: Box<dyn Fn(&str) + Send + Sync>,
+}
+
+/// Serves requests by the rule above.
+pub struct Dispatcher {
+    transport_threads: usize,
+    waiting_here: AtomicUsize,
+    started: Instant,
+    /// Microseconds since `started` until which there is pressure.
+    pressure_until_us: AtomicU64,
+    shared: Arc<Shared>,
+}
+
+/// One transport thread counted as waiting; dropping it uncounts.
+pub struct Counted<'a>(&'a AtomicUsize);
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Permission to serve a request on this thread.
+pub enum Here<'a> {
+    /// It is quick.
+    Free,
+    /// It may wait.
+    Counted(#[allow(dead_code)] Counted<'a>),
+}
+
+impl Dispatcher {
+    /// A dispatcher for a transport with this many threads; `on_panic` hears of panics.
+    pub fn new(
+        transport_threads: usize,
+        on_panic: impl Fn(&str) + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            transport_threads,
+            waiting_here: AtomicUsize::new(0),
+            started: Instant::now(),
+            pressure_until_us: AtomicU64::new(0),
+            shared: Arc::new(Shared {
+                queue: Mutex::default(),
+                changed: Condvar::new(),
+                on_panic: Box::new(on_panic),
+            }),
+        })
+    }
+
+    fn now_us(&self) -> u64 {
+        self.started.elapsed().as_micros() as u64
+    }
+
+    /// Asks for a request of `class` to be served on this thread; `None`: use [`Self::submit`].
+    pub fn admit(&self, class: Class) -> Option<Here<'_>> {
+        if class == Class::Quick {
+            return Some(Here::Free);
+        }
+        let pressure_until_us = self.pressure_until_us.load(Ordering::Relaxed);
+        let pressure = pressure_until_us != 0 && self.now_us() < pressure_until_us;
+        let waiting_here = self.waiting_here.fetch_add(1, Ordering::Relaxed);
+        let counted = Counted(&self.waiting_here);
+        let placement =
+            Placement { transport_threads: self.transport_threads, waiting_here, pressure };
+        match placement.place(class) {
+            Place::Here => Some(Here::Free),
+            Place::HereCounted => Some(Here::Counted(counted)),
+            Place::Pool => None,
+        }
+    }
+
+    /// Serves `job` on this thread, which [`Self::admit`] allowed.
+    pub fn run_here(&self, _permission: Here<'_>, job: impl FnOnce()) {
+        let began_us = self.now_us();
+        self.shared.guarded(job);
+        let now_us = self.now_us();
+        if now_us - began_us > HELD_UP_US {
+            self.pressure_until_us.store(now_us + PRESSURE_US, Ordering::Relaxed);
+        }
+    }
+
+    /// Serves `job` on a thread of the pool.
+    pub fn submit(&self, job: impl FnOnce() + Send + 'static) {
+        let mut queue = self.shared.queue.lock();
+        queue.jobs.push_back(Box::new(job));
+        let wanted = queue.jobs.len() > queue.idle_threads;
+        if wanted && queue.threads.len() < MAX_POOL_THREADS {
+            let shared = Arc::clone(&self.shared);
+            let name = format!("weir-pool-{}", queue.threads.len());
+            match std::thread::Builder::new().name(name).spawn(move || shared.serve()) {
+                Ok(thread) => queue.threads.push(thread),
+                Err(_) if queue.threads.is_empty() => {
+                    // No thread to be had at all: serving it here is slow, losing it is wrong.
+                    let job = queue.jobs.pop_back();
+                    drop(queue);
+                    if let Some(job) = job {
+                        self.shared.guarded(job);
+                    }
+                    return;
+                }
+                Err(_) => {}
+            }
+        }
+        drop(queue);
+        self.shared.changed.notify_one();
+    }
+
+    /// Serves `job` here or on the pool, by its class.
+    pub fn run(&self, class: Class, job: impl FnOnce() + Send + 'static) {
+        match self.admit(class) {
+            Some(permission) => self.run_here(permission, job),
+            None => self.submit(job),
+        }
+    }
+
+    /// Serves what is queued and ends the pool's threads.
+    pub fn close(&self) {
+        let threads = {
+            let mut queue = self.shared.queue.lock();
+            queue.closing = true;
+            std::mem::take(&mut queue.threads)
+        };
+        self.shared.changed.notify_all();
+        for thread in threads {
+            // Handlers cannot unwind out of a pool thread, so joining cannot fail.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn guarded(&self, job: impl FnOnce()) {
+        // State that a panic may have left half changed belongs to the engine, which answers for
+        // it; nothing of the dispatcher is touched by a job.
+        if let Err(payload) = catch_unwind(AssertUnwindSafe(job)) {
+            (self.on_panic)(panic_message(payload.as_ref()));
+        }
+    }
+
+    fn serve(&self) {
+        let mut queue = self.queue.lock();
+        loop {
+            if let Some(job) = queue.jobs.pop_front() {
+                drop(queue);
+                self.guarded(job);
+                queue = self.queue.lock();
+            } else if queue.closing {
+                return;
+            } else {
+                queue.idle_threads += 1;
+                self.changed.wait(&mut queue);
+                queue.idle_threads -= 1;
+            }
+        }
+    }
+}
+
+/// The text of a panic.
+pub fn panic_message(payload: &(dyn Any + Send)) -> &str {
+    payload
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("panic without a message")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    #[test]
+    fn one_transport_thread_always_stays_free_of_blocking_requests() {
+        for transport_threads in 1..8 {
+            for waiting_here in 0..8 {
+                for pressure in [false, true] {
+                    let placement = Placement { transport_threads, waiting_here, pressure };
+                    assert_eq!(placement.place(Class::Quick), Place::Here);
+                    for class in [Class::Normal, Class::Blocking] {
+                        let place = placement.place(class);
+                        if place == Place::HereCounted {
+                            assert!(waiting_here < transport_threads - 1);
+                        }
+                        if place == Place::Here {
+                            assert!(class == Class::Normal && !pressure);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_blocked_request_on_every_counted_thread_sends_the_next_to_the_pool() {
+        let dispatcher = Dispatcher::new(2, |_| {});
+        let first = dispatcher.admit(Class::Blocking);
+        assert!(matches!(first, Some(Here::Counted(_))));
+        assert!(dispatcher.admit(Class::Blocking).is_none());
+        assert!(dispatcher.admit(Class::Quick).is_some());
+        drop(first);
+        assert!(dispatcher.admit(Class::Blocking).is_some());
+        dispatcher.close();
+    }
+
+    #[test]
+    fn queued_requests_are_all_served_before_close_returns() {
+        let dispatcher = Dispatcher::new(1, |_| {});
+        let (sender, receiver) = mpsc::channel();
+        for number in 0..200 {
+            let sender = sender.clone();
+            dispatcher.run(Class::Blocking, move || sender.send(number).unwrap());
+        }
+        dispatcher.close();
+        drop(sender);
+        let mut served: Vec<i32> = receiver.iter().collect();
+        served.sort_unstable();
+        assert_eq!(served, (0..200).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn more_blocked_requests_than_idle_threads_do_not_wait_for_each_other() {
+        let dispatcher = Dispatcher::new(1, |_| {});
+        let barrier = Arc::new(std::sync::Barrier::new(8));
+        for _ in 0..8 {
+            let barrier = Arc::clone(&barrier);
+            dispatcher.run(Class::Blocking, move || {
+                barrier.wait();
+            });
+        }
+        dispatcher.close();
+    }
+
+    #[test]
+    fn a_panic_is_reported_and_the_next_request_is_served() {
+        let (sender, receiver) = mpsc::channel();
+        let dispatcher = Dispatcher::new(2, move |what| sender.send(what.to_owned()).unwrap());
+        dispatcher.run(Class::Quick, || panic!("handler {}", 7));
+        assert_eq!(receiver.recv().unwrap(), "handler 7");
+        let served = Arc::new(AtomicUsize::new(0));
+        let counter = Arc::clone(&served);
+        dispatcher.run(Class::Blocking, move || {
+            counter.fetch_add(1, Ordering::SeqCst);
+        });
+        dispatcher.close();
+        assert_eq!(served.load(Ordering::SeqCst), 1);
+    }
+}

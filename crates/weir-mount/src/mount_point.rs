@@ -1,0 +1,311 @@
+//! Attaching `/dev/fuse` to a directory and taking it off again.
+//!
+//! `mount(2)` is used directly; where that is not allowed (an ordinary user), the `fusermount3`
+//! helper does it and passes the connection back over a socket. No library of C is needed.
+//! (`fuser` can mount too, but on its way out it takes whatever is mounted at the path *then*,
+//! so that a new mount at the same place could be lost.)
+//!
+//! Nothing here may touch a path below a mount that is not served yet, or by the process that
+//! serves it: the kernel would wait for an answer from us. Mounts are looked up in
+//! `/proc/self/mountinfo` instead.
+
+use std::ffi::{CString, OsStr, OsString};
+use std::fs;
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::{Errno, FdFlags};
+use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+
+use crate::error::{MountError, UnmountError, User};
+use crate::options::{Atime, MountOptions};
+
+const FUSE_DEVICE: &str = "/dev/fuse";
+/// Shown as the file system's type: `fuse.weir`.
+const SUBTYPE: &str = "weir";
+
+/// A line of `/proc/self/mountinfo`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MountEntry {
+    /// Device number, `major:minor`.
+    pub device: String,
+    /// Where.
+    pub dir: PathBuf,
+    /// Type with subtype, e.g. `fuse.weir`.
+    pub fs_type: String,
+    /// What.
+    pub source: OsString,
+}
+
+/// Undoes the octal escapes of `/proc` files.
+fn unescape(text: &[u8]) -> OsString {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((&first, tail)) = rest.split_first() {
+        let code = match tail {
+            [a @ b'0'..=b'3', b @ b'0'..=b'7', c @ b'0'..=b'7', ..] if first == b'\\' => {
+                Some((a - b'0') << 6 | (b - b'0') << 3 | (c - b'0'))
+            }
+            _ => None,
+        };
+        bytes.push(code.unwrap_or(first));
+        rest = if code.is_some() { &tail[3..] } else { tail };
+    }
+    OsString::from_vec(bytes)
+}
+
+fn parse_mount_entry(line: &[u8]) -> Option<MountEntry> {
+    let mut fields = line.split(|&byte| byte == b' ');
+    let device = String::from_utf8(fields.nth(2)?.to_vec()).ok()?;
+    let dir = PathBuf::from(unescape(fields.nth(1)?));
+    // A varying number of optional fields ends with a single dash.
+    fields.find(|field| *field == b"-")?;
+    let fs_type = String::from_utf8(fields.next()?.to_vec()).ok()?;
+    let source = unescape(fields.next()?);
+    Some(MountEntry { device, dir, fs_type, source })
+}
+
+/// Every mount this process can see, oldest first.
+pub fn mounts() -> io::Result<Vec<MountEntry>> {
+    let text = fs::read("/proc/self/mountinfo")?;
+    Ok(text.split(|&byte| byte == b'\n').filter_map(parse_mount_entry).collect())
+}
+
+/// The topmost mount at exactly `dir` (which must be canonical).
+pub fn mount_at(dir: &Path) -> io::Result<Option<MountEntry>> {
+    Ok(mounts()?.into_iter().rev().find(|entry| entry.dir == dir))
+}
+
+fn kernel_flags(options: &MountOptions, privileged: bool) -> MountFlags {
+    let wanted = [
+        (options.read_only, MountFlags::RDONLY),
+        (!options.suid.unwrap_or(privileged), MountFlags::NOSUID),
+        (!options.dev.unwrap_or(privileged), MountFlags::NODEV),
+        (!options.exec, MountFlags::NOEXEC),
+        (options.atime == Atime::Never, MountFlags::NOATIME),
+        (options.atime == Atime::Relative, MountFlags::RELATIME),
+        (options.atime == Atime::Strict, MountFlags::STRICTATIME),
+        (options.sync, MountFlags::SYNCHRONOUS),
+        (options.dirsync, MountFlags::DIRSYNC),
+    ];
+    wanted
+        .into_iter()
+        .filter(|(on, _)| *on)
+        .fold(MountFlags::empty(), |flags, (_, flag)| flags | flag)
+}
+
+/// Mounts at `dir` (canonical) and returns the connection to the kernel.
+pub fn attach(dir: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {
+    let privileged = rustix::process::geteuid().is_root();
+    let device = rustix::fs::open(FUSE_DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|error| match error {
+            Errno::NOENT | Errno::NODEV | Errno::NXIO => MountError::NoFuse,
+            error => MountError::FuseDevice(error.into()),
+        })?;
+    let mut data = format!(
+        "fd={},rootmode=40000,user_id={},group_id={},default_permissions,subtype={SUBTYPE}",
+        device.as_raw_fd(),
+        rustix::process::getuid().as_raw(),
+        rustix::process::getgid().as_raw(),
+    );
+    if options.allow_other.unwrap_or(privileged) {
+        data.push_str(",allow_other");
+    }
+    let data = CString::new(data).map_err(|_| MountError::Name)?;
+    let source = CString::new(options.fs_name.as_str()).map_err(|_| MountError::Name)?;
+    let flags = kernel_flags(options, privileged);
+    match rustix::mount::mount(source.as_c_str(), dir, "fuse", flags, data.as_c_str()) {
+        Ok(()) => Ok(device),
+        Err(Errno::PERM) => {
+            drop(device);
+            attach_with_helper(dir, options)
+        }
+        Err(Errno::NODEV) => Err(MountError::NoFuse),
+        Err(error) => Err(MountError::Mount(error.into())),
+    }
+}
+
+fn helper_options(options: &MountOptions) -> String {
+    let escaped = options.fs_name.replace('\\', "\\\\").replace(',', "\\,");
+    let mut list = format!("fsname={escaped},subtype={SUBTYPE},default_permissions");
+    let switches = [
+        (options.read_only, "ro"),
+        (options.allow_other == Some(true), "allow_other"),
+        (options.suid != Some(true), "nosuid"),
+        (options.dev != Some(true), "nodev"),
+        (!options.exec, "noexec"),
+        (options.atime == Atime::Never, "noatime"),
+        (options.sync, "sync"),
+        (options.dirsync, "dirsync"),
+    ];
+    for (_, name) in switches.into_iter().filter(|(on, _)| *on) {
+        list.push(',');
+        list.push_str(name);
+    }
+    list
+}
+
+fn attach_with_helper(dir: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {
+    let (ours, theirs) = UnixStream::pair().map_err(MountError::Mount)?;
+    rustix::io::fcntl_setfd(&theirs, FdFlags::empty())
+        .map_err(|error| MountError::Mount(error.into()))?;
+    let helper = Command::new("fusermount3")
+        .arg("-o")
+        .arg(helper_options(options))
+        .arg("--")
+        .arg(dir)
+        .env("_FUSE_COMMFD", theirs.as_raw_fd().to_string())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => MountError::NoHelper,
+            _ => MountError::Mount(error),
+        })?;
+    drop(theirs);
+    let connection = receive_descriptor(&ours);
+    let output = helper.wait_with_output().map_err(MountError::Mount)?;
+    match connection {
+        Ok(Some(connection)) => Ok(connection),
+        Ok(None) => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            let said = said.lines().next().unwrap_or("it gave no reason").trim();
+            Err(MountError::Helper(said.trim_start_matches("fusermount3: ").to_owned()))
+        }
+        Err(error) => Err(MountError::Mount(error.into())),
+    }
+}
+
+/// One descriptor from the socket; `None` when the other side closed it without sending one.
+fn receive_descriptor(socket: impl AsFd) -> Result<Option<OwnedFd>, Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    recvmsg(&socket, &mut [IoSliceMut::new(&mut byte)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(mut descriptors) = message
+            && let Some(descriptor) = descriptors.next()
+        {
+            return Ok(Some(descriptor));
+        }
+    }
+    Ok(None)
+}
+
+/// Unmounts `dir`; `lazy` detaches it now and lets its users finish.
+pub fn detach(dir: &Path, lazy: bool) -> Result<(), UnmountError> {
+    let flags = if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
+    match rustix::mount::unmount(dir, flags | UnmountFlags::NOFOLLOW) {
+        Ok(()) => Ok(()),
+        Err(Errno::BUSY) => Err(UnmountError::Busy(users_of(dir))),
+        Err(Errno::INVAL) => Err(UnmountError::NotMounted),
+        Err(Errno::PERM) => detach_with_helper(dir, lazy),
+        Err(error) => Err(UnmountError::Io(error.into())),
+    }
+}
+
+fn detach_with_helper(dir: &Path, lazy: bool) -> Result<(), UnmountError> {
+    let mut helper = Command::new("fusermount3");
+    helper.arg(if lazy { "-uz" } else { "-u" }).arg("--").arg(dir);
+    let output = helper.stdin(Stdio::null()).output().map_err(UnmountError::Io)?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    if said.contains("busy") {
+        return Err(UnmountError::Busy(users_of(dir)));
+    }
+    Err(UnmountError::Io(io::Error::other(said.lines().next().unwrap_or("failed").to_owned())))
+}
+
+/// Processes that keep `dir` busy: by working directory, root, or an open file.
+pub fn users_of(dir: &Path) -> Vec<User> {
+    let Ok(processes) = fs::read_dir("/proc") else { return Vec::new() };
+    let mut users = Vec::new();
+    for process in processes.flatten() {
+        let Some(pid) = process.file_name().to_str().and_then(|name| name.parse::<u32>().ok())
+        else {
+            continue;
+        };
+        let base = process.path();
+        let below = |link: &Path| fs::read_link(link).is_ok_and(|target| target.starts_with(dir));
+        let open_file = || {
+            fs::read_dir(base.join("fd"))
+                .is_ok_and(|mut files| files.any(|file| file.is_ok_and(|file| below(&file.path()))))
+        };
+        if below(&base.join("cwd"))
+            || below(&base.join("root"))
+            || below(&base.join("exe"))
+            || open_file()
+        {
+            let name = fs::read(base.join("comm")).unwrap_or_default();
+            let name = OsStr::from_bytes(name.trim_ascii_end()).to_string_lossy().into_owned();
+            users.push(User { pid, name });
+        }
+    }
+    users
+}
+
+/// Lets the kernel read further ahead than its default of 128 KiB. Best effort: only root can.
+pub fn set_read_ahead(device: &str, bytes: u32) {
+    let file = format!("/sys/class/bdi/{device}/read_ahead_kb");
+    let _ = fs::write(file, (bytes / 1024).to_string());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mountinfo_line_with_any_number_of_optional_fields_is_understood() {
+        let line =
+            b"36 35 0:98 / /mnt/a\\040b rw,noatime shared:1 master:2 - fuse.weir /v\\134x rw";
+        let entry = parse_mount_entry(line).unwrap();
+        assert_eq!(entry.device, "0:98");
+        assert_eq!(entry.dir, Path::new("/mnt/a b"));
+        assert_eq!(entry.fs_type, "fuse.weir");
+        assert_eq!(entry.source, "/v\\x");
+        let plain = b"1 0 8:1 / / rw - ext4 /dev/sda1 rw";
+        assert_eq!(parse_mount_entry(plain).unwrap().dir, Path::new("/"));
+        assert_eq!(parse_mount_entry(b"garbage"), None);
+    }
+
+    #[test]
+    fn escapes_are_undone_and_a_lone_backslash_stays() {
+        assert_eq!(unescape(b"a\\011b"), "a\tb");
+        assert_eq!(unescape(b"a\\"), "a\\");
+        assert_eq!(unescape(b"\\09"), "\\09");
+    }
+
+    #[test]
+    fn root_gets_a_full_mount_and_a_user_a_safe_one() {
+        let options = MountOptions::default();
+        assert!(!kernel_flags(&options, true).intersects(MountFlags::NOSUID | MountFlags::NODEV));
+        assert!(kernel_flags(&options, false).contains(MountFlags::NOSUID | MountFlags::NODEV));
+    }
+
+    #[test]
+    fn a_comma_in_the_volume_name_does_not_become_an_option() {
+        let options = MountOptions { fs_name: "a,suid".to_owned(), ..MountOptions::default() };
+        assert!(helper_options(&options).starts_with("fsname=a\\,suid,"));
+    }
+
+    #[test]
+    fn a_process_with_its_working_directory_below_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let canonical = dir.path().canonicalize().unwrap();
+        let mut child = Command::new("sleep").arg("30").current_dir(dir.path()).spawn().unwrap();
+        let users = users_of(&canonical);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(users.iter().any(|user| user.pid == child.id() && user.name == "sleep"));
+    }
+}

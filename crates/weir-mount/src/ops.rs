@@ -1,0 +1,218 @@
+//! The operations a mount needs, free of any transport.
+//!
+//! A transport (today [`crate::fuser_transport`] over `/dev/fuse`) decodes requests, calls one method
+//! of [`FileSystemOps`] each, and encodes the reply. The trait knows nothing of the wire protocol,
+//! of reply objects or of threads, so that another transport can take its place.
+//!
+//! Invariants every implementation keeps:
+//! - Methods are called from several threads at once, in any order.
+//! - Permissions have been checked by the kernel (`default_permissions`).
+//! - Each [`Attr`] returned by a *name-giving* call (`lookup`, `make`, `create`, `symlink`, `link`,
+//!   `tmpfile`, and `readdir_plus` entries) counts as one reference on the inode, released by
+//!   [`FileSystemOps::forget`]. The inode stays usable until then, with or without a name.
+//! - An inode number names one inode for as long as it is referenced.
+
+use crate::errno::Errno;
+use weir::{AllocateMode, Attr, DirEntry, FileType, RenameMode, SetAttr, StatFs};
+
+/// Result of every operation.
+pub type OpResult<T> = Result<T, Errno>;
+
+/// On whose behalf a request is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Caller {
+    /// Effective (file system) user.
+    pub uid: u32,
+    /// Effective (file system) group.
+    pub gid: u32,
+}
+
+/// A new inode as the program asked for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Make {
+    /// What it is.
+    pub file_type: FileType,
+    /// Permission bits (07777) as given.
+    pub permissions: u32,
+    /// The caller's umask, not applied yet: a default ACL of the directory overrides it.
+    pub umask: u32,
+    /// Device number of device nodes.
+    pub rdev: u32,
+}
+
+/// How a regular file is opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Open {
+    /// Writes will come.
+    pub write: bool,
+    /// Cut the file to length 0 first.
+    pub truncate: bool,
+}
+
+/// What a write asks beyond storing its bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct WriteMode {
+    /// Durable before the reply: the data and what is needed to find it.
+    pub data_sync: bool,
+    /// Durable before the reply: all attributes too.
+    pub full_sync: bool,
+    /// The writer is not privileged: clear set-user-id and set-group-id.
+    pub kill_suid_sgid: bool,
+}
+
+/// Whether a call may wait for the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wait {
+    /// Answer [`Errno::EAGAIN`] instead.
+    No,
+    /// Wait.
+    Yes,
+}
+
+/// What an extended attribute may replace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SetXattr {
+    /// Create or replace.
+    Any,
+    /// Must not exist.
+    Create,
+    /// Must exist.
+    Replace,
+}
+
+/// Where `seek` looks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Seek {
+    /// The next data at or after the offset.
+    Data,
+    /// The next hole at or after the offset; the end of the file counts as one.
+    Hole,
+}
+
+/// A file handle, as given out by `open`, `create` and `tmpfile`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Handle(pub u64);
+
+/// One directory entry on its way out. The visitor returns false when its buffer is full; that
+/// entry then counts as not read.
+pub type Visit<'a> = &'a mut dyn FnMut(&DirEntry) -> bool;
+
+/// As [`Visit`], with the attributes of the entry.
+pub type VisitPlus<'a> = &'a mut dyn FnMut(&DirEntry, &Attr) -> bool;
+
+/// A file system, as seen by a transport. See the module's head for the invariants.
+pub trait FileSystemOps: Send + Sync + 'static {
+    /// The entry `name` of `parent`. `.` and `..` may be asked for by a file server.
+    fn lookup(&self, parent: u64, name: &[u8]) -> OpResult<Attr>;
+    /// Releases `count` references on `ino`.
+    fn forget(&self, ino: u64, count: u64);
+
+    /// Attributes of `ino`.
+    fn getattr(&self, ino: u64) -> OpResult<Attr>;
+    /// Changes attributes of `ino`.
+    fn setattr(&self, caller: Caller, ino: u64, change: &SetAttr) -> OpResult<Attr>;
+
+    /// A new inode with a name.
+    fn make(&self, caller: Caller, parent: u64, name: &[u8], new: &Make) -> OpResult<Attr>;
+    /// A new regular file, open. Opens an existing one unless `exclusive`.
+    fn create(
+        &self,
+        caller: Caller,
+        parent: u64,
+        name: &[u8],
+        new: &Make,
+        open: Open,
+        exclusive: bool,
+    ) -> OpResult<(Attr, Handle)>;
+    /// A new regular file without a name, open.
+    fn tmpfile(&self, caller: Caller, parent: u64, new: &Make) -> OpResult<(Attr, Handle)>;
+    /// A new symbolic link.
+    fn symlink(&self, caller: Caller, parent: u64, name: &[u8], target: &[u8]) -> OpResult<Attr>;
+    /// Target of a symbolic link.
+    fn readlink(&self, ino: u64) -> OpResult<Vec<u8>>;
+    /// One more name for `ino`.
+    fn link(&self, ino: u64, parent: u64, name: &[u8]) -> OpResult<Attr>;
+    /// Removes a name of something that is not a directory.
+    fn unlink(&self, parent: u64, name: &[u8]) -> OpResult<()>;
+    /// Removes an empty directory.
+    fn rmdir(&self, parent: u64, name: &[u8]) -> OpResult<()>;
+    /// Renames.
+    fn rename(
+        &self,
+        parent: u64,
+        name: &[u8],
+        new_parent: u64,
+        new_name: &[u8],
+        mode: RenameMode,
+    ) -> OpResult<()>;
+
+    /// Entries after `cookie` (0: from the start), `.` and `..` included.
+    fn readdir(&self, dir: u64, cookie: u64, visit: Visit<'_>) -> OpResult<()>;
+    /// As `readdir`, with attributes. Every visited entry but `.` and `..` is referenced unless the
+    /// visitor refused it.
+    fn readdir_plus(&self, dir: u64, cookie: u64, visit: VisitPlus<'_>) -> OpResult<()>;
+    /// Makes every name of `dir` durable.
+    fn fsync_dir(&self, dir: u64) -> OpResult<()>;
+
+    /// Opens a regular file.
+    fn open(&self, caller: Caller, ino: u64, open: Open) -> OpResult<Handle>;
+    /// Closes a handle.
+    fn release(&self, handle: Handle);
+    /// Reads up to `size_bytes` at `offset` into `buffer` (its old contents are dropped). Shorter
+    /// only at the end of the file.
+    fn read(
+        &self,
+        handle: Handle,
+        offset: u64,
+        size_bytes: usize,
+        buffer: &mut Vec<u8>,
+        wait: Wait,
+    ) -> OpResult<()>;
+    /// Writes all of `data`.
+    fn write(&self, handle: Handle, offset: u64, data: &[u8], mode: WriteMode) -> OpResult<usize>;
+    /// Makes the file durable; `data_only` leaves out attributes that are not needed to read it.
+    fn fsync(&self, handle: Handle, data_only: bool) -> OpResult<()>;
+    /// Reserves, frees or zeroes a range.
+    fn allocate(
+        &self,
+        handle: Handle,
+        mode: AllocateMode,
+        offset: u64,
+        length: u64,
+    ) -> OpResult<()>;
+    /// The next data or hole.
+    fn seek(&self, handle: Handle, offset: u64, seek: Seek) -> OpResult<u64>;
+    /// Copies a range between two files of the volume; returns the bytes copied.
+    fn copy_range(
+        &self,
+        from: Handle,
+        offset: u64,
+        to: Handle,
+        to_offset: u64,
+        length: u64,
+    ) -> OpResult<u64>;
+
+    /// An extended attribute's value.
+    fn getxattr(&self, ino: u64, name: &[u8]) -> OpResult<Vec<u8>>;
+    /// Sets an extended attribute.
+    fn setxattr(
+        &self,
+        caller: Caller,
+        ino: u64,
+        name: &[u8],
+        value: &[u8],
+        mode: SetXattr,
+    ) -> OpResult<()>;
+    /// Names of all extended attributes.
+    fn listxattr(&self, ino: u64) -> OpResult<Vec<Vec<u8>>>;
+    /// Removes an extended attribute.
+    fn removexattr(&self, ino: u64, name: &[u8]) -> OpResult<()>;
+
+    /// Space and limits.
+    fn statfs(&self) -> OpResult<StatFs>;
+    /// Makes everything before the call durable.
+    fn sync(&self) -> OpResult<()>;
+    /// A handler panicked while it served this file system. The mount goes on; the implementation
+    /// makes the fact visible.
+    fn panicked(&self, what: &str);
+}

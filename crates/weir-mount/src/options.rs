@@ -1,0 +1,202 @@
+//! Mount options: the `-o` list of a command line, parsed and checked.
+
+use std::fmt;
+
+/// What the transport negotiates with the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TransportOptions {
+    /// Threads that read requests; `None`: one per core, at least two.
+    pub threads: Option<usize>,
+    /// Largest write (and read) request.
+    pub max_write_bytes: u32,
+    /// Read-ahead and writeback requests the kernel may have in flight.
+    pub max_background: u16,
+    /// The kernel caches writes and sends them later in large pieces.
+    pub writeback_cache: bool,
+    /// POSIX access control lists are enforced by the kernel and inherited by the server.
+    pub posix_acl: bool,
+}
+
+impl Default for TransportOptions {
+    fn default() -> Self {
+        Self {
+            threads: None,
+            max_write_bytes: 1 << 20,
+            max_background: 128,
+            writeback_cache: false,
+            posix_acl: true,
+        }
+    }
+}
+
+/// When reading a file through the mount changes its access time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Atime {
+    /// When it is older than the last change, or than a day.
+    #[default]
+    Relative,
+    /// Never.
+    Never,
+    /// Always.
+    Strict,
+}
+
+/// Everything a mount can be told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(clippy::struct_excessive_bools)]
+pub struct MountOptions {
+    /// The source shown by `mount` and `df`.
+    pub fs_name: String,
+    /// No writes.
+    pub read_only: bool,
+    /// Users other than the mounting one may enter; `None`: when mounted by root.
+    pub allow_other: Option<bool>,
+    /// Set-user-id programs work; `None`: when mounted by root.
+    pub suid: Option<bool>,
+    /// Device nodes work; `None`: when mounted by root.
+    pub dev: Option<bool>,
+    /// Programs may be run.
+    pub exec: bool,
+    /// Access times.
+    pub atime: Atime,
+    /// Every write is synchronous.
+    pub sync: bool,
+    /// Every change of a directory is synchronous.
+    pub dirsync: bool,
+    /// The kernel's side.
+    pub transport: TransportOptions,
+}
+
+impl Default for MountOptions {
+    fn default() -> Self {
+        Self {
+            fs_name: "weir".to_owned(),
+            read_only: false,
+            allow_other: None,
+            suid: None,
+            dev: None,
+            exec: true,
+            atime: Atime::Relative,
+            sync: false,
+            dirsync: false,
+            transport: TransportOptions::default(),
+        }
+    }
+}
+
+/// An option that is not one, or whose value is wrong.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BadOption(String);
+
+impl fmt::Display for BadOption {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            formatter,
+            "mount option '{}': use any of ro rw allow_other noallow_other suid nosuid dev nodev \
+             exec noexec relatime noatime strictatime sync async dirsync acl noacl writeback_cache \
+             nowriteback_cache fsname=NAME threads=1..64 max_background=1..65535 \
+             max_write=BYTES (4096..1048576)",
+            self.0
+        )
+    }
+}
+impl std::error::Error for BadOption {}
+
+impl MountOptions {
+    /// Applies one comma-separated list.
+    pub fn apply(&mut self, list: &str) -> Result<(), BadOption> {
+        for option in list.split(',').filter(|option| !option.is_empty()) {
+            self.apply_one(option).ok_or_else(|| BadOption(option.to_owned()))?;
+        }
+        Ok(())
+    }
+
+    fn apply_one(&mut self, option: &str) -> Option<()> {
+        if let Some((name, value)) = option.split_once('=') {
+            return self.apply_value(name, value);
+        }
+        match option {
+            "defaults" => {}
+            "ro" => self.read_only = true,
+            "rw" => self.read_only = false,
+            "allow_other" => self.allow_other = Some(true),
+            "noallow_other" => self.allow_other = Some(false),
+            "suid" => self.suid = Some(true),
+            "nosuid" => self.suid = Some(false),
+            "dev" => self.dev = Some(true),
+            "nodev" => self.dev = Some(false),
+            "exec" => self.exec = true,
+            "noexec" => self.exec = false,
+            "relatime" | "atime" => self.atime = Atime::Relative,
+            "noatime" => self.atime = Atime::Never,
+            "strictatime" => self.atime = Atime::Strict,
+            "sync" => self.sync = true,
+            "async" => self.sync = false,
+            "dirsync" => self.dirsync = true,
+            "acl" => self.transport.posix_acl = true,
+            "noacl" => self.transport.posix_acl = false,
+            "writeback_cache" => self.transport.writeback_cache = true,
+            "nowriteback_cache" => self.transport.writeback_cache = false,
+            _ => return None,
+        }
+        Some(())
+    }
+
+    fn apply_value(&mut self, name: &str, value: &str) -> Option<()> {
+        match name {
+            "fsname" if !value.is_empty() => value.clone_into(&mut self.fs_name),
+            "threads" => {
+                let threads = value.parse().ok().filter(|threads| (1..=64).contains(threads))?;
+                self.transport.threads = Some(threads);
+            }
+            "max_background" => {
+                self.transport.max_background =
+                    value.parse().ok().filter(|requests| *requests > 0)?;
+            }
+            "max_write" => {
+                let bytes: u32 = value.parse().ok()?;
+                if !(4096..=1 << 20).contains(&bytes) || !bytes.is_multiple_of(4096) {
+                    return None;
+                }
+                self.transport.max_write_bytes = bytes;
+            }
+            _ => return None,
+        }
+        Some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(list: &str) -> Result<MountOptions, BadOption> {
+        let mut options = MountOptions::default();
+        options.apply(list).map(|()| options)
+    }
+
+    #[test]
+    fn a_later_option_wins_over_an_earlier_one() {
+        let options = parsed("ro,nosuid,writeback_cache,rw,suid,nowriteback_cache").unwrap();
+        assert!(!options.read_only && !options.transport.writeback_cache);
+        assert_eq!(options.suid, Some(true));
+    }
+
+    #[test]
+    fn an_unknown_option_or_a_value_out_of_range_is_named() {
+        for bad in ["frobnicate", "threads=0", "threads=65", "max_write=4097", "fsname=", "ro=1"] {
+            let error = parsed(&format!("rw,{bad}")).unwrap_err();
+            assert!(error.to_string().starts_with(&format!("mount option '{bad}'")), "{error}");
+        }
+    }
+
+    #[test]
+    fn values_are_taken() {
+        let options =
+            parsed("threads=3,max_background=9,max_write=65536,fsname=x,noatime").unwrap();
+        assert_eq!(options.transport.threads, Some(3));
+        assert_eq!(options.transport.max_background, 9);
+        assert_eq!(options.transport.max_write_bytes, 65_536);
+        assert_eq!((options.fs_name.as_str(), options.atime), ("x", Atime::Never));
+    }
+}

@@ -1,0 +1,229 @@
+//! What the kernel refers to: inodes it has looked up, and open files.
+//!
+//! Invariants: an inode with a positive lookup count is held in the engine, so its number stays
+//! its own even when the last name goes; a handle number is never given out twice.
+//!
+//! Lock order: a shard's lock, then the engine. Holds and files are dropped outside of the locks,
+//! because dropping the last one of an unlinked file purges it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::{Mutex, RwLock};
+use weir::{File, InodeHold, Volume};
+
+use crate::errno::Errno;
+use crate::ops::{Handle, OpResult};
+
+const SHARDS: usize = 64;
+
+/// What is known of an inode's attributes without asking the engine.
+///
+/// `epoch` grows before and after each change that could invalidate the facts below; a fact is
+/// recorded with the epoch read *before* it was established, and holds while the epoch is the same.
+#[derive(Debug)]
+pub struct Facts {
+    epoch: AtomicU64,
+    /// Neither set-user-id nor set-group-id nor `security.capability`.
+    unprivileged_at: AtomicU64,
+    /// No default ACL.
+    no_default_acl_at: AtomicU64,
+    /// No access ACL.
+    no_access_acl_at: AtomicU64,
+}
+
+/// Something that can be known of an inode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fact {
+    /// Writes have no privileges to take away.
+    Unprivileged,
+    /// New entries inherit no list.
+    NoDefaultAcl,
+    /// The permission bits are all there is.
+    NoAccessAcl,
+}
+
+impl Facts {
+    fn new() -> Self {
+        Self {
+            epoch: AtomicU64::new(1),
+            unprivileged_at: AtomicU64::new(0),
+            no_default_acl_at: AtomicU64::new(0),
+            no_access_acl_at: AtomicU64::new(0),
+        }
+    }
+    fn cell(&self, fact: Fact) -> &AtomicU64 {
+        match fact {
+            Fact::Unprivileged => &self.unprivileged_at,
+            Fact::NoDefaultAcl => &self.no_default_acl_at,
+            Fact::NoAccessAcl => &self.no_access_acl_at,
+        }
+    }
+    /// The epoch to establish a fact in.
+    pub fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::SeqCst)
+    }
+    /// Whether `fact` is known to hold.
+    pub fn holds(&self, fact: Fact) -> bool {
+        self.cell(fact).load(Ordering::SeqCst) == self.epoch()
+    }
+    /// `fact` was found to hold by someone who started at `epoch`.
+    pub fn establish(&self, fact: Fact, epoch: u64) {
+        self.cell(fact).store(epoch, Ordering::SeqCst);
+    }
+    /// Runs a change that could end any fact.
+    pub fn changing<T>(&self, change: impl FnOnce() -> T) -> T {
+        self.epoch.fetch_add(1, Ordering::SeqCst);
+        let result = change();
+        self.epoch.fetch_add(1, Ordering::SeqCst);
+        result
+    }
+}
+
+struct Node {
+    lookups: u64,
+    facts: Arc<Facts>,
+    hold: InodeHold,
+}
+
+/// Inodes that the kernel knows.
+pub struct InodeTable {
+    shards: Vec<Mutex<HashMap<u64, Node>>>,
+}
+
+impl Default for InodeTable {
+    fn default() -> Self {
+        Self { shards: (0..SHARDS).map(|_| Mutex::default()).collect() }
+    }
+}
+
+impl InodeTable {
+    fn shard(&self, ino: u64) -> &Mutex<HashMap<u64, Node>> {
+        &self.shards[(ino % SHARDS as u64) as usize]
+    }
+
+    /// Counts one more reference of the kernel.
+    pub fn acquire(&self, volume: &Volume, ino: u64) -> weir::Result<()> {
+        let mut shard = self.shard(ino).lock();
+        if let Some(node) = shard.get_mut(&ino) {
+            node.lookups += 1;
+            return Ok(());
+        }
+        let hold = volume.hold(ino)?;
+        shard.insert(ino, Node { lookups: 1, facts: Arc::new(Facts::new()), hold });
+        Ok(())
+    }
+
+    /// The kernel gives `count` references back.
+    pub fn forget(&self, ino: u64, count: u64) {
+        let mut shard = self.shard(ino).lock();
+        let Some(node) = shard.get_mut(&ino) else { return };
+        node.lookups = node.lookups.saturating_sub(count);
+        if node.lookups > 0 {
+            return;
+        }
+        let node = shard.remove(&ino);
+        drop(shard);
+        drop(node.map(|node| node.hold));
+    }
+
+    /// What is known of `ino`. For inodes the kernel never looked up (the root) nothing is, and
+    /// nothing is kept.
+    pub fn facts(&self, ino: u64) -> Arc<Facts> {
+        let shard = self.shard(ino).lock();
+        shard.get(&ino).map_or_else(|| Arc::new(Facts::new()), |node| Arc::clone(&node.facts))
+    }
+
+    /// Inodes the kernel knows.
+    pub fn count(&self) -> usize {
+        self.shards.iter().map(|shard| shard.lock().len()).sum()
+    }
+
+    /// Forgets everything: the connection is gone.
+    pub fn clear(&self) {
+        for shard in &self.shards {
+            let nodes = std::mem::take(&mut *shard.lock());
+            drop(nodes);
+        }
+    }
+}
+
+/// An open file.
+pub struct OpenFile {
+    /// The engine's handle.
+    pub file: File,
+    /// What is known of its inode.
+    pub facts: Arc<Facts>,
+}
+
+/// Open files by handle.
+pub struct HandleTable {
+    next: AtomicU64,
+    shards: Vec<RwLock<HashMap<u64, Arc<OpenFile>>>>,
+}
+
+impl Default for HandleTable {
+    fn default() -> Self {
+        Self { next: AtomicU64::new(1), shards: (0..SHARDS).map(|_| RwLock::default()).collect() }
+    }
+}
+
+impl HandleTable {
+    fn shard(&self, number: u64) -> &RwLock<HashMap<u64, Arc<OpenFile>>> {
+        &self.shards[(number % SHARDS as u64) as usize]
+    }
+
+    /// Gives `file` a number.
+    pub fn insert(&self, file: OpenFile) -> Handle {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        self.shard(number).write().insert(number, Arc::new(file));
+        Handle(number)
+    }
+
+    /// The file behind a number.
+    pub fn get(&self, handle: Handle) -> OpResult<Arc<OpenFile>> {
+        self.shard(handle.0).read().get(&handle.0).cloned().ok_or(Errno::EBADF)
+    }
+
+    /// Takes a number back.
+    pub fn remove(&self, handle: Handle) {
+        let file = self.shard(handle.0).write().remove(&handle.0);
+        drop(file);
+    }
+
+    /// Files open now.
+    pub fn count(&self) -> usize {
+        self.shards.iter().map(|shard| shard.read().len()).sum()
+    }
+
+    /// Closes everything: the connection is gone.
+    pub fn clear(&self) {
+        for shard in &self.shards {
+            let files = std::mem::take(&mut *shard.write());
+            drop(files);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fact_ends_with_any_change_even_one_that_was_under_way_when_it_was_found() {
+        let facts = Facts::new();
+        assert!(!facts.holds(Fact::Unprivileged));
+        let epoch = facts.epoch();
+        facts.establish(Fact::Unprivileged, epoch);
+        assert!(facts.holds(Fact::Unprivileged));
+        assert!(!facts.holds(Fact::NoDefaultAcl));
+
+        facts.changing(|| {
+            // A reader that looks between the announcement and the change sees the old state.
+            let epoch = facts.epoch();
+            facts.establish(Fact::Unprivileged, epoch);
+        });
+        assert!(!facts.holds(Fact::Unprivileged));
+    }
+}

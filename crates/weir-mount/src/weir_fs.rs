@@ -1,0 +1,637 @@
+//! [`FileSystemOps`] on a [`weir::Volume`]: what a kernel expects of a file system beyond what the
+//! engine does.
+//!
+//! - Inodes that the kernel knows are held, so that their numbers stay theirs (see [`crate::tables`]).
+//! - `.` and `..` exist only here; they take the directory cookies 1 and 2.
+//! - POSIX ACLs are inherited, shown in the permission bits, and changed by `chmod`.
+//! - Privileges of a file (set-user-id, set-group-id, `security.capability`) end when someone
+//!   writes to it; that there are none is remembered, so that a write does not have to look.
+//! - The attribute `weir.status` of the root directory says how the mount is: `ok`, or what went
+//!   wrong since it was mounted. Setting the attribute `weir.sync` of any inode makes everything
+//!   before durable: the kernel does not tell a FUSE server of `sync` and `syncfs`. (Neither is
+//!   stored or listed.)
+//!
+//! Creating an inode in a directory with a default ACL is two steps of the log (the inode, then its
+//! lists). The inode is created with the permission bits of the list, so that a crash in between
+//! can take a named user's rights away but never grant more than the list.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use weir::{
+    AllocateMode, Attr, DirEntry, Error, FileType, NewInode, RenameMode, SetAttr, StatFs, Volume,
+    XattrMode,
+};
+
+use crate::acl::{self, Acl};
+use crate::errno::Errno;
+use crate::ops::{
+    Caller, FileSystemOps, Handle, Make, OpResult, Open, Seek, SetXattr, Visit, VisitPlus, Wait,
+    WriteMode,
+};
+use crate::tables::{Fact, Facts, HandleTable, InodeTable, OpenFile};
+
+/// File capabilities of a program; dropped by any write.
+const CAPABILITY: &[u8] = b"security.capability";
+/// Setting this attribute, of any inode and to anything, does what `syncfs` cannot do through FUSE.
+pub const SYNC: &[u8] = b"weir.sync";
+/// The mount's own state, on the root directory.
+const STATUS: &[u8] = b"weir.status";
+/// Set-user-id and set-group-id.
+const SUID_SGID: u32 = 0o6000;
+/// Set-group-id.
+const SGID: u32 = 0o2000;
+/// Cookies of `.` and `..`; the engine's are larger.
+const COOKIE_DOT: u64 = 1;
+const COOKIE_DOT_DOT: u64 = 2;
+/// Entries fetched at once for `readdir_plus`: the engine is not called from its own visitor.
+const PLUS_BATCH: usize = 64;
+/// Device errors told to the log before it falls silent.
+const MAX_LOGGED_ERRORS: u64 = 100;
+
+/// Hears lines for people.
+pub type LogSink = Box<dyn Fn(&str) + Send + Sync>;
+
+/// What went wrong since the volume was mounted.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Trouble {
+    /// Requests whose handler panicked (they were answered with EIO).
+    pub panics: u64,
+    /// The first panic's text.
+    pub first_panic: Option<String>,
+    /// Requests that failed with an I/O, corruption or shutdown error.
+    pub device_errors: u64,
+}
+
+/// A mounted volume.
+pub struct WeirFs {
+    volume: Volume,
+    posix_acl: bool,
+    inodes: InodeTable,
+    handles: HandleTable,
+    first_panic: Mutex<Option<String>>,
+    panics: AtomicU64,
+    device_errors: AtomicU64,
+    log: LogSink,
+}
+
+impl WeirFs {
+    /// Serves `volume`. With `posix_acl`, access control lists take part in creation and `chmod`.
+    pub fn new(volume: Volume, posix_acl: bool, log: LogSink) -> weir::Result<Self> {
+        let inodes = InodeTable::default();
+        inodes.acquire(&volume, Volume::ROOT)?;
+        Ok(Self {
+            volume,
+            posix_acl,
+            inodes,
+            handles: HandleTable::default(),
+            first_panic: Mutex::new(None),
+            panics: AtomicU64::new(0),
+            device_errors: AtomicU64::new(0),
+            log,
+        })
+    }
+
+    /// The volume served.
+    pub fn volume(&self) -> &Volume {
+        &self.volume
+    }
+
+    /// Closes every file and forgets every inode that is left, then closes the volume. To be
+    /// called when no request can come any more.
+    pub fn close(&self) -> weir::Result<()> {
+        self.handles.clear();
+        self.inodes.clear();
+        self.volume.close()
+    }
+
+    /// What went wrong so far.
+    pub fn trouble(&self) -> Trouble {
+        Trouble {
+            panics: self.panics.load(Ordering::Relaxed),
+            first_panic: self.first_panic.lock().clone(),
+            device_errors: self.device_errors.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Inodes the kernel knows, and files it has open.
+    pub fn in_use(&self) -> (usize, usize) {
+        (self.inodes.count(), self.handles.count())
+    }
+
+    fn status(&self) -> String {
+        let trouble = self.trouble();
+        let mut lines = Vec::new();
+        if let Some(reason) = self.volume.shutdown_reason() {
+            lines.push(format!("shut down: {reason}"));
+        }
+        if let Some(first) = trouble.first_panic {
+            lines.push(format!("{} internal errors, the first: {first}", trouble.panics));
+        }
+        if trouble.device_errors > 0 {
+            lines.push(format!("{} requests failed with EIO", trouble.device_errors));
+        }
+        if lines.is_empty() { "ok".to_owned() } else { lines.join("; ") }
+    }
+
+    /// An engine error on its way to a program; device trouble is told to the log too.
+    fn fail(&self, error: Error) -> Errno {
+        if matches!(error, Error::Io(_) | Error::Corrupt(_) | Error::Shutdown(_)) {
+            let count = self.device_errors.fetch_add(1, Ordering::Relaxed) + 1;
+            if count <= MAX_LOGGED_ERRORS {
+                (self.log)(&error.to_string());
+            }
+            if count == MAX_LOGGED_ERRORS {
+                (self.log)("further errors are counted but not logged");
+            }
+        }
+        error.into()
+    }
+
+    fn check<T>(&self, result: weir::Result<T>) -> OpResult<T> {
+        result.map_err(|error| self.fail(error))
+    }
+
+    /// References `attr` for the kernel.
+    fn entry(&self, attr: Attr) -> OpResult<Attr> {
+        self.check(self.inodes.acquire(&self.volume, attr.ino))?;
+        Ok(attr)
+    }
+
+    fn open_file(&self, ino: u64, write: bool) -> OpResult<Handle> {
+        let file = self.check(self.volume.open_inode(ino, write))?;
+        let facts = self.inodes.facts(ino);
+        Ok(self.handles.insert(OpenFile { file, facts }))
+    }
+
+    fn optional_xattr(&self, ino: u64, name: &[u8]) -> OpResult<Option<Vec<u8>>> {
+        match self.volume.getxattr(ino, name) {
+            Ok(value) => Ok(Some(value)),
+            Err(Error::NoAttribute) => Ok(None),
+            Err(error) => Err(self.fail(error)),
+        }
+    }
+
+    fn remove_optional_xattr(&self, ino: u64, name: &[u8]) -> OpResult<()> {
+        match self.volume.removexattr(ino, name) {
+            Ok(()) | Err(Error::NoAttribute) => Ok(()),
+            Err(error) => Err(self.fail(error)),
+        }
+    }
+
+    /// The list that new entries of `dir` inherit.
+    fn default_acl(&self, dir: u64) -> OpResult<Option<Acl>> {
+        if !self.posix_acl {
+            return Ok(None);
+        }
+        let facts = self.inodes.facts(dir);
+        if facts.holds(Fact::NoDefaultAcl) {
+            return Ok(None);
+        }
+        let epoch = facts.epoch();
+        let value = self.optional_xattr(dir, acl::DEFAULT)?;
+        if value.is_none() {
+            facts.establish(Fact::NoDefaultAcl, epoch);
+        }
+        Ok(value.as_deref().and_then(Acl::parse))
+    }
+
+    /// The new inode's final form, and the lists it gets.
+    fn plan(&self, caller: Caller, parent: u64, new: &Make) -> OpResult<Planned> {
+        let default = self.default_acl(parent)?;
+        let (permissions, access) = match &default {
+            Some(default) => default.inherit(new.permissions),
+            None => (new.permissions & !new.umask, None),
+        };
+        let inode = NewInode {
+            file_type: new.file_type,
+            permissions,
+            uid: caller.uid,
+            gid: caller.gid,
+            rdev: new.rdev,
+        };
+        let inherited = default.filter(|_| new.file_type == FileType::Directory);
+        Ok(Planned { inode, access, inherited })
+    }
+
+    fn store_lists(&self, ino: u64, planned: &Planned) -> OpResult<()> {
+        let lists = [(acl::ACCESS, &planned.access), (acl::DEFAULT, &planned.inherited)];
+        for (name, list) in lists {
+            if let Some(list) = list {
+                self.check(self.volume.setxattr(ino, name, &list.encode(), XattrMode::Set))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the privileges of a file that is written or cut.
+    fn end_privileges(&self, ino: u64, facts: &Facts, kill_suid_sgid: bool) -> OpResult<()> {
+        if facts.holds(Fact::Unprivileged) {
+            return Ok(());
+        }
+        let epoch = facts.epoch();
+        self.remove_optional_xattr(ino, CAPABILITY)?;
+        let permissions = self.check(self.volume.getattr(ino))?.permissions;
+        if permissions & SUID_SGID == 0 {
+            facts.establish(Fact::Unprivileged, epoch);
+        } else if kill_suid_sgid {
+            let change = SetAttr { kill_suid_sgid: true, ..SetAttr::default() };
+            self.check(self.volume.setattr(ino, &change))?;
+        }
+        Ok(())
+    }
+
+    /// `chmod` of an inode with an access list changes the list too.
+    fn chmod_list(&self, ino: u64, facts: &Facts, permissions: u32) -> OpResult<()> {
+        if !self.posix_acl || facts.holds(Fact::NoAccessAcl) {
+            return Ok(());
+        }
+        let epoch = facts.epoch();
+        let Some(value) = self.optional_xattr(ino, acl::ACCESS)? else {
+            facts.establish(Fact::NoAccessAcl, epoch);
+            return Ok(());
+        };
+        if let Some(mut list) = Acl::parse(&value) {
+            list.set_mode_bits(permissions);
+            self.check(self.volume.setxattr(ino, acl::ACCESS, &list.encode(), XattrMode::Set))?;
+        }
+        Ok(())
+    }
+
+    /// Sets the access list: what the permission bits can say goes there.
+    fn set_access_list(
+        &self,
+        caller: Caller,
+        ino: u64,
+        value: &[u8],
+        mode: XattrMode,
+    ) -> OpResult<()> {
+        let list = Acl::parse(value).ok_or(Errno::EINVAL)?;
+        let attr = self.check(self.volume.getattr(ino))?;
+        let mut permissions = attr.permissions & !0o777 | list.mode_bits();
+        // Someone outside of the file's group must not leave it set-group-id.
+        if caller.uid != 0 && caller.gid != attr.gid {
+            permissions &= !SGID;
+        }
+        if list.is_only_mode_bits() {
+            self.remove_optional_xattr(ino, acl::ACCESS)?;
+        } else {
+            self.check(self.volume.setxattr(ino, acl::ACCESS, value, mode))?;
+        }
+        if permissions != attr.permissions {
+            let change = SetAttr { permissions: Some(permissions), ..SetAttr::default() };
+            self.check(self.volume.setattr(ino, &change))?;
+        }
+        Ok(())
+    }
+
+    fn dots(&self, dir: u64, cookie: u64, visit: Visit<'_>) -> OpResult<bool> {
+        let dot = |name: &[u8], ino, cookie| DirEntry {
+            name: name.to_vec(),
+            ino,
+            file_type: FileType::Directory,
+            cookie,
+        };
+        if cookie < COOKIE_DOT && !visit(&dot(b".", dir, COOKIE_DOT)) {
+            return Ok(false);
+        }
+        if cookie < COOKIE_DOT_DOT {
+            let parent = self.check(self.volume.parent(dir))?;
+            return Ok(visit(&dot(b"..", parent, COOKIE_DOT_DOT)));
+        }
+        Ok(true)
+    }
+}
+
+/// An inode about to be made.
+struct Planned {
+    inode: NewInode,
+    access: Option<Acl>,
+    inherited: Option<Acl>,
+}
+
+fn engine_cookie(cookie: u64) -> u64 {
+    if cookie <= COOKIE_DOT_DOT { 0 } else { cookie }
+}
+
+impl FileSystemOps for WeirFs {
+    fn lookup(&self, parent: u64, name: &[u8]) -> OpResult<Attr> {
+        let attr = match name {
+            b"." => self.volume.getattr(parent),
+            b".." => self.volume.parent(parent).and_then(|ino| self.volume.getattr(ino)),
+            _ => self.volume.lookup(parent, name),
+        };
+        self.check(attr).and_then(|attr| self.entry(attr))
+    }
+
+    fn forget(&self, ino: u64, count: u64) {
+        if ino != Volume::ROOT {
+            self.inodes.forget(ino, count);
+        }
+    }
+
+    fn getattr(&self, ino: u64) -> OpResult<Attr> {
+        self.check(self.volume.getattr(ino))
+    }
+
+    fn setattr(&self, _caller: Caller, ino: u64, change: &SetAttr) -> OpResult<Attr> {
+        let facts = self.inodes.facts(ino);
+        let owner_changes = change.uid.is_some() || change.gid.is_some();
+        if change.size_bytes.is_some() || owner_changes {
+            self.end_privileges(ino, &facts, false)?;
+        }
+        match change.permissions {
+            None => self.check(self.volume.setattr(ino, change)),
+            Some(permissions) => facts.changing(|| {
+                let attr = self.check(self.volume.setattr(ino, change))?;
+                self.chmod_list(ino, &facts, permissions)?;
+                Ok(attr)
+            }),
+        }
+    }
+
+    fn make(&self, caller: Caller, parent: u64, name: &[u8], new: &Make) -> OpResult<Attr> {
+        let planned = self.plan(caller, parent, new)?;
+        let attr = self.check(self.volume.make(parent, name, &planned.inode))?;
+        self.store_lists(attr.ino, &planned)?;
+        self.entry(attr)
+    }
+
+    fn create(
+        &self,
+        caller: Caller,
+        parent: u64,
+        name: &[u8],
+        new: &Make,
+        open: Open,
+        exclusive: bool,
+    ) -> OpResult<(Attr, Handle)> {
+        let attr = match self.make(caller, parent, name, new) {
+            Err(error) if error.raw() == libc::EEXIST && !exclusive => self.lookup(parent, name)?,
+            result => result?,
+        };
+        match self.open(caller, attr.ino, open) {
+            Ok(handle) => Ok((attr, handle)),
+            Err(error) => {
+                self.forget(attr.ino, 1);
+                Err(error)
+            }
+        }
+    }
+
+    fn tmpfile(&self, caller: Caller, parent: u64, new: &Make) -> OpResult<(Attr, Handle)> {
+        let planned = self.plan(caller, parent, new)?;
+        let (attr, file) = self.check(self.volume.tmpfile(parent, &planned.inode))?;
+        self.store_lists(attr.ino, &planned)?;
+        let attr = self.entry(attr)?;
+        let facts = self.inodes.facts(attr.ino);
+        Ok((attr, self.handles.insert(OpenFile { file, facts })))
+    }
+
+    fn symlink(&self, caller: Caller, parent: u64, name: &[u8], target: &[u8]) -> OpResult<Attr> {
+        let attr = self.volume.symlink(parent, name, target, caller.uid, caller.gid);
+        self.check(attr).and_then(|attr| self.entry(attr))
+    }
+
+    fn readlink(&self, ino: u64) -> OpResult<Vec<u8>> {
+        self.check(self.volume.readlink(ino))
+    }
+
+    fn link(&self, ino: u64, parent: u64, name: &[u8]) -> OpResult<Attr> {
+        self.check(self.volume.link(ino, parent, name)).and_then(|attr| self.entry(attr))
+    }
+
+    fn unlink(&self, parent: u64, name: &[u8]) -> OpResult<()> {
+        self.check(self.volume.unlink(parent, name))
+    }
+
+    fn rmdir(&self, parent: u64, name: &[u8]) -> OpResult<()> {
+        self.check(self.volume.rmdir(parent, name))
+    }
+
+    fn rename(
+        &self,
+        parent: u64,
+        name: &[u8],
+        new_parent: u64,
+        new_name: &[u8],
+        mode: RenameMode,
+    ) -> OpResult<()> {
+        self.check(self.volume.rename(parent, name, new_parent, new_name, mode))
+    }
+
+    fn readdir(&self, dir: u64, cookie: u64, visit: Visit<'_>) -> OpResult<()> {
+        if !self.dots(dir, cookie, visit)? {
+            return Ok(());
+        }
+        let after = engine_cookie(cookie);
+        self.check(self.volume.readdir(dir, after, &mut |entry| visit(&entry)))
+    }
+
+    fn readdir_plus(&self, dir: u64, cookie: u64, visit: VisitPlus<'_>) -> OpResult<()> {
+        let own = self.check(self.volume.getattr(dir))?;
+        if !self.dots(dir, cookie, &mut |entry| {
+            // The kernel takes nothing from the attributes of these two but their type.
+            visit(entry, &Attr { ino: entry.ino, ..own.clone() })
+        })? {
+            return Ok(());
+        }
+        let mut after = engine_cookie(cookie);
+        let mut batch: Vec<DirEntry> = Vec::with_capacity(PLUS_BATCH);
+        loop {
+            let collected = self.volume.readdir(dir, after, &mut |entry| {
+                batch.push(entry);
+                batch.len() < PLUS_BATCH
+            });
+            self.check(collected)?;
+            let Some(last) = batch.last() else { return Ok(()) };
+            after = last.cookie;
+            let full = batch.len() == PLUS_BATCH;
+            for entry in batch.drain(..) {
+                // An entry that was removed meanwhile is left out.
+                if self.inodes.acquire(&self.volume, entry.ino).is_err() {
+                    continue;
+                }
+                let taken = match self.volume.getattr(entry.ino) {
+                    Ok(attr) => visit(&entry, &attr),
+                    Err(error) => {
+                        self.forget(entry.ino, 1);
+                        return Err(self.fail(error));
+                    }
+                };
+                if !taken {
+                    self.forget(entry.ino, 1);
+                    return Ok(());
+                }
+            }
+            if !full {
+                return Ok(());
+            }
+        }
+    }
+
+    fn fsync_dir(&self, dir: u64) -> OpResult<()> {
+        self.check(self.volume.fsync_dir(dir))
+    }
+
+    fn open(&self, caller: Caller, ino: u64, open: Open) -> OpResult<Handle> {
+        let handle = self.open_file(ino, open.write || open.truncate)?;
+        if open.truncate {
+            let change = SetAttr {
+                size_bytes: Some(0),
+                kill_suid_sgid: caller.uid != 0,
+                ..SetAttr::default()
+            };
+            if let Err(error) = self.setattr(caller, ino, &change) {
+                self.handles.remove(handle);
+                return Err(error);
+            }
+        }
+        Ok(handle)
+    }
+
+    fn release(&self, handle: Handle) {
+        self.handles.remove(handle);
+    }
+
+    fn read(
+        &self,
+        handle: Handle,
+        offset: u64,
+        size_bytes: usize,
+        buffer: &mut Vec<u8>,
+        wait: Wait,
+    ) -> OpResult<()> {
+        let open = self.handles.get(handle)?;
+        // Whatever is in the buffer will be overwritten or cut off: only growth costs.
+        buffer.resize(size_bytes, 0);
+        let read = match wait {
+            Wait::No => open.file.read_at_nowait(offset, buffer),
+            Wait::Yes => open.file.read_at(offset, buffer),
+        };
+        let read_bytes = match read {
+            Err(Error::WouldBlock) => return Err(Errno::EAGAIN),
+            read => self.check(read)?,
+        };
+        buffer.truncate(read_bytes);
+        Ok(())
+    }
+
+    fn write(&self, handle: Handle, offset: u64, data: &[u8], mode: WriteMode) -> OpResult<usize> {
+        let open = self.handles.get(handle)?;
+        self.end_privileges(open.file.ino(), &open.facts, mode.kill_suid_sgid)?;
+        let written = self.check(open.file.write_at(offset, data))?;
+        if mode.full_sync {
+            self.check(open.file.fsync())?;
+        } else if mode.data_sync {
+            self.check(open.file.fdatasync())?;
+        }
+        Ok(written)
+    }
+
+    fn fsync(&self, handle: Handle, data_only: bool) -> OpResult<()> {
+        let open = self.handles.get(handle)?;
+        self.check(if data_only { open.file.fdatasync() } else { open.file.fsync() })
+    }
+
+    fn allocate(
+        &self,
+        handle: Handle,
+        mode: AllocateMode,
+        offset: u64,
+        length: u64,
+    ) -> OpResult<()> {
+        let open = self.handles.get(handle)?;
+        self.end_privileges(open.file.ino(), &open.facts, false)?;
+        self.check(open.file.allocate(mode, offset, length))
+    }
+
+    fn seek(&self, handle: Handle, offset: u64, seek: Seek) -> OpResult<u64> {
+        let open = self.handles.get(handle)?;
+        self.check(match seek {
+            Seek::Data => open.file.seek_data(offset),
+            Seek::Hole => open.file.seek_hole(offset),
+        })
+    }
+
+    fn copy_range(
+        &self,
+        from: Handle,
+        offset: u64,
+        to: Handle,
+        to_offset: u64,
+        length: u64,
+    ) -> OpResult<u64> {
+        let (from, to) = (self.handles.get(from)?, self.handles.get(to)?);
+        self.end_privileges(to.file.ino(), &to.facts, false)?;
+        self.check(from.file.copy_range(offset, &to.file, to_offset, length))
+    }
+
+    fn getxattr(&self, ino: u64, name: &[u8]) -> OpResult<Vec<u8>> {
+        if name == STATUS && ino == Volume::ROOT {
+            return Ok(self.status().into_bytes());
+        }
+        if name == CAPABILITY && self.inodes.facts(ino).holds(Fact::Unprivileged) {
+            return Err(Errno::ENODATA);
+        }
+        self.check(self.volume.getxattr(ino, name))
+    }
+
+    fn setxattr(
+        &self,
+        caller: Caller,
+        ino: u64,
+        name: &[u8],
+        value: &[u8],
+        mode: SetXattr,
+    ) -> OpResult<()> {
+        let mode = match mode {
+            SetXattr::Any => XattrMode::Set,
+            SetXattr::Create => XattrMode::Create,
+            SetXattr::Replace => XattrMode::Replace,
+        };
+        if name == SYNC {
+            return self.sync();
+        }
+        if name == STATUS {
+            return Err(Errno::EPERM);
+        }
+        self.inodes.facts(ino).changing(|| {
+            if self.posix_acl && name == acl::ACCESS {
+                return self.set_access_list(caller, ino, value, mode);
+            }
+            if self.posix_acl && name == acl::DEFAULT && Acl::parse(value).is_none() {
+                return Err(Errno::EINVAL);
+            }
+            self.check(self.volume.setxattr(ino, name, value, mode))
+        })
+    }
+
+    fn listxattr(&self, ino: u64) -> OpResult<Vec<Vec<u8>>> {
+        self.check(self.volume.listxattr(ino))
+    }
+
+    fn removexattr(&self, ino: u64, name: &[u8]) -> OpResult<()> {
+        let facts = self.inodes.facts(ino);
+        facts.changing(|| self.check(self.volume.removexattr(ino, name)))
+    }
+
+    fn statfs(&self) -> OpResult<StatFs> {
+        Ok(self.volume.statfs())
+    }
+
+    fn sync(&self) -> OpResult<()> {
+        self.check(self.volume.sync())
+    }
+
+    fn panicked(&self, what: &str) {
+        let count = self.panics.fetch_add(1, Ordering::Relaxed) + 1;
+        self.first_panic.lock().get_or_insert_with(|| what.to_owned());
+        if count == 1 {
+            (self.log)(&format!(
+                "internal error: {what}; the request was answered with EIO and the mount goes on: \
+                 unmount and run weir fsck when you can"
+            ));
+        }
+    }
+}

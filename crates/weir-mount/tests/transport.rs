@@ -1,0 +1,236 @@
+//! The transport against the running kernel, over a file system in memory. Skipped, with a word,
+//! where this machine cannot mount.
+#![allow(missing_docs)]
+
+mod common;
+
+use std::ffi::OsStr;
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{MemoryFs, TestMount};
+use rustix::fs::XattrFlags;
+use rustix::io::Errno;
+use weir_mount::UnmountError;
+
+fn eventually(what: &str, condition: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !condition() {
+        assert!(began.elapsed() < Duration::from_secs(20), "never happened: {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn names_are_bytes_and_data_comes_back() {
+    let Some(mount) = TestMount::new(MemoryFs::new(), "") else { return };
+    let name = OsStr::from_bytes(b"not utf-8: \xff\xfe, a\nnewline");
+    let path = mount.path().join(name);
+    let data: Vec<u8> = (0..3_000_000_u32).map(|i| (i * 7 % 251) as u8).collect();
+    fs::write(&path, &data).unwrap();
+    assert_eq!(fs::read(&path).unwrap(), data);
+    let listed: Vec<_> =
+        fs::read_dir(mount.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(listed, [name]);
+    let meta = fs::metadata(&path).unwrap();
+    assert_eq!(meta.len(), data.len() as u64);
+    assert_eq!(meta.permissions().mode() & 0o777, 0o644);
+}
+
+#[test]
+fn writes_arrive_in_requests_of_one_mebibyte() {
+    let ops = MemoryFs::new();
+    let Some(mount) = TestMount::new(Arc::clone(&ops) as _, "") else { return };
+    fs::write(mount.path().join("f"), vec![1; 4 << 20]).unwrap();
+    assert_eq!(ops.largest_write(), 1 << 20);
+}
+
+#[test]
+fn directories_links_and_renames_work_and_missing_names_stay_missing() {
+    let Some(mount) = TestMount::new(MemoryFs::new(), "") else { return };
+    let at = |name: &str| mount.path().join(name);
+    fs::create_dir_all(at("a/b/c")).unwrap();
+    fs::write(at("a/b/f"), "x").unwrap();
+    symlink("b/f", at("a/s")).unwrap();
+    fs::hard_link(at("a/b/f"), at("a/h")).unwrap();
+    assert_eq!(fs::read_to_string(at("a/s")).unwrap(), "x");
+    assert_eq!(fs::metadata(at("a/h")).unwrap().nlink(), 2);
+    assert!(!at("a/later").exists());
+    fs::rename(at("a/h"), at("a/later")).unwrap();
+    assert!(at("a/later").exists() && !at("a/h").exists());
+    assert_eq!(fs::remove_dir(at("a")).unwrap_err().raw_os_error(), Some(libc::ENOTEMPTY));
+    fs::remove_dir_all(at("a")).unwrap();
+    assert_eq!(fs::read_dir(mount.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_large_directory_is_listed_completely_and_once() {
+    let Some(mount) = TestMount::new(MemoryFs::new(), "") else { return };
+    for number in 0..3000 {
+        File::create(mount.path().join(format!("file-{number:05}"))).unwrap();
+    }
+    let mut names: Vec<_> = fs::read_dir(mount.path())
+        .unwrap()
+        .map(|entry| {
+            let entry = entry.unwrap();
+            assert_eq!(entry.metadata().unwrap().len(), 0);
+            entry.file_name().into_string().unwrap()
+        })
+        .collect();
+    names.sort();
+    names.dedup();
+    assert_eq!(names.len(), 3000);
+}
+
+#[test]
+fn synchronous_opens_reach_the_file_system_as_synchronous_writes() {
+    let ops = MemoryFs::new();
+    let Some(mount) = TestMount::new(Arc::clone(&ops) as _, "") else { return };
+    let open = |flags| {
+        OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .custom_flags(flags)
+            .open(mount.path().join("f"))
+            .unwrap()
+    };
+    open(0).write_all(b"plain").unwrap();
+    assert_eq!((ops.synced_writes(), ops.full_syncs()), (0, 0));
+    open(libc::O_DSYNC).write_all(b"data").unwrap();
+    assert_eq!((ops.synced_writes(), ops.full_syncs()), (1, 0));
+    open(libc::O_SYNC).write_all(b"all").unwrap();
+    assert_eq!(ops.full_syncs(), 1);
+}
+
+#[test]
+fn a_blocked_fsync_on_every_thread_stops_nobody_else() {
+    let ops = MemoryFs::new();
+    let Some(mount) = TestMount::new(Arc::clone(&ops) as _, "threads=2") else { return };
+    fs::write(mount.path().join("hot"), "data").unwrap();
+    ops.hold_fsyncs();
+    let syncers: Vec<_> = (0..6)
+        .map(|number| {
+            let file = File::create(mount.path().join(format!("f{number}"))).unwrap();
+            thread::spawn(move || file.sync_all().unwrap())
+        })
+        .collect();
+    eventually("six fsyncs wait", || ops.waiting_fsyncs.load(Ordering::SeqCst) == 6);
+    assert_eq!(fs::read_to_string(mount.path().join("hot")).unwrap(), "data");
+    fs::write(mount.path().join("other"), "more").unwrap();
+    assert_eq!(ops.waiting_fsyncs.load(Ordering::SeqCst), 6);
+    ops.let_go();
+    for syncer in syncers {
+        syncer.join().unwrap();
+    }
+}
+
+#[test]
+fn a_panic_in_a_handler_is_an_io_error_and_the_mount_goes_on() {
+    let ops = MemoryFs::new();
+    let Some(mount) = TestMount::new(Arc::clone(&ops) as _, "") else { return };
+    for _ in 0..5 {
+        let error = fs::metadata(mount.path().join("panic")).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EIO));
+    }
+    eventually("five panics are reported", || ops.panics().len() == 5);
+    assert_eq!(ops.panics()[0], "asked for the name 'panic'");
+    fs::write(mount.path().join("after"), "ok").unwrap();
+    assert_eq!(fs::read_to_string(mount.path().join("after")).unwrap(), "ok");
+}
+
+#[test]
+fn an_unlinked_open_file_lives_until_it_is_closed() {
+    let ops = MemoryFs::new();
+    let Some(mount) = TestMount::new(Arc::clone(&ops) as _, "") else { return };
+    let path = mount.path().join("f");
+    let mut file = OpenOptions::new().read(true).write(true).create_new(true).open(&path).unwrap();
+    file.write_all(b"still here").unwrap();
+    let ino = file.metadata().unwrap().ino();
+    fs::remove_file(&path).unwrap();
+    let mut text = String::new();
+    file.seek(SeekFrom::Start(0)).unwrap();
+    file.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "still here");
+    drop(file);
+    eventually("released", || ops.open_handles() == 0);
+    eventually("forgotten", || ops.lookups(ino).is_none());
+}
+
+#[test]
+fn extended_attributes_keep_their_rules() {
+    let Some(mount) = TestMount::new(MemoryFs::new(), "") else { return };
+    let path = mount.path().join("f");
+    fs::write(&path, "").unwrap();
+    let set = |flags| rustix::fs::setxattr(&path, "user.k", b"value", flags);
+    assert_eq!(set(XattrFlags::REPLACE), Err(Errno::NODATA));
+    set(XattrFlags::CREATE).unwrap();
+    assert_eq!(set(XattrFlags::CREATE), Err(Errno::EXIST));
+    let mut value = [0_u8; 16];
+    assert_eq!(rustix::fs::getxattr(&path, "user.k", &mut value), Ok(5));
+    assert_eq!(&value[..5], b"value");
+    assert_eq!(rustix::fs::getxattr(&path, "user.k", &mut value[..3]), Err(Errno::RANGE));
+    rustix::fs::removexattr(&path, "user.k").unwrap();
+    assert_eq!(rustix::fs::getxattr(&path, "user.k", &mut value), Err(Errno::NODATA));
+}
+
+#[test]
+fn a_busy_mount_is_not_taken_off_and_says_who_uses_it() {
+    let Some(mount) = TestMount::new(MemoryFs::new(), "") else { return };
+    let file = File::create(mount.path().join("f")).unwrap();
+    let error = mount.controller.unmount(false).unwrap_err();
+    let UnmountError::Busy(users) = &error else { panic!("{error}") };
+    assert!(users.iter().any(|user| user.pid == std::process::id()), "{error}");
+    // Lazily it disappears at once, and is served until the file is closed.
+    mount.controller.unmount(true).unwrap();
+    assert!(!mount.path().join("f").exists());
+    file.write_all_at(b"late", 0).unwrap();
+    drop(file);
+    mount.join().unwrap();
+}
+
+#[test]
+fn an_unmount_from_outside_ends_the_server_without_an_error() {
+    let Some(mount) = TestMount::new(MemoryFs::new(), "") else { return };
+    fs::write(mount.path().join("f"), "x").unwrap();
+    let status = std::process::Command::new("umount").arg(mount.path()).status().unwrap();
+    assert!(status.success());
+    assert!(matches!(mount.controller.unmount(false), Err(UnmountError::NotMounted)));
+    mount.join().unwrap();
+}
+
+#[test]
+fn a_later_mount_at_the_same_place_is_left_alone() {
+    let Some(below) = TestMount::new(MemoryFs::new(), "") else { return };
+    let dir = below.path().to_owned();
+    let status = std::process::Command::new("mount")
+        .args(["-t", "tmpfs", "none"])
+        .arg(&dir)
+        .status()
+        .unwrap();
+    if !status.success() {
+        eprintln!("skipped: no tmpfs here");
+        return;
+    }
+    assert!(matches!(below.controller.unmount(false), Err(UnmountError::NotMounted)));
+    rustix::mount::unmount(&dir, rustix::mount::UnmountFlags::empty()).unwrap();
+    below.controller.unmount(false).unwrap();
+    below.join().unwrap();
+}
+
+#[test]
+fn the_kernel_shows_what_is_mounted() {
+    let Some(mount) = TestMount::new(MemoryFs::new(), "fsname=/some volume,noatime") else {
+        return;
+    };
+    let dir = mount.path().canonicalize().unwrap();
+    let entry = weir_mount::mount_point::mount_at(&dir).unwrap().unwrap();
+    assert_eq!(entry.fs_type, "fuse.weir");
+    assert_eq!(entry.source, "/some volume");
+}
