@@ -343,9 +343,9 @@ impl Engine {
                 return Ok(false);
             }
             while self.flush_batch()? > 0 {}
-            let before = self.alloc.totals().available_blocks();
+            let before = self.alloc.free_blocks();
             self.wait_checkpoint(self.checkpointer.goal())?;
-            Ok(self.alloc.totals().available_blocks() > before)
+            Ok(self.alloc.free_blocks() > before)
         })
     }
 

@@ -66,7 +66,10 @@ impl Engine {
     pub fn evict(&self, wanted: usize) -> usize {
         let mut freed = 0;
         let mut policy = self.reclaim.policy.lock();
-        while freed < wanted {
+        // A victim with pages that were hit lately gives nothing but cools: each needs a few visits.
+        let mut patience = 4 * policy.resident_count() + 4;
+        while freed < wanted && patience > 0 {
+            patience -= 1;
             let Some(victim) = policy.victim(&mut View(self), MAX_VISITS) else { break };
             let mut taken = Vec::new();
             let mut some_left = false;
@@ -80,9 +83,6 @@ impl Engine {
             }
             freed += taken.len();
             policy.finish(victim, some_left);
-            if taken.is_empty() && some_left {
-                break;
-            }
         }
         self.counters.evicted_pages.add(freed as u64);
         freed

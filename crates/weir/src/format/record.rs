@@ -259,7 +259,7 @@ fn short() -> FormatError {
     FormatError::new("record", "body too short")
 }
 
-fn decode_body<'a>(kind: u8, bytes: &'a [u8]) -> Result<Record<'a>, FormatError> {
+fn decode_body(kind: u8, bytes: &[u8]) -> Result<Record<'_>, FormatError> {
     let mut body = Body(bytes);
     let record = match kind {
         PUT => {

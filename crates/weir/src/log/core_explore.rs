@@ -31,6 +31,14 @@ enum At {
     Done,
 }
 
+/// The checkpoint flushes once, at any time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Checkpoint {
+    Before,
+    Flushing(Flush, Lsn),
+    After,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct World {
     core: Core<u8>,
@@ -43,7 +51,7 @@ struct World {
     stable: Lsn,
     failures_left: u8,
     driver_awake: bool,
-    checkpoint: Option<Option<(Flush, Lsn)>>,
+    checkpoint: Checkpoint,
     last_ack: Lsn,
     /// Callbacks that came when their LSN was durable already.
     late: Vec<bool>,
@@ -139,7 +147,7 @@ impl Explorer {
         self.wake(world, wake);
     }
 
-    fn end_round(&self, world: &mut World, who: usize, lsn: Lsn) {
+    fn end_round(world: &mut World, who: usize, lsn: Lsn) {
         match world.core.end_round() {
             Next::Caller(next) => {
                 let next = usize::from(next);
@@ -195,11 +203,11 @@ impl Explorer {
                     failed.failures_left -= 1;
                     failed.broken = true;
                     self.fail(&mut failed);
-                    self.end_round(&mut failed, who, lsn);
+                    Self::end_round(&mut failed, who, lsn);
                     worlds.push(failed);
                 }
                 self.end_flush(&mut next, flush, covers);
-                self.end_round(&mut next, who, lsn);
+                Self::end_round(&mut next, who, lsn);
                 worlds.push(next);
                 return worlds;
             }
@@ -221,7 +229,7 @@ impl Explorer {
     fn step_write(&self, world: &World, who: usize, lsn: Lsn, until: Lsn) -> Vec<World> {
         let mut next = world.clone();
         if world.core.is_failed() {
-            self.end_round(&mut next, who, lsn);
+            Self::end_round(&mut next, who, lsn);
             return vec![next];
         }
         let mut worlds = Vec::new();
@@ -229,7 +237,7 @@ impl Explorer {
             let mut failed = world.clone();
             failed.failures_left -= 1;
             self.fail(&mut failed);
-            self.end_round(&mut failed, who, lsn);
+            Self::end_round(&mut failed, who, lsn);
             worlds.push(failed);
         }
         next.written += 1;
@@ -247,7 +255,7 @@ impl Explorer {
         if world.core.wants_flush() {
             world.actors[who] = At::Flushing(lsn, world.core.begin_flush(), world.written);
         } else {
-            self.end_round(world, who, lsn);
+            Self::end_round(world, who, lsn);
         }
     }
 
@@ -274,16 +282,16 @@ impl Explorer {
     fn checkpoint_steps(&self, world: &World) -> Vec<World> {
         let mut next = world.clone();
         match world.checkpoint {
-            None => {
-                next.checkpoint = Some(Some((next.core.begin_flush(), next.written)));
+            Checkpoint::Before => {
+                next.checkpoint = Checkpoint::Flushing(next.core.begin_flush(), next.written);
                 vec![next]
             }
-            Some(Some((flush, covers))) => {
+            Checkpoint::Flushing(flush, covers) => {
                 let mut failed = world.clone();
                 self.end_flush(&mut next, flush, covers);
                 // Whoever ends a flush calls the callbacks it acknowledged; here the driver does.
                 next.driver_awake |= next.core.driver_has_work();
-                next.checkpoint = Some(None);
+                next.checkpoint = Checkpoint::After;
                 if world.failures_left == 0 {
                     return vec![next];
                 }
@@ -291,10 +299,10 @@ impl Explorer {
                 failed.broken = true;
                 self.fail(&mut failed);
                 failed.driver_awake |= failed.core.driver_has_work();
-                failed.checkpoint = Some(None);
+                failed.checkpoint = Checkpoint::After;
                 vec![next, failed]
             }
-            Some(None) => Vec::new(),
+            Checkpoint::After => Vec::new(),
         }
     }
 
@@ -324,7 +332,7 @@ impl Explorer {
             stable: 0,
             failures_left: failures,
             driver_awake: false,
-            checkpoint: None,
+            checkpoint: Checkpoint::Before,
             last_ack: 0,
             late: vec![false; count],
             broken: false,

@@ -80,6 +80,9 @@ pub struct LogStart {
     pub next_lsn: Lsn,
     /// Generation of the checkpoint that will contain the next operations.
     pub transaction: u64,
+    /// Blocks before `point` that hold frames which replay still needs: they are kept until the first
+    /// checkpoint releases them.
+    pub live_blocks: u64,
 }
 
 /// Room in the ring for operations that will be appended. Dropping it gives the room back.
@@ -190,14 +193,15 @@ impl std::fmt::Debug for Log {
 }
 
 impl Log {
-    /// A log whose ring holds nothing that replay needs, without a thread.
+    /// A log that goes on at `start`, without a thread.
     pub fn new(
         device: Arc<dyn Device>,
         clock: Arc<dyn Clock>,
         geometry: LogGeometry,
         start: &LogStart,
     ) -> Self {
-        let ring = Ring::new(geometry.log_blocks, start.point.position_blocks);
+        let position = start.point.position_blocks;
+        let ring = Ring::with_live(geometry.log_blocks, position, start.live_blocks);
         let live = LiveFrames::new(&start.point, &ring);
         let durable = start.next_lsn.saturating_sub(1);
         let appender = Appender {

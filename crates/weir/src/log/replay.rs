@@ -101,7 +101,9 @@ impl<'a> ReplayFrame<'a> {
 struct RingReader<'a> {
     device: &'a dyn Device,
     geometry: LogGeometry,
+    /// Grows and never shrinks; its first `filled` bytes are the ring's from `start` on.
     window: AlignedBuf,
+    filled: usize,
     start: u64,
     next_read: u64,
     read_blocks: u64,
@@ -116,11 +118,11 @@ impl<'a> RingReader<'a> {
     ) -> Self {
         let window = AlignedBuf::new();
         let next_read = FIRST_READ_BLOCKS;
-        Self { device, geometry, window, start: 0, next_read, read_blocks: 0, progress }
+        Self { device, geometry, window, filled: 0, start: 0, next_read, read_blocks: 0, progress }
     }
 
     fn window_end(&self) -> u64 {
-        self.start + (self.window.len() / BLOCK_BYTES) as u64
+        self.start + (self.filled / BLOCK_BYTES) as u64
     }
 
     /// The `blocks` blocks from `position` on; the caller knows that the ring has them.
@@ -129,7 +131,7 @@ impl<'a> RingReader<'a> {
             self.slide(position, blocks)?;
         }
         let from = (position - self.start) as usize * BLOCK_BYTES;
-        self.window
+        self.window[..self.filled]
             .get(from..from + blocks as usize * BLOCK_BYTES)
             .ok_or_else(|| Error::Corrupt("log: a frame reaches beyond the ring".to_owned()))
     }
@@ -139,26 +141,24 @@ impl<'a> RingReader<'a> {
         let mut kept = 0;
         if position >= self.start && position < self.window_end() {
             let from = (position - self.start) as usize * BLOCK_BYTES;
-            kept = self.window.len() - from;
-            self.window.copy_within(from.., 0);
+            kept = self.filled - from;
+            self.window.copy_within(from..self.filled, 0);
         }
         let kept_blocks = (kept / BLOCK_BYTES) as u64;
         let ring_left = self.geometry.log_blocks.saturating_sub(position + kept_blocks);
         let wanted = blocks.saturating_sub(kept_blocks).max(self.next_read).min(ring_left);
         self.next_read = (self.next_read * 4).min(LARGEST_READ_BLOCKS);
-        self.window.truncate(kept);
-        self.window.resize_zeroed(kept + wanted as usize * BLOCK_BYTES);
+        let filled = kept + wanted as usize * BLOCK_BYTES;
+        if self.window.len() < filled {
+            self.window.resize_zeroed(filled);
+        }
+        // Nothing is valid until the read has succeeded.
+        self.filled = 0;
         self.start = position;
         let place = self.geometry.log_start_block + position + kept_blocks;
-        let result = self.device.read(
-            place * BLOCK_BYTES_U64,
-            &mut [&mut self.window[kept..]],
-            IoClass::SyncRead,
-        );
-        if result.is_err() {
-            self.window.clear();
-        }
-        result?;
+        let target = &mut self.window[kept..filled];
+        self.device.read(place * BLOCK_BYTES_U64, &mut [target], IoClass::SyncRead)?;
+        self.filled = filled;
         self.read_blocks += wanted;
         let ring_blocks = self.geometry.log_blocks;
         (self.progress)(Progress { read_blocks: self.read_blocks, ring_blocks });
@@ -409,6 +409,19 @@ impl Recovered {
         self.next_lsn <= self.durable_lsn
     }
 
+    /// Blocks of the ring from where replay started to the end of the last accepted frame.
+    fn live_blocks(&self) -> u64 {
+        let blocks = self.geometry.log_blocks;
+        if self.frames.is_empty() {
+            return 0;
+        }
+        let start = self.start.point.position_blocks % blocks;
+        match (self.end.position_blocks % blocks + blocks - start) % blocks {
+            0 => blocks,
+            distance => distance,
+        }
+    }
+
     /// How a log goes on from here, once a superblock with the epoch after the present one and
     /// [`Recovered::end`] is durable.
     pub fn continue_with(&self, transaction: u64) -> LogStart {
@@ -417,6 +430,7 @@ impl Recovered {
             epoch: self.start.epoch + 1,
             next_lsn: self.next_lsn,
             transaction,
+            live_blocks: self.live_blocks(),
         }
     }
 

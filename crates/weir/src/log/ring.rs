@@ -66,6 +66,15 @@ impl Ring {
         Self { blocks: blocks.max(1), head: start, tail: start, queued: 0 }
     }
 
+    /// A ring in which the `live_blocks` before `position_blocks` are in use.
+    pub fn with_live(blocks: u64, position_blocks: u64, live_blocks: u64) -> Self {
+        let mut ring = Self::new(blocks, position_blocks);
+        // Places are virtual: one lap further on, the live part lies at or above 0.
+        ring.head += ring.blocks;
+        ring.tail = ring.head - live_blocks.min(ring.blocks);
+        ring
+    }
+
     /// Most blocks of a frame in a ring of `blocks`.
     pub const fn max_frame_blocks(blocks: u64) -> u64 {
         if blocks / 4 < MAX_FRAME_BLOCKS { blocks / 4 } else { MAX_FRAME_BLOCKS }
@@ -304,7 +313,7 @@ mod tests {
                         admitted.push(wanted);
                     }
                 }
-                admitted.iter().for_each(|&frame| ring.queue(frame));
+                ring.queue(admitted.iter().sum());
                 for frame in admitted {
                     let placement = ring.place(frame).expect("an admitted frame finds its place");
                     let first = placement.position_blocks;

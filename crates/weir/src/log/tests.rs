@@ -9,7 +9,6 @@ use crate::device::IoClass;
 use crate::device::buffer::AlignedBuf;
 use crate::format::checksum;
 use crate::format::record::Record;
-use std::collections::BTreeMap;
 use std::sync::atomic::AtomicUsize;
 
 /// What the superblock would say of a log that began at `start`.
@@ -30,16 +29,14 @@ fn recover_log(device: &FaultyDevice, log_blocks: u64, start: &ReplayStart) -> R
 /// Numbers of the operations found, which `append_number` wrote; checks their payload.
 fn numbers(device: &FaultyDevice, recovered: &Recovered) -> Vec<u64> {
     let mut found = Vec::new();
-    let mut payloads = BTreeMap::new();
     recovered
         .replay(device, &mut |_| (), &mut |frame| {
             for record in frame.records() {
                 match record? {
                     Record::Put { key, .. } => found.push(key.offset),
-                    Record::Payload { inode, file_block, index, .. } => {
+                    Record::Payload { inode, index, .. } => {
                         let page = frame.payload(index).unwrap();
                         assert!(page.iter().all(|&byte| byte == inode as u8));
-                        payloads.insert((inode, file_block), ());
                     }
                     _ => {}
                 }
@@ -116,7 +113,8 @@ fn acknowledged_operations_survive_and_what_survives_is_a_prefix() {
                 let ack = std::sync::atomic::Ordering::SeqCst;
                 match random.below(8) {
                     0 => {
-                        if log.commit(lsn).is_ok() {
+                        let committed = log.commit(lsn).is_ok();
+                        if committed {
                             acknowledged.fetch_max(lsn, ack);
                         }
                     }
@@ -148,7 +146,7 @@ fn acknowledged_operations_survive_and_what_survives_is_a_prefix() {
                         released = appended.len();
                     }
                     5 if random.below(3) == 0 => {
-                        let fails = (0..1 + random.below(2)).map(|_| random.below(2) == 0);
+                        let fails = (0..=random.below(2)).map(|_| random.below(2) == 0);
                         device.disk().failing_writes = fails.collect();
                         refused_writes = true;
                     }

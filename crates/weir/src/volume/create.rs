@@ -142,6 +142,7 @@ pub(crate) fn format(
         epoch: 1,
         next_lsn: 1,
         transaction: 1,
+        live_blocks: 0,
     };
     let parts = Parts {
         superblock,
