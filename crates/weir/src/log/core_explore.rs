@@ -192,7 +192,7 @@ impl Explorer {
             At::Leading(lsn) => {
                 next.actors[who] = At::Writing(lsn, next.appended);
                 if next.written == next.appended {
-                    self.after_writes(&mut next, who, lsn);
+                    Self::after_writes(&mut next, who, lsn);
                 }
             }
             At::Writing(lsn, until) => return self.step_write(world, who, lsn, until),
@@ -245,13 +245,13 @@ impl Explorer {
         next.core.frame_written(next.written, false, &mut wake);
         self.wake(&mut next, wake);
         if next.written == until {
-            self.after_writes(&mut next, who, lsn);
+            Self::after_writes(&mut next, who, lsn);
         }
         worlds.push(next);
         worlds
     }
 
-    fn after_writes(&self, world: &mut World, who: usize, lsn: Lsn) {
+    fn after_writes(world: &mut World, who: usize, lsn: Lsn) {
         if world.core.wants_flush() {
             world.actors[who] = At::Flushing(lsn, world.core.begin_flush(), world.written);
         } else {

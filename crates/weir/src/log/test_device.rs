@@ -164,7 +164,6 @@ pub(super) const START: LogStart = LogStart {
     next_lsn: 1,
     transaction: 1,
     live_blocks: 0,
-    live_blocks: 0,
 };
 
 pub(super) fn open(device: &Arc<FaultyDevice>, log_blocks: u64, start: &LogStart) -> Log {
