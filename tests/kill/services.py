@@ -3,6 +3,7 @@ what is not running any more; ask_to_stop() before a clean unmount, or kill(); s
 waits for the ends and returns problems; and check(round, clean), which returns (number of
 acknowledged things, list of damages)."""
 
+import contextlib
 import glob
 import multiprocessing
 import os
@@ -195,8 +196,9 @@ class Fio:
             load.terminate()
 
     def kill(self):
-        for load in self.loads:
-            os.killpg(load.pid, signal.SIGKILL)
+        for load in self.loads:  # with the processes of its jobs
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(load.pid, signal.SIGKILL)
 
     def stop(self):
         stuck = []
@@ -204,7 +206,7 @@ class Fio:
             try:
                 load.wait(30)
             except subprocess.TimeoutExpired:
-                load.kill()
+                self.kill()
                 stuck.append("fio did not end")
         self.loads = []
         return stuck

@@ -329,7 +329,7 @@ def operations_move_the_right_times(top):
     changed(path, lambda: os.unlink(path + "2"), "c")
     changed(path, lambda: os.setxattr(path, "user.t", b""), "c")
     changed(path, lambda: os.pread(fd, 5, 0), "")
-    changed(path, lambda: os.open(path, os.O_WRONLY | os.O_TRUNC), "mc")
+    changed(path, lambda: os.close(os.open(path, os.O_WRONLY | os.O_TRUNC)), "mc")
     os.close(fd)
     inside = os.path.join(directory, "x")
     changed(directory, lambda: write_file(inside), "mc")
