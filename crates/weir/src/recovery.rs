@@ -5,7 +5,8 @@
 //! 1. the log is scanned and its tail proved (`log::replay`);
 //! 2. a superblock with the next log epoch is made durable, so that frames that were cut can never
 //!    come back (not when read-only);
-//! 3. records become the running delta; payload pages are remembered by place;
+//! 3. records that the checkpoint does not contain become the running delta; payload pages are
+//!    remembered by place (frames that the checkpoint contains matter only for those);
 //! 4. payload pages enter the cache as dirty, logged pages and go home; orphans are purged and
 //!    interrupted cuts finished;
 //! 5. a checkpoint publishes the result and empties the log.
@@ -47,14 +48,18 @@ struct Gathered {
 
 impl Engine {
     /// Steps 3 to 5. Answers whether there was anything to recover.
-    pub fn recover(&self, recovered: &Recovered) -> Result<bool> {
+    pub fn recover(&self, recovered: &Recovered, checkpoint_lsn: Lsn) -> Result<bool> {
         let mut gathered = Gathered::default();
         recovered.replay(&*self.device, &mut |_| {}, &mut |frame| {
-            self.replay_frame(frame, &mut gathered)
+            if frame.header.last_lsn <= checkpoint_lsn {
+                replay_payloads(frame, &mut gathered)
+            } else {
+                self.replay_frame(frame, &mut gathered)
+            }
         })?;
         self.count_inodes(&gathered)?;
         let orphans = self.orphans()?;
-        if gathered.records == 0 && orphans.is_empty() {
+        if gathered.records == 0 && gathered.payloads.is_empty() && orphans.is_empty() {
             return Ok(false);
         }
         self.recovering.store(true, Ordering::Release);
@@ -236,6 +241,29 @@ impl Engine {
         }
         Ok(())
     }
+}
+
+/// A frame that the checkpoint contains: it is only here for pages that were not home yet.
+fn replay_payloads(frame: &ReplayFrame<'_>, gathered: &mut Gathered) -> Result<()> {
+    let payloads = &mut gathered.payloads;
+    for record in frame.records() {
+        match record? {
+            Record::Payload { inode, file_block, .. } => {
+                payloads.insert((inode, file_block), frame.header.last_lsn);
+            }
+            Record::Settled { inode, file_block, length_blocks } => {
+                drop_payloads(payloads, inode, file_block, length_blocks);
+            }
+            Record::Home { inode, file_block, .. } => {
+                payloads.remove(&(inode, file_block));
+            }
+            Record::Delete { key } if key.kind == Kind::Inode => {
+                drop_payloads(payloads, key.inode, 0, u64::MAX);
+            }
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 fn drop_payloads(payloads: &mut Payloads, inode: u64, first: u64, count: u64) {

@@ -380,7 +380,7 @@ mod tests {
     fn inode_with_impossible_fields_is_refused() {
         let good = sample().encode();
         assert!(InodeItem::decode(&good[..191]).is_err());
-        for (offset, value) in [(0usize, 0xffu8), (1, 0xf0), (23, 0x80), (83, 0xff), (100, 0xfe)] {
+        for (offset, value) in [(1usize, 0xf0u8), (2, 1), (23, 0x80), (83, 0xff), (100, 0xfe)] {
             let mut bad = good;
             bad[offset] = value;
             assert!(InodeItem::decode(&bad).is_err(), "byte {offset}");

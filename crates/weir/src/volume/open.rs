@@ -187,7 +187,7 @@ pub(super) fn open(device: Arc<dyn Device>, options: VolumeOptions) -> Result<Ar
     };
     let threads = options.background == BackgroundMode::Threads && !options.read_only;
     let engine = Arc::new(assemble(device, options, parts));
-    engine.recover(&recovered)?;
+    engine.recover(&recovered, root.checkpoint_lsn)?;
     if threads {
         engine.start_background()?;
     }
