@@ -1,2 +1,5 @@
-//! The `weir` command.
-fn main() {}
+//! The `weir` program: see the library of this crate.
+
+fn main() -> std::process::ExitCode {
+    weir_cli::main()
+}

@@ -1,0 +1,265 @@
+//! From the host into a volume.
+
+use std::collections::HashMap;
+use std::ffi::{CString, OsStr};
+use std::fs::{self, File, Metadata};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
+use std::path::Path;
+
+use rustix::fs::{SeekFrom, XattrFlags, lgetxattr, llistxattr, seek};
+use weir::{Error, FileType, NewInode, SetAttr, SetTime, Timestamp, Volume, XattrMode};
+
+use super::{CHUNK_BYTES, Tally};
+use crate::failure::{Failure, Outcome};
+use crate::place::Place;
+
+struct Copier<'a> {
+    volume: &'a Volume,
+    tally: &'a mut Tally,
+    /// Inodes made for host files with several names: (device, inode) to inode.
+    linked: HashMap<(u64, u64), u64>,
+    buffer: Vec<u8>,
+}
+
+/// Copies `source` to `place`, or below it if that is a directory.
+pub(super) fn copy(
+    volume: &Volume,
+    source: &Path,
+    place: &Place,
+    recursive: bool,
+    tally: &mut Tally,
+) -> Outcome {
+    let meta = source.symlink_metadata().map_err(|error| Failure::host(source, &error))?;
+    if meta.is_dir() && !recursive {
+        return Err(Failure::new(source.display(), "is a directory: add -r to copy it"));
+    }
+    let fail = |error: Error| Failure::inside(place, &error);
+    let mut copier = Copier { volume, tally, linked: HashMap::new(), buffer: vec![0; CHUNK_BYTES] };
+    let contents_only = source.as_os_str().as_bytes().ends_with(b"/.") || source.as_os_str() == ".";
+    let existing = match volume.metadata(&place.path) {
+        Ok(attr) => Some(attr),
+        Err(Error::NotFound) => None,
+        Err(error) => return Err(fail(error)),
+    };
+    match existing {
+        Some(attr) if attr.file_type == FileType::Directory && contents_only => {
+            copier.directory(source, attr.ino, place)?;
+            copier.attributes(source, &meta, attr.ino, place)
+        }
+        Some(attr) if attr.file_type == FileType::Directory => {
+            let named = source.canonicalize();
+            let name = match source.file_name() {
+                Some(name) => name.to_owned(),
+                None => named
+                    .ok()
+                    .and_then(|path| path.file_name().map(OsStr::to_owned))
+                    .ok_or_else(|| Failure::new(source.display(), "has no name to copy it to"))?,
+            };
+            let name = name.into_vec();
+            copier.entry(source, &meta, attr.ino, &name, &place.join(&name))
+        }
+        Some(_) if meta.is_dir() => Err(Failure::new(place, "is not a directory")),
+        _ => {
+            let (dir, name) = volume.resolve_parent(&place.path).map_err(fail)?;
+            copier.entry(source, &meta, dir, &name, place)
+        }
+    }
+}
+
+fn file_type(meta: &Metadata) -> FileType {
+    let kind = meta.file_type();
+    if kind.is_dir() {
+        FileType::Directory
+    } else if kind.is_symlink() {
+        FileType::Symlink
+    } else if kind.is_fifo() {
+        FileType::Fifo
+    } else if kind.is_socket() {
+        FileType::Socket
+    } else if kind.is_char_device() {
+        FileType::CharDevice
+    } else if kind.is_block_device() {
+        FileType::BlockDevice
+    } else {
+        FileType::Regular
+    }
+}
+
+/// The kernel's 64-bit device number in 32 bits.
+fn device_number(rdev: u64) -> u32 {
+    let (major, minor) = (rustix::fs::major(rdev), rustix::fs::minor(rdev));
+    minor & 0xff | (major & 0xfff) << 8 | (minor & !0xff) << 12
+}
+
+fn times(meta: &Metadata) -> (SetTime, SetTime) {
+    let at = |seconds, nanoseconds: i64| {
+        SetTime::At(Timestamp { seconds, nanoseconds: nanoseconds as u32 })
+    };
+    (at(meta.atime(), meta.atime_nsec()), at(meta.mtime(), meta.mtime_nsec()))
+}
+
+impl Copier<'_> {
+    fn entry(
+        &mut self,
+        source: &Path,
+        meta: &Metadata,
+        dir: u64,
+        name: &[u8],
+        place: &Place,
+    ) -> Outcome {
+        let fail = |error: Error| Failure::inside(place, &error);
+        let kind = file_type(meta);
+        let several_names = kind != FileType::Directory && meta.nlink() > 1;
+        let identity = (meta.dev(), meta.ino());
+        if let Some(&ino) = self.linked.get(&identity).filter(|_| several_names) {
+            self.make_room(dir, name).map_err(fail)?;
+            self.volume.link(ino, dir, name).map_err(fail)?;
+            return Ok(());
+        }
+        let ino = match kind {
+            FileType::Directory => self.directory_at(dir, name).map_err(fail)?,
+            FileType::Symlink => {
+                let target =
+                    fs::read_link(source).map_err(|error| Failure::host(source, &error))?;
+                self.make_room(dir, name).map_err(fail)?;
+                let target = target.into_os_string().into_vec();
+                let link = self.volume.symlink(dir, name, &target, meta.uid(), meta.gid());
+                link.map_err(fail)?.ino
+            }
+            _ => {
+                self.make_room(dir, name).map_err(fail)?;
+                let new = NewInode {
+                    file_type: kind,
+                    permissions: meta.mode() & 0o777,
+                    uid: meta.uid(),
+                    gid: meta.gid(),
+                    rdev: device_number(meta.rdev()),
+                };
+                self.volume.make(dir, name, &new).map_err(fail)?.ino
+            }
+        };
+        match kind {
+            FileType::Regular => self.contents(source, meta, ino, place)?,
+            FileType::Directory => self.directory(source, ino, place)?,
+            _ => {}
+        }
+        if several_names {
+            self.linked.insert(identity, ino);
+        }
+        self.attributes(source, meta, ino, place)?;
+        self.tally.files += 1;
+        Ok(())
+    }
+
+    /// Takes away what is in the way of a new file.
+    fn make_room(&self, dir: u64, name: &[u8]) -> weir::Result<()> {
+        match self.volume.unlink(dir, name) {
+            Ok(()) | Err(Error::NotFound) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn directory_at(&self, dir: u64, name: &[u8]) -> weir::Result<u64> {
+        match self.volume.lookup(dir, name) {
+            Ok(attr) if attr.file_type == FileType::Directory => Ok(attr.ino),
+            Ok(_) => Err(Error::Exists),
+            Err(Error::NotFound) => {
+                let new = NewInode::new(FileType::Directory, 0o700);
+                self.volume.make(dir, name, &new).map(|attr| attr.ino)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn directory(&mut self, source: &Path, ino: u64, place: &Place) -> Outcome {
+        let host = |error: std::io::Error| Failure::host(source, &error);
+        for entry in fs::read_dir(source).map_err(host)? {
+            let entry = entry.map_err(host)?;
+            let path = entry.path();
+            let name = entry.file_name().into_vec();
+            self.tally.progress.message(path.display().to_string());
+            match entry.metadata() {
+                Ok(meta) => self.entry(&path, &meta, ino, &name, &place.join(&name))?,
+                Err(error) => self.tally.skip(path.display(), error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies what is data and leaves holes as they are.
+    fn contents(&mut self, source: &Path, meta: &Metadata, ino: u64, place: &Place) -> Outcome {
+        let fail = |error: Error| Failure::inside(place, &error);
+        let host = |error: std::io::Error| Failure::host(source, &error);
+        let from = match File::open(source) {
+            Ok(file) => file,
+            Err(error) => {
+                self.tally.skip(source.display(), error);
+                return Ok(());
+            }
+        };
+        let file = self.volume.open_inode(ino, true).map_err(fail)?;
+        let size_bytes = meta.len();
+        let mut offset = 0;
+        while offset < size_bytes {
+            let Ok(data) = seek(&from, SeekFrom::Data(offset)) else { break };
+            let end = seek(&from, SeekFrom::Hole(data)).unwrap_or(size_bytes);
+            offset = data;
+            while offset < end {
+                let wanted = (end - offset).min(CHUNK_BYTES as u64) as usize;
+                let buffer = &mut self.buffer[..wanted];
+                let read_bytes = from.read_at(buffer, offset).map_err(host)?;
+                if read_bytes == 0 {
+                    break;
+                }
+                file.write_at(offset, &buffer[..read_bytes]).map_err(fail)?;
+                self.tally.count_bytes(read_bytes);
+                offset += read_bytes as u64;
+            }
+            if offset < end {
+                break;
+            }
+        }
+        file.truncate(size_bytes).map_err(fail)
+    }
+
+    fn attributes(&mut self, source: &Path, meta: &Metadata, ino: u64, place: &Place) -> Outcome {
+        self.xattrs(source, ino);
+        let (atime, mtime) = times(meta);
+        let is_link = meta.file_type().is_symlink();
+        let change = SetAttr {
+            permissions: (!is_link).then_some(meta.mode() & 0o7777),
+            uid: Some(meta.uid()),
+            gid: Some(meta.gid()),
+            atime: Some(atime),
+            mtime: Some(mtime),
+            ..SetAttr::default()
+        };
+        let changed = self.volume.setattr(ino, &change);
+        changed.map(|_| ()).map_err(|error| Failure::inside(place, &error))
+    }
+
+    /// Attributes that this user cannot read, or the volume does not take, are left out with a word.
+    fn xattrs(&mut self, source: &Path, ino: u64) {
+        let mut list = vec![0; 65_536];
+        let Ok(list_bytes) = llistxattr(source, &mut list) else { return };
+        let mut value = vec![0; 65_536];
+        for name in list[..list_bytes].split(|&byte| byte == 0).filter(|name| !name.is_empty()) {
+            let Ok(c_name) = CString::new(name) else { continue };
+            let stored = lgetxattr(source, c_name.as_c_str(), &mut value)
+                .map_err(|error| error.to_string())
+                .and_then(|bytes| {
+                    self.volume
+                        .setxattr(ino, name, &value[..bytes], XattrMode::Set)
+                        .map_err(|error| error.to_string())
+                });
+            if let Err(error) = stored {
+                let name = String::from_utf8_lossy(name);
+                self.tally.skip(source.display(), format!("attribute {name}: {error}"));
+            }
+        }
+    }
+}
+
+/// Flags of a plain `setxattr`.
+pub(super) const ANY: XattrFlags = XattrFlags::empty();

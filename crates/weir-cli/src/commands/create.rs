@@ -1,0 +1,191 @@
+//! `weir create`: a new volume.
+
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use clap::Args;
+use serde_json::json;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use weir::CreateOptions;
+
+use crate::failure::{Failure, Outcome};
+use crate::open::{print, print_json};
+use crate::progress::{Progress, Unit};
+use crate::size;
+
+/// Smallest volume that the format allows.
+const MIN_BYTES: u64 = weir::format::MIN_VOLUME_BYTES;
+/// Ends a program that was interrupted from the terminal.
+const INTERRUPTED: i32 = 130;
+
+/// Arguments of `weir create`.
+#[derive(Debug, Args)]
+#[command(
+    long_about = "Make a new volume in a file or on a block device. Nothing is ever overwritten \
+                  without --force.",
+    after_help = "Examples:\n  \
+        weir create disk.weir --size 8G\n  \
+        weir create /dev/sdb1 --label backup\n  \
+        weir create disk.weir --size 8G --prewrite   # later flushes cost the host nothing extra"
+)]
+pub struct CreateArgs {
+    /// A new file, or a block device
+    #[arg(value_name = "VOL")]
+    pub volume: PathBuf,
+    /// How it looks
+    #[command(flatten)]
+    pub format: FormatArgs,
+    /// Replace whatever is there
+    #[arg(long)]
+    pub force: bool,
+    /// Print what was made as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// How a new volume looks; shared with `weir mount --create`.
+#[derive(Debug, Clone, Args)]
+pub struct FormatArgs {
+    /// Size, such as 8G or 512MiB; for a device: all of it
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub size: Option<u64>,
+    /// Write the whole volume once, so that later flushes never wait for the host to allocate
+    #[arg(long)]
+    pub prewrite: bool,
+    /// A name for people, up to 64 bytes
+    #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
+    pub label: String,
+    /// Size of the log; by default 1/64 of the volume within 64M and 2G
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub log_size: Option<u64>,
+}
+
+/// Runs the command.
+pub fn run(args: &CreateArgs) -> Outcome {
+    let size_bytes = create(&args.volume, &args.format, args.force)?;
+    let shown = args.volume.display();
+    if args.json {
+        return print_json(&json!({ "volume": shown.to_string(), "size_bytes": size_bytes }));
+    }
+    let text = format!("{shown}: a volume of {}\n", size::show(size_bytes));
+    print(text.as_bytes())
+}
+
+/// Makes the volume and returns its size.
+pub fn create(volume: &Path, format: &FormatArgs, force: bool) -> Outcome<u64> {
+    let present = volume.metadata().ok();
+    let is_device = present.as_ref().is_some_and(|meta| meta.file_type().is_block_device());
+    let is_new = present.is_none();
+    check_size(volume, format, present.as_ref(), is_device)?;
+    if !is_new && !is_device && !force {
+        return Err(Failure::volume(volume, &weir::Error::Exists));
+    }
+    let options = CreateOptions {
+        size_bytes: format.size,
+        log_bytes: format.log_size,
+        prewrite: format.prewrite,
+        force,
+        label: format.label.clone(),
+        volume_id: None,
+        root_uid: rustix::process::getuid().as_raw(),
+        root_gid: rustix::process::getgid().as_raw(),
+    };
+    let interrupt = RemoveOnInterrupt::arm(volume, is_new)?;
+    let progress = Progress::new("writing", Unit::Bytes, Some(0));
+    let created = weir::Volume::create_with_progress(volume, &options, &mut |done, all| {
+        progress.set_total(all);
+        progress.set(done);
+    });
+    drop(progress);
+    interrupt.disarm();
+    created.map_err(|error| Failure::volume(volume, &error))?;
+    let made = volume.metadata().map_err(|error| Failure::host(volume, &error))?;
+    Ok(format.size.unwrap_or(made.len()) / 4096 * 4096)
+}
+
+fn check_size(
+    volume: &Path,
+    format: &FormatArgs,
+    present: Option<&std::fs::Metadata>,
+    is_device: bool,
+) -> Outcome {
+    let complain = |what: String| Err(Failure::new(volume.display(), what));
+    let Some(size_bytes) = format.size else {
+        return match present {
+            None => complain("no size: say how large it is to be, such as --size 8G".to_owned()),
+            Some(meta) if !is_device && meta.len() < MIN_BYTES => complain(
+                "no size: the file there is too small: add --size, such as --size 8G".to_owned(),
+            ),
+            Some(_) => Ok(()),
+        };
+    };
+    if size_bytes < MIN_BYTES {
+        return complain(format!(
+            "too small: {} asked for, the least is {}: choose a larger --size",
+            size::show(size_bytes),
+            size::show(MIN_BYTES)
+        ));
+    }
+    if is_device {
+        return Ok(());
+    }
+    let occupied_bytes = present.map_or(0, |meta| meta.blocks() * 512);
+    let Some(free_bytes) = free_host_bytes(volume) else { return Ok(()) };
+    let available_bytes = free_bytes.saturating_add(occupied_bytes);
+    if format.prewrite && size_bytes > available_bytes {
+        return complain(format!(
+            "not enough space: {} asked for, {} free on the host: choose a smaller --size",
+            size::show(size_bytes),
+            size::show(available_bytes)
+        ));
+    }
+    if size_bytes > available_bytes {
+        eprintln!(
+            "weir: {}: larger than the {} free on its host: it will fill up before it is full",
+            volume.display(),
+            size::show(available_bytes)
+        );
+    }
+    Ok(())
+}
+
+fn free_host_bytes(volume: &Path) -> Option<u64> {
+    let parent = volume.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let space = rustix::fs::statvfs(parent.unwrap_or(Path::new("."))).ok()?;
+    Some(space.f_bavail.saturating_mul(space.f_frsize))
+}
+
+/// Removes a half-made file when the program is interrupted.
+struct RemoveOnInterrupt {
+    armed: Arc<AtomicBool>,
+    handle: signal_hook::iterator::Handle,
+}
+
+impl RemoveOnInterrupt {
+    fn arm(volume: &Path, is_new: bool) -> Outcome<Self> {
+        let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])
+            .map_err(|error| Failure::new("signals", error))?;
+        let handle = signals.handle();
+        let armed = Arc::new(AtomicBool::new(true));
+        let (watched, path) = (Arc::clone(&armed), volume.to_owned());
+        std::thread::spawn(move || {
+            if signals.forever().next().is_some() && watched.load(Ordering::Acquire) {
+                if is_new {
+                    // Half a volume is of no use to anyone.
+                    let _ = std::fs::remove_file(&path);
+                }
+                eprintln!("weir: {}: interrupted: no volume was made", path.display());
+                std::process::exit(INTERRUPTED);
+            }
+        });
+        Ok(Self { armed, handle })
+    }
+
+    fn disarm(self) {
+        self.armed.store(false, Ordering::Release);
+        self.handle.close();
+    }
+}

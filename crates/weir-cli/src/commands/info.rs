@@ -1,0 +1,192 @@
+//! `weir info`: what a volume is, from its superblock, and how full, from an open of it.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use serde_json::{Value, json};
+use weir::device::posix::{OpenMode, PosixDevice};
+use weir::format::geometry::{Geometry, TAIL_BLOCKS};
+use weir::format::superblock::{Superblock, choose_superblock};
+use weir::format::{BLOCK_BYTES, BLOCK_BYTES_U64};
+use weir::{Error, StatFs, Timestamp};
+
+use crate::failure::{Failure, Outcome};
+use crate::open::{mounted_at, once_closed, open, print, print_json};
+use crate::show;
+use crate::size;
+
+/// Arguments of `weir info`.
+#[derive(Debug, Args)]
+#[command(
+    long_about = "Show what a volume is, whether it was closed cleanly, and how full it is. Of a \
+                  volume in use only what the superblock says is shown.",
+    after_help = "Examples:\n  weir info disk.weir\n  weir info --json disk.weir | jq .free_bytes"
+)]
+pub struct InfoArgs {
+    /// A file or block device
+    #[arg(value_name = "VOL")]
+    pub volume: PathBuf,
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Runs the command.
+pub fn run(args: &InfoArgs) -> Outcome {
+    let path = args.volume.as_path();
+    let fail = |error: Error| Failure::volume(path, &error);
+    let locked = once_closed(path, || {
+        let device = PosixDevice::open(path, OpenMode::ReadOnly)?;
+        choose_superblock(&device).map(|(superblock, _)| superblock)
+    });
+    let (superblock, in_use) = match locked {
+        Err(Error::InUse(who)) => (read_unlocked(path)?, Some(who)),
+        result => (result.map_err(fail)?, None),
+    };
+    let space = match in_use {
+        Some(_) => live_space(path),
+        None => {
+            let volume = open(path, true)?;
+            let space = volume.statfs();
+            volume.close().map_err(fail)?;
+            Some(space)
+        }
+    };
+    if args.json {
+        return print_json(&as_json(path, &superblock, in_use.as_deref(), space.as_ref()));
+    }
+    print(as_text(path, &superblock, in_use.as_deref(), space.as_ref()).as_bytes())
+}
+
+/// The newest valid superblock of a volume that someone else writes: a copy caught half written
+/// fails its checksum, and another one is valid.
+fn read_unlocked(path: &Path) -> Outcome<Superblock> {
+    let fail = |error: io::Error| Failure::host(path, &error);
+    let file = File::open(path).map_err(fail)?;
+    let end_block = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0))
+        .map_err(|error| fail(error.into()))?
+        / BLOCK_BYTES_U64;
+    let tail = end_block.saturating_sub(TAIL_BLOCKS);
+    let slots = [0, 1].map(Geometry::superblock_block);
+    let mut block = [0; BLOCK_BYTES];
+    let mut best: Option<Superblock> = None;
+    for place in slots.into_iter().chain(slots.map(|slot| tail + slot)) {
+        if file.read_exact_at(&mut block, place * BLOCK_BYTES_U64).is_err() {
+            continue;
+        }
+        let Ok(found) = Superblock::decode(&block, place) else { continue };
+        if best.as_ref().is_none_or(|best| best.generation < found.generation) {
+            best = Some(found);
+        }
+    }
+    best.ok_or_else(|| Failure::new(path.display(), "in use, and no superblock could be read"))
+}
+
+/// What the mount of a volume in use says of its space.
+fn live_space(path: &Path) -> Option<StatFs> {
+    let dir = mounted_at(path)?;
+    let space = rustix::fs::statvfs(&dir).ok()?;
+    Some(StatFs {
+        total_blocks: space.f_blocks,
+        free_blocks: space.f_bfree,
+        available_blocks: space.f_bavail,
+        inodes: space.f_files.saturating_sub(space.f_ffree),
+        free_inodes: space.f_ffree,
+        max_name_bytes: space.f_namemax as u32,
+    })
+}
+
+fn id_text(superblock: &Superblock) -> String {
+    let digits = show::hex(&superblock.volume_id);
+    let parts = [0..8, 8..12, 12..16, 16..20, 20..32];
+    parts.map(|part| digits.get(part).unwrap_or_default().to_owned()).join("-")
+}
+
+fn state_text(superblock: &Superblock, in_use: Option<&str>) -> String {
+    let state = match (in_use, superblock.clean) {
+        (Some(who), _) => format!("in use: {who}"),
+        (None, true) => "clean".to_owned(),
+        (None, false) => "not closed: the log will be replayed at the next open".to_owned(),
+    };
+    if superblock.errors_seen { format!("{state}; errors were seen: run weir fsck") } else { state }
+}
+
+fn as_text(
+    path: &Path,
+    superblock: &Superblock,
+    in_use: Option<&str>,
+    space: Option<&StatFs>,
+) -> String {
+    let geometry = &superblock.geometry;
+    let created = show::time_text(Timestamp::from_ns(superblock.created_ns as i64));
+    let features = &superblock.features;
+    let mut lines = vec![
+        format!("volume      {}", path.display()),
+        format!("id          {}", id_text(superblock)),
+        format!("label       {}", superblock.label),
+        format!("state       {}", state_text(superblock, in_use)),
+        format!("size        {}", size::show(geometry.total_blocks() * BLOCK_BYTES_U64)),
+        format!("log         {}", size::show(geometry.log_blocks() * BLOCK_BYTES_U64)),
+        format!("groups      {}", geometry.group_count()),
+        format!("created     {created} UTC"),
+        format!("checkpoint  generation {}", superblock.root.generation),
+        format!("durable lsn {} (when the superblock was written)", superblock.durable_lsn),
+        format!(
+            "features    compat {:#x}, ro-compat {:#x}, incompat {:#x}",
+            features.compat, features.ro_compat, features.incompat
+        ),
+    ];
+    if let Some(space) = space {
+        let used_blocks = space.total_blocks.saturating_sub(space.free_blocks);
+        let shown = |blocks: u64| size::show(blocks * BLOCK_BYTES_U64);
+        lines.push(format!(
+            "space       {} used, {} free of {}",
+            shown(used_blocks),
+            shown(space.free_blocks),
+            shown(space.total_blocks)
+        ));
+        lines.push(format!("inodes      {}", space.inodes));
+    }
+    lines.join("\n") + "\n"
+}
+
+fn as_json(
+    path: &Path,
+    superblock: &Superblock,
+    in_use: Option<&str>,
+    space: Option<&StatFs>,
+) -> Value {
+    let geometry = &superblock.geometry;
+    let features = &superblock.features;
+    let mut value = json!({
+        "volume": path.display().to_string(),
+        "id": id_text(superblock),
+        "label": superblock.label,
+        "clean": superblock.clean,
+        "errors_seen": superblock.errors_seen,
+        "in_use": in_use,
+        "size_bytes": geometry.total_blocks() * BLOCK_BYTES_U64,
+        "log_bytes": geometry.log_blocks() * BLOCK_BYTES_U64,
+        "groups": geometry.group_count(),
+        "created_ns": superblock.created_ns,
+        "superblock_generation": superblock.generation,
+        "checkpoint_generation": superblock.root.generation,
+        "durable_lsn": superblock.durable_lsn,
+        "log_epoch": superblock.log_epoch,
+        "features": {
+            "compat": features.compat,
+            "ro_compat": features.ro_compat,
+            "incompat": features.incompat,
+        },
+    });
+    if let Some(space) = space {
+        value["total_bytes"] = json!(space.total_blocks * BLOCK_BYTES_U64);
+        value["free_bytes"] = json!(space.free_blocks * BLOCK_BYTES_U64);
+        value["available_bytes"] = json!(space.available_blocks * BLOCK_BYTES_U64);
+        value["inodes"] = json!(space.inodes);
+    }
+    value
+}

@@ -1,0 +1,14 @@
+//! One module per command.
+
+pub mod cat;
+pub mod cp;
+pub mod create;
+pub mod dump;
+pub mod info;
+pub mod ls;
+pub mod mkdir;
+pub mod mount;
+pub mod rm;
+pub mod stat;
+pub mod sync;
+pub mod umount;

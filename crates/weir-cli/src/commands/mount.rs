@@ -1,0 +1,389 @@
+//! `weir mount`: serves a volume at a directory.
+//!
+//! In the foreground the process prints one line when the mount is usable and ends when it is taken
+//! off. With `--background` the command starts itself again as the server, and returns when that
+//! says it is ready. Nothing is forked after threads exist: the server is a fresh process, and what
+//! it writes to standard output until it is ready is its report:
+//!
+//! - `ready LINE`: the mount is usable; the starter prints LINE and ends with 0;
+//! - anything else is passed on to standard error (progress of a recovery, an error).
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::Arc;
+
+use clap::Args;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use weir::{AtimePolicy, Volume, VolumeOptions};
+use weir_mount::{Atime, Controller, MountError, MountOptions, UnmountError, WeirFs};
+
+use crate::commands::create::{self, FormatArgs};
+use crate::failure::{FAILED, Failure, Outcome};
+use crate::open;
+use crate::size;
+
+/// First word of the server's report when it is usable.
+const READY: &str = "ready ";
+
+/// Arguments of `weir mount`.
+#[derive(Debug, Args)]
+#[command(
+    long_about = "Mount a volume. In the foreground one line tells when the mount is usable; \
+                  Ctrl-C or SIGTERM unmounts it. With --background the command returns when the \
+                  mount is usable, or prints why it is not.",
+    after_long_help = "Options for -o (comma-separated, may be repeated):\n  \
+        ro rw                      read-only or not\n  \
+        allow_other noallow_other  other users may enter (default: when mounted by root)\n  \
+        suid nosuid dev nodev exec noexec\n  \
+        relatime noatime strictatime\n  \
+        sync dirsync               every write, every change of a directory is synchronous\n  \
+        acl noacl                  POSIX access control lists (default: acl)\n  \
+        writeback_cache            the kernel collects small writes (default: off)\n  \
+        fsname=NAME                what mount and df show\n  \
+        threads=N max_background=N max_write=BYTES   tuning of the connection\n\n\
+        Examples:\n  \
+        weir mount disk.weir /mnt\n  \
+        weir mount --create --size 8G disk.weir /mnt --background\n  \
+        weir mount disk.weir /mnt --read-only --memory 256M\n  \
+        weir mount disk.weir /mnt -o noatime,nosuid --background --log /var/log/weir.log\n\n\
+        Exit codes: 0 unmounted cleanly, 1 failed or errors were seen, 2 wrong usage, 130 ended \
+        by a third Ctrl-C"
+)]
+#[allow(clippy::struct_excessive_bools)]
+pub struct MountArgs {
+    /// A file or block device
+    #[arg(value_name = "VOL")]
+    pub volume: PathBuf,
+    /// An existing directory
+    #[arg(value_name = "DIR")]
+    pub dir: PathBuf,
+    /// Make the volume first if it does not exist (needs --size)
+    #[arg(long)]
+    pub create: bool,
+    /// How it looks
+    #[command(flatten)]
+    pub format: FormatArgs,
+    /// Most memory for cached data and metadata; by default 1/8 of the machine's, at most 1G
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub memory: Option<u64>,
+    /// Return when the mount is usable
+    #[arg(long, short)]
+    pub background: bool,
+    /// Write nothing at all; a log that was left is replayed in memory
+    #[arg(long, short)]
+    pub read_only: bool,
+    /// Mount options, see below
+    #[arg(short = 'o', value_name = "OPT,...")]
+    pub options: Vec<String>,
+    /// Where a server in the background tells about errors
+    #[arg(long, value_name = "FILE", requires = "background")]
+    pub log: Option<PathBuf>,
+    /// This process is the server in the background
+    #[arg(long, hide = true)]
+    pub serve: bool,
+}
+
+/// Runs the command.
+pub fn run(args: &MountArgs) -> Result<ExitCode, Failure> {
+    let options = mount_options(args)?;
+    check_dir(&args.dir)?;
+    if args.background && !args.serve {
+        // Before anything happens in a process that nobody watches.
+        return start_server(args);
+    }
+    let result = serve(args, &options);
+    if args.serve
+        && let Err(failure) = &result
+    {
+        // The starter passes it on if it still listens; the log has it in any case.
+        report(&format!("weir: {failure}"));
+    }
+    result
+}
+
+fn mount_options(args: &MountArgs) -> Outcome<MountOptions> {
+    let mut options = MountOptions {
+        fs_name: args
+            .volume
+            .canonicalize()
+            .unwrap_or_else(|_| std::path::absolute(&args.volume).unwrap_or_default())
+            .display()
+            .to_string(),
+        ..MountOptions::default()
+    };
+    for list in &args.options {
+        options
+            .apply(list)
+            .map_err(|error| Failure::bare(error.to_string()).with_code(crate::failure::USAGE))?;
+    }
+    options.read_only |= args.read_only;
+    Ok(options)
+}
+
+fn check_dir(dir: &Path) -> Outcome {
+    match dir.metadata() {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(Failure::new(
+            dir.display(),
+            format!("no such directory: make it first: mkdir {}", dir.display()),
+        )),
+        Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => Err(Failure::new(
+            dir.display(),
+            format!(
+                "a mount without a server is left here: take it off: weir umount --lazy {}",
+                dir.display()
+            ),
+        )),
+        Err(error) => Err(Failure::host(dir, &error)),
+        Ok(meta) if !meta.is_dir() => {
+            Err(Failure::new(dir.display(), "not a directory: give a directory to mount at"))
+        }
+        Ok(_) => Ok(()),
+    }
+}
+
+/// Starts the server and waits for its report.
+fn start_server(args: &MountArgs) -> Result<ExitCode, Failure> {
+    let fail = |what: &str, error: std::io::Error| Failure::new(what, error);
+    let program = std::env::current_exe().map_err(|error| fail("weir", error))?;
+    let log = match &args.log {
+        None => Stdio::null(),
+        Some(path) => OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(path)
+            .map_err(|error| Failure::host(path, &error))?
+            .into(),
+    };
+    let mut server = Command::new(program)
+        .args(std::env::args_os().skip(1))
+        .arg("--serve")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(log)
+        .spawn()
+        .map_err(|error| fail("weir: cannot start the server", error))?;
+    let lines = server.stdout.take().map(BufReader::new);
+    for line in lines.into_iter().flat_map(BufRead::lines) {
+        let line = line.map_err(|error| fail("weir: the server's report", error))?;
+        if let Some(ready) = line.strip_prefix(READY) {
+            open::print(format!("{ready}\n").as_bytes())?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        eprintln!("{line}");
+    }
+    // It ended without being ready, and has said why.
+    let status = server.wait().map_err(|error| fail("weir: the server", error))?;
+    let code = status.code().and_then(|code| u8::try_from(code).ok()).filter(|code| *code != 0);
+    match code {
+        Some(code) => Ok(ExitCode::from(code)),
+        None => {
+            Err(Failure::bare(format!("the server ended before the mount was usable ({status})")))
+        }
+    }
+}
+
+/// A line for whoever waits for this server to be ready; nobody may be left to read it.
+fn report(line: &str) {
+    let mut out = std::io::stdout().lock();
+    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+}
+
+/// From now on standard output belongs to nobody.
+fn let_go_of_starter() -> Outcome {
+    let fail = |error: std::io::Error| Failure::new("/dev/null", error);
+    let null = File::options().write(true).open("/dev/null").map_err(fail)?;
+    rustix::stdio::dup2_stdout(null).map_err(|error| fail(error.into()))?;
+    std::env::set_current_dir("/").map_err(fail)
+}
+
+fn open_volume(args: &MountArgs, options: &MountOptions) -> Outcome<Volume> {
+    if args.create && !args.volume.exists() {
+        create::create(&args.volume, &args.format, false)?;
+    }
+    let volume_options = VolumeOptions {
+        memory_bytes: args.memory,
+        read_only: options.read_only,
+        atime: match options.atime {
+            Atime::Relative => AtimePolicy::Relative,
+            Atime::Never => AtimePolicy::Never,
+            Atime::Strict => AtimePolicy::Strict,
+        },
+        ..VolumeOptions::default()
+    };
+    open::open_with(&args.volume, &volume_options)
+}
+
+fn serve(args: &MountArgs, options: &MountOptions) -> Result<ExitCode, Failure> {
+    if args.serve {
+        // A session of its own: the terminal of the starter means nothing to it.
+        rustix::process::setsid().map_err(|error| Failure::new("setsid", error))?;
+    }
+    let signals =
+        Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(|error| Failure::new("signals", error))?;
+    let volume = open_volume(args, options)?;
+    let shown = args.dir.display().to_string();
+    let log = Box::new(move |text: &str| eprintln!("weir: {shown}: {text}"));
+    let posix_acl = options.transport.posix_acl;
+    let fs = WeirFs::new(volume.clone(), posix_acl, log)
+        .map_err(|error| Failure::volume(&args.volume, &error));
+    let attached = fs.and_then(|fs| {
+        let fs = Arc::new(fs);
+        let session = weir_mount::mount(&args.dir, Arc::clone(&fs) as _, options)
+            .map_err(|error| mount_failure(&args.dir, &error))?;
+        Ok((fs, session))
+    });
+    let (fs, session) = match attached {
+        Ok(attached) => attached,
+        Err(failure) => {
+            open::close(&args.volume, &volume)?;
+            return Err(failure);
+        }
+    };
+    watch_signals(signals, session.controller(), &fs, args);
+    announce(args, &volume)?;
+    let served = session.serve();
+    conclude(args, &fs, served)
+}
+
+fn mount_failure(dir: &Path, error: &MountError) -> Failure {
+    match error {
+        MountError::NoFuse
+        | MountError::FuseDevice(_)
+        | MountError::NoHelper
+        | MountError::Directory(_) => Failure::bare(error.to_string()),
+        error => Failure::new(dir.display(), error),
+    }
+}
+
+/// The one line that says the mount is usable.
+fn announce(args: &MountArgs, volume: &Volume) -> Outcome {
+    let space = volume.statfs();
+    let line = format!(
+        "{} mounted at {} ({} free of {}{})",
+        args.volume.display(),
+        args.dir.display(),
+        size::show(space.available_blocks * 4096),
+        size::show(space.total_blocks * 4096),
+        if volume.is_read_only() { ", read-only" } else { "" },
+    );
+    if args.serve {
+        report(&format!("{READY}{line}"));
+        return let_go_of_starter();
+    }
+    let hint = if std::io::stdout().is_terminal() { ", Ctrl-C unmounts" } else { "" };
+    report(&format!("{line}{hint}"));
+    Ok(())
+}
+
+/// Nobody uses the mount any more: close the volume, and say how it went.
+fn conclude(
+    args: &MountArgs,
+    fs: &WeirFs,
+    served: Result<(), MountError>,
+) -> Result<ExitCode, Failure> {
+    let shutdown = fs.volume().shutdown_reason();
+    let closed = fs.close().map_err(|error| Failure::volume(&args.volume, &error));
+    let trouble = fs.trouble();
+    if let Some(first) = trouble.first_panic {
+        eprintln!(
+            "weir: {}: {} internal errors while mounted, the first: {first}: run weir fsck {}",
+            args.volume.display(),
+            trouble.panics,
+            args.volume.display()
+        );
+    }
+    served.map_err(|error| mount_failure(&args.dir, &error))?;
+    closed?;
+    if let Some(reason) = shutdown {
+        return Err(Failure::volume(&args.volume, &weir::Error::Shutdown(reason)));
+    }
+    Ok(ExitCode::from(if trouble.panics > 0 { FAILED } else { 0 }))
+}
+
+/// What a signal asks for, by how often it came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ask {
+    /// Unmount if nobody uses it.
+    Politely,
+    /// Detach now; its users may finish.
+    Lazily,
+    /// Close the volume and end, whoever uses it.
+    End,
+}
+
+/// The first Ctrl-C asks, the second insists, the third ends it. SIGTERM and SIGHUP come from
+/// someone who cannot press it again: they insist at once.
+fn next_ask(before: Option<Ask>, signal: i32) -> Ask {
+    match (before, signal) {
+        (None, SIGINT) => Ask::Politely,
+        (None | Some(Ask::Politely), _) => Ask::Lazily,
+        (Some(Ask::Lazily | Ask::End), _) => Ask::End,
+    }
+}
+
+fn watch_signals(mut signals: Signals, controller: Controller, fs: &Arc<WeirFs>, args: &MountArgs) {
+    let (fs, dir) = (Arc::clone(fs), args.dir.display().to_string());
+    std::thread::spawn(move || {
+        let mut asked = None;
+        for signal in signals.forever() {
+            let ask = next_ask(asked, signal);
+            asked = Some(ask);
+            match ask {
+                Ask::Politely => match controller.unmount(false) {
+                    Ok(()) | Err(UnmountError::NotMounted) => {}
+                    Err(error @ UnmountError::Busy(_)) => {
+                        eprintln!("weir: {dir}: {error}: still mounted; Ctrl-C again detaches it")
+                    }
+                    Err(error) => eprintln!("weir: {dir}: cannot unmount: {error}"),
+                },
+                Ask::Lazily => {
+                    // Clean if it can be, and away in any case.
+                    match controller.unmount(false).or_else(|_| controller.unmount(true)) {
+                        Ok(()) | Err(UnmountError::NotMounted) => {}
+                        Err(error) => eprintln!("weir: {dir}: cannot detach: {error}"),
+                    }
+                    let (_, files) = fs.in_use();
+                    if files > 0 {
+                        eprintln!(
+                            "weir: {dir}: detached, {files} files still open: ends when they are \
+                             closed; Ctrl-C again ends it now"
+                        );
+                    }
+                }
+                Ask::End => {
+                    let code = match fs.close() {
+                        Ok(()) => 130,
+                        Err(error) => {
+                            eprintln!("weir: {dir}: {error}");
+                            FAILED.into()
+                        }
+                    };
+                    std::process::exit(code);
+                }
+            }
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_interrupt_asks_the_second_insists_and_the_third_ends() {
+        let first = next_ask(None, SIGINT);
+        let second = next_ask(Some(first), SIGINT);
+        let third = next_ask(Some(second), SIGINT);
+        assert_eq!((first, second, third), (Ask::Politely, Ask::Lazily, Ask::End));
+    }
+
+    #[test]
+    fn a_signal_that_nobody_can_repeat_insists_at_once() {
+        assert_eq!(next_ask(None, SIGTERM), Ask::Lazily);
+        assert_eq!(next_ask(None, SIGHUP), Ask::Lazily);
+        assert_eq!(next_ask(Some(Ask::Lazily), SIGTERM), Ask::End);
+    }
+}

@@ -1,0 +1,98 @@
+//! `weir umount`: takes a mount off and waits until its volume is closed.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use weir_mount::{UnmountError, mount_point};
+
+use crate::failure::{Failure, Outcome};
+
+/// A server that needs longer than this to write what is left is reported.
+const CLOSE_LIMIT: Duration = Duration::from_secs(90);
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Arguments of `weir umount`.
+#[derive(Debug, Args)]
+#[command(
+    long_about = "Unmount a volume and wait until it is closed: after that, everything is on the \
+                  disk. umount and fusermount3 -u work too, but do not wait.",
+    after_help = "Examples:\n  weir umount /mnt\n  weir umount --lazy /mnt   # it is in use, and shall vanish now"
+)]
+pub struct UmountArgs {
+    /// Where it is mounted
+    #[arg(value_name = "DIR")]
+    pub dir: PathBuf,
+    /// Detach it from the tree now; programs that use it may finish
+    #[arg(long, short)]
+    pub lazy: bool,
+}
+
+/// The canonical form of `dir` without asking the file system mounted there, whose server may be
+/// dead.
+fn mount_dir(dir: &Path) -> Outcome<PathBuf> {
+    let absolute = std::path::absolute(dir).map_err(|error| Failure::host(dir, &error))?;
+    let (Some(parent), Some(name)) = (absolute.parent(), absolute.file_name()) else {
+        return Ok(absolute);
+    };
+    let canonical = parent.canonicalize().map_err(|error| Failure::host(dir, &error))?.join(name);
+    let is_mount = |path: &Path| mount_point::mount_at(path).is_ok_and(|entry| entry.is_some());
+    if is_mount(&canonical) {
+        return Ok(canonical);
+    }
+    // A symbolic link to a mount point.
+    canonical.canonicalize().map_err(|error| Failure::host(dir, &error))
+}
+
+/// Runs the command.
+pub fn run(args: &UmountArgs) -> Outcome {
+    let dir = mount_dir(&args.dir)?;
+    let shown = &args.dir.display();
+    let entry = mount_point::mount_at(&dir)
+        .map_err(|error| Failure::new("/proc/self/mountinfo", error))?
+        .ok_or_else(|| Failure::new(shown, "not mounted: see what is with: mount -t fuse.weir"))?;
+    if entry.fs_type != "fuse.weir" {
+        return Err(Failure::new(
+            shown,
+            format!("not a Weir mount but {}: use umount", entry.fs_type),
+        ));
+    }
+    mount_point::detach(&dir, args.lazy).map_err(|error| match error {
+        UnmountError::Busy(_) => Failure::new(
+            shown,
+            format!("{error}: end it, or detach the mount with: weir umount --lazy {shown}"),
+        ),
+        error => Failure::new(shown, error),
+    })?;
+    if args.lazy {
+        return Ok(());
+    }
+    wait_until_closed(&args.dir, Path::new(&entry.source))
+}
+
+/// The server holds a lock on the volume until it is closed.
+fn wait_until_closed(dir: &Path, volume: &Path) -> Outcome {
+    let Ok(file) = File::open(volume) else { return Ok(()) };
+    let began = Instant::now();
+    let mut told = false;
+    loop {
+        match file.try_lock_shared() {
+            Ok(()) => return Ok(()),
+            Err(std::fs::TryLockError::Error(_)) => return Ok(()),
+            Err(std::fs::TryLockError::WouldBlock) => {}
+        }
+        if began.elapsed() > PATIENCE && !told {
+            eprintln!("weir: {}: unmounted, writing what is left", dir.display());
+            told = true;
+        }
+        if began.elapsed() > CLOSE_LIMIT {
+            return Err(Failure::new(
+                dir.display(),
+                "unmounted, but its server is still writing: wait for that process to end",
+            ));
+        }
+        sleep(Duration::from_millis(10));
+    }
+}

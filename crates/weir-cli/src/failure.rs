@@ -1,0 +1,136 @@
+//! Errors for people: one line that says where, what, and what to do.
+
+use std::fmt::{self, Display};
+use std::path::Path;
+
+use weir::Error;
+
+/// Exit code of a command that did not do what it was asked.
+pub const FAILED: u8 = 1;
+/// Exit code of a command line that makes no sense.
+pub const USAGE: u8 = 2;
+/// `fsck`: errors were found and are still there.
+pub const FSCK_ERRORS_LEFT: u8 = 4;
+/// `fsck`: could not look.
+pub const FSCK_OPERATIONAL: u8 = 8;
+/// `fsck`: usage.
+pub const FSCK_USAGE: u8 = 16;
+
+/// Why a command ends, and with which code.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// Exit code.
+    pub code: u8,
+    message: String,
+}
+
+/// Result of every command.
+pub type Outcome<T = ()> = Result<T, Failure>;
+
+impl Failure {
+    /// `subject: what`.
+    pub fn new(subject: impl Display, what: impl Display) -> Self {
+        Self::bare(format!("{subject}: {what}"))
+    }
+
+    /// The whole message.
+    pub fn bare(message: impl Into<String>) -> Self {
+        // One line, whatever a library put into its text.
+        let message: String = message.into();
+        let message = message.split('\n').map(str::trim).collect::<Vec<_>>().join(" ");
+        Self { code: FAILED, message: message.trim().to_owned() }
+    }
+
+    /// The same with another exit code.
+    #[must_use]
+    pub fn with_code(self, code: u8) -> Self {
+        Self { code, ..self }
+    }
+
+    /// A volume that cannot be opened, created or closed.
+    pub fn volume(volume: &Path, error: &Error) -> Self {
+        let shown = volume.display();
+        let what = match error {
+            Error::NotFound => format!(
+                "no such file or device: check the path, or make it: weir create {shown} --size 8G"
+            ),
+            Error::Exists => {
+                "exists already: choose another path, or overwrite it with --force".to_owned()
+            }
+            Error::AccessDenied => {
+                "permission denied: run as the owner of the volume, or as root".to_owned()
+            }
+            Error::IsDirectory => "is a directory: give the path of a file or device".to_owned(),
+            Error::InUse(who) => {
+                format!("in use: {who}: unmount it first (weir umount DIR), or end that program")
+            }
+            Error::ReadOnly => {
+                "write-protected: open it with --read-only, or make it writable".to_owned()
+            }
+            Error::NoSpace => {
+                "not enough space: choose a smaller --size, or free space on the host".to_owned()
+            }
+            Error::Io(problem) => {
+                format!("{problem}: check the device (dmesg), then run: weir fsck {shown}")
+            }
+            Error::Corrupt(problem) => {
+                format!("corrupt: {problem}: see what is left with: weir fsck {shown}")
+            }
+            other => other.to_string(),
+        };
+        // The engine names the volume in some of its texts.
+        let subject = format!("{shown}: ");
+        let what = what.strip_prefix(&subject).unwrap_or(&what);
+        Self::new(shown, what)
+    }
+
+    /// A path inside a volume.
+    pub fn inside(shown: impl Display, error: &Error) -> Self {
+        match error {
+            Error::Io(_) | Error::Corrupt(_) => {
+                Self::new(shown, format!("{error}: run weir fsck on the volume"))
+            }
+            Error::ReadOnly => Self::new(shown, "the volume is open for reading only"),
+            _ => Self::new(shown, error),
+        }
+    }
+
+    /// A file of the host.
+    pub fn host(path: &Path, error: &std::io::Error) -> Self {
+        let text = error.to_string();
+        // Without "(os error 2)".
+        let text = text.split(" (os error").next().unwrap_or(&text).to_lowercase();
+        Self::new(path.display(), text)
+    }
+}
+
+impl Display for Failure {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.message)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_message_is_one_line_with_something_to_do() {
+        let volume = Path::new("/v.weir");
+        for error in [
+            Error::NotFound,
+            Error::Exists,
+            Error::AccessDenied,
+            Error::InUse("process 7".into()),
+            Error::ReadOnly,
+            Error::NoSpace,
+            Error::Io("read at\n4096".into()),
+            Error::Corrupt("node".into()),
+        ] {
+            let text = Failure::volume(volume, &error).to_string();
+            assert!(!text.contains('\n'), "{text}");
+            assert!(text.starts_with("/v.weir: "), "{text}");
+            assert!(text.matches(": ").count() >= 2, "says what to do: {text}");
+        }
+    }
+}

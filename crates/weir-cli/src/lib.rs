@@ -1,0 +1,148 @@
+//! The `weir` command line: one module per command, everything they share beside them.
+//!
+//! Every command returns an [`failure::Outcome`]; the one line of an error is printed here and
+//! nowhere else. Data goes to standard output, everything else to standard error.
+
+pub mod commands;
+pub mod failure;
+pub mod open;
+pub mod place;
+pub mod progress;
+pub mod show;
+pub mod size;
+
+use std::process::ExitCode;
+
+use clap::error::ErrorKind;
+use clap::{Parser, Subcommand};
+
+use failure::{FSCK_USAGE, Failure, USAGE};
+
+/// A crash-safe file system that a program links into itself, or mounts.
+#[derive(Debug, Parser)]
+#[command(
+    name = "weir",
+    version,
+    max_term_width = 100,
+    after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage; `weir fsck` has its own.\n\n\
+        Examples:\n  \
+        weir mount --create --size 8G disk.weir /mnt\n  \
+        weir umount /mnt\n  \
+        weir fsck disk.weir\n  \
+        weir cp -r ~/src disk.weir:/src"
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Make a new volume in a file or on a block device
+    Create(commands::create::CreateArgs),
+    /// Mount a volume
+    Mount(commands::mount::MountArgs),
+    /// Unmount a volume, and wait until it is closed
+    #[command(alias = "unmount")]
+    Umount(commands::umount::UmountArgs),
+    /// Make everything written through a mount durable
+    Sync(commands::sync::SyncArgs),
+    /// Show what a volume is and how full
+    Info(commands::info::InfoArgs),
+    /// Show structures on the disk
+    Dump(commands::dump::DumpArgs),
+    /// List a directory of an unmounted volume
+    Ls(commands::ls::LsArgs),
+    /// Print files of an unmounted volume
+    Cat(commands::cat::CatArgs),
+    /// Show the attributes of a file of an unmounted volume
+    Stat(commands::stat::StatArgs),
+    /// Remove files of an unmounted volume
+    Rm(commands::rm::RmArgs),
+    /// Make directories on an unmounted volume
+    Mkdir(commands::mkdir::MkdirArgs),
+    /// Copy into and out of an unmounted volume
+    Cp(commands::cp::CpArgs),
+}
+
+fn run(command: Command) -> Result<ExitCode, Failure> {
+    let done = |outcome: failure::Outcome| outcome.map(|()| ExitCode::SUCCESS);
+    match command {
+        Command::Create(args) => done(commands::create::run(&args)),
+        Command::Mount(args) => commands::mount::run(&args),
+        Command::Umount(args) => done(commands::umount::run(&args)),
+        Command::Sync(args) => done(commands::sync::run(&args)),
+        Command::Info(args) => done(commands::info::run(&args)),
+        Command::Dump(args) => done(commands::dump::run(&args)),
+        Command::Ls(args) => done(commands::ls::run(&args)),
+        Command::Cat(args) => done(commands::cat::run(&args)),
+        Command::Stat(args) => done(commands::stat::run(&args)),
+        Command::Rm(args) => done(commands::rm::run(&args)),
+        Command::Mkdir(args) => done(commands::mkdir::run(&args)),
+        Command::Cp(args) => done(commands::cp::run(&args)),
+    }
+}
+
+/// One line for a command line that could not be understood.
+fn usage_failure(error: &clap::Error) -> Failure {
+    let text = error.to_string();
+    let first = text.split("\n\n").next().unwrap_or(&text).trim_start_matches("error: ");
+    let command = std::env::args().nth(1).unwrap_or_default();
+    let known = <Cli as clap::CommandFactory>::command()
+        .get_subcommands()
+        .any(|known| known.get_name() == command);
+    let (command, code) = match (known, command.as_str()) {
+        (true, "fsck") => (" fsck".to_owned(), FSCK_USAGE),
+        (true, _) => (format!(" {command}"), USAGE),
+        (false, _) => (String::new(), USAGE),
+    };
+    Failure::bare(format!("{first}: see weir{command} --help")).with_code(code)
+}
+
+/// Runs the command line of this process.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error)
+            if matches!(
+                error.kind(),
+                ErrorKind::DisplayHelp
+                    | ErrorKind::DisplayVersion
+                    | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+            ) =>
+        {
+            // Help asked for goes to standard output, help for want of a command to standard error.
+            let code = if error.use_stderr() { USAGE } else { 0 };
+            return error.print().map_or(ExitCode::FAILURE, |()| ExitCode::from(code));
+        }
+        Err(error) => return report(&usage_failure(&error)),
+    };
+    run(cli.command).unwrap_or_else(|failure| report(&failure))
+}
+
+fn report(failure: &Failure) -> ExitCode {
+    let text = failure.to_string();
+    if !text.is_empty() {
+        eprintln!("weir: {text}");
+    }
+    ExitCode::from(failure.code)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_has_examples_in_its_help() {
+        for command in Cli::command().get_subcommands() {
+            let help = command.clone().render_long_help().to_string();
+            assert!(help.contains("Example"), "{} has no example", command.get_name());
+        }
+    }
+}

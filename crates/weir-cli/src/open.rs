@@ -1,0 +1,125 @@
+//! Opening volumes for commands.
+
+use std::io::{IsTerminal, Write};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use weir::{Error, Volume, VolumeOptions};
+
+use crate::failure::{Failure, Outcome};
+
+/// Longest wait for a mount that is just closing its volume.
+const CLOSING_LIMIT: Duration = Duration::from_secs(10);
+
+/// Runs `open` until the volume is free, when the one who has it is a mount on its way out: after
+/// `umount` from outside, the server still writes what is left. A volume that is mounted, or used
+/// by another program, is refused at once.
+pub fn once_closed<T>(path: &Path, open: impl Fn() -> weir::Result<T>) -> weir::Result<T> {
+    let began = Instant::now();
+    loop {
+        match open() {
+            Err(Error::InUse(who)) => {
+                let closing = was_mounted_by(&who) && mounted_at(path).is_none();
+                if !closing || began.elapsed() > CLOSING_LIMIT {
+                    let who = match mounted_at(path) {
+                        Some(dir) => format!("mounted at {dir}"),
+                        None => who,
+                    };
+                    return Err(Error::InUse(who));
+                }
+                sleep(Duration::from_millis(20));
+            }
+            result => return result,
+        }
+    }
+}
+
+/// Whether the process in the engine's text ("process 123 ...") is a `weir mount`.
+fn was_mounted_by(who: &str) -> bool {
+    let pid = who.split(|c: char| !c.is_ascii_digit()).find(|digits| !digits.is_empty());
+    let Some(pid) = pid else { return false };
+    std::fs::read(format!("/proc/{pid}/cmdline"))
+        .is_ok_and(|line| line.split(|&byte| byte == 0).any(|argument| argument == b"mount"))
+}
+
+/// Where the volume is mounted, if it is.
+pub fn mounted_at(volume: &Path) -> Option<String> {
+    let volume = volume.canonicalize().ok()?;
+    let mounts = weir_mount::mount_point::mounts().ok()?;
+    mounts
+        .into_iter()
+        .find(|entry| entry.fs_type == "fuse.weir" && Path::new(&entry.source) == volume)
+        .map(|entry| entry.dir.display().to_string())
+}
+
+/// Opens `path` for one command.
+pub fn open(path: &Path, read_only: bool) -> Outcome<Volume> {
+    let options = VolumeOptions { read_only, ..VolumeOptions::default() };
+    open_with(path, &options)
+}
+
+/// Opens `path`; tells about a recovery that takes long.
+pub fn open_with(path: &Path, options: &VolumeOptions) -> Outcome<Volume> {
+    let options =
+        VolumeOptions { on_recovery_progress: Some(recovery_reporter(path)), ..options.clone() };
+    once_closed(path, || Volume::open(path, options.clone()))
+        .map_err(|error| Failure::volume(path, &error))
+}
+
+/// A line every two seconds while the log is read.
+fn recovery_reporter(path: &Path) -> Arc<dyn Fn(u64, u64) + Send + Sync> {
+    const EVERY_MS: u64 = 2_000;
+    let (shown, began) = (path.display().to_string(), Instant::now());
+    let next_ms = AtomicU64::new(EVERY_MS);
+    Arc::new(move |read_blocks, all_blocks| {
+        let now_ms = began.elapsed().as_millis() as u64;
+        let due_ms = next_ms.load(Ordering::Relaxed);
+        let claim = |from, to| {
+            next_ms.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        };
+        if now_ms >= due_ms && claim(due_ms, now_ms + EVERY_MS) {
+            let percent = read_blocks.saturating_mul(100) / all_blocks.max(1);
+            eprintln!("weir: {shown}: recovering, {percent}% of the log read");
+        }
+    })
+}
+
+/// Closes a volume that was written.
+pub fn close(path: &Path, volume: &Volume) -> Outcome {
+    volume.close().map_err(|error| Failure::volume(path, &error))
+}
+
+/// Runs `work` on the volume at `path`, opened for writing, and closes it. The first error wins.
+pub fn with_volume<T>(
+    path: &Path,
+    read_only: bool,
+    work: impl FnOnce(&Volume) -> Outcome<T>,
+) -> Outcome<T> {
+    let volume = open(path, read_only)?;
+    let result = work(&volume);
+    let closed = close(path, &volume);
+    let value = result?;
+    closed.map(|()| value)
+}
+
+/// Writes to standard output; a reader that went away (`| head`) is not an error worth a word.
+pub fn print(bytes: &[u8]) -> Outcome {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(bytes).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {
+            Err(Failure::bare(String::new()).with_code(141))
+        }
+        Err(error) => Err(Failure::new("standard output", error)),
+        Ok(()) => Ok(()),
+    }
+}
+
+/// Prints a JSON value, indented on a terminal.
+pub fn print_json(value: &serde_json::Value) -> Outcome {
+    let text =
+        if std::io::stdout().is_terminal() { format!("{value:#}\n") } else { format!("{value}\n") };
+    print(text.as_bytes())
+}
