@@ -160,7 +160,10 @@ pub(crate) fn format(
     let engine = assemble(device.clone(), volume_options, parts);
     let root = root_directory(options, Timestamp::from_ns(created_ns));
     engine.store.replay(Key::inode(crate::Volume::ROOT), Some(Value::from(&root.encode()[..])));
-    engine.wait_checkpoint(engine.checkpointer.goal())
+    engine.wait_checkpoint(engine.checkpointer.goal())?;
+    let published = engine.superblock.lock().clone();
+    let generation = published.generation + 1;
+    engine.write_superblock(&Superblock { generation, clean: true, ..published })
 }
 
 fn root_directory(options: &CreateOptions, now: Timestamp) -> InodeItem {
