@@ -23,7 +23,7 @@ run_fsx() {
 exercise() {
     [[ -x $FSX ]] || die "$FSX is missing: run install.sh"
     local seed=${WEIR_TEST_SEED:-20260101}
-    ((QUICK)) || local more=100000
+    ((QUICK)) || local more=40000
     run_fsx mixed 100000 <<'TOML'
 flen = 1048576
 [opsize]
