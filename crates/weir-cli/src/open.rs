@@ -22,7 +22,7 @@ pub fn once_closed<T>(path: &Path, open: impl Fn() -> weir::Result<T>) -> weir::
     loop {
         match open() {
             Err(Error::InUse(who)) => {
-                let closing = was_mounted_by(&who) && mounted_at(path).is_none();
+                let closing = may_be_closing(&who) && mounted_at(path).is_none();
                 if !closing || began.elapsed() > CLOSING_LIMIT {
                     let who = match mounted_at(path) {
                         Some(dir) => format!("mounted at {dir}"),
@@ -37,12 +37,13 @@ pub fn once_closed<T>(path: &Path, open: impl Fn() -> weir::Result<T>) -> weir::
     }
 }
 
-/// Whether the process in the engine's text ("process 123 ...") is a `weir mount`.
-fn was_mounted_by(who: &str) -> bool {
+/// Whether the process in the engine's text ("process 123 ...") is a `weir mount`, or just gone.
+fn may_be_closing(who: &str) -> bool {
     let pid = who.split(|c: char| !c.is_ascii_digit()).find(|digits| !digits.is_empty());
-    let Some(pid) = pid else { return false };
-    std::fs::read(format!("/proc/{pid}/cmdline"))
-        .is_ok_and(|line| line.split(|&byte| byte == 0).any(|argument| argument == b"mount"))
+    let Some(pid) = pid else { return true };
+    std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| {
+        line.is_empty() || line.split(|&byte| byte == 0).any(|argument| argument == b"mount")
+    })
 }
 
 /// Where the volume is mounted, if it is.

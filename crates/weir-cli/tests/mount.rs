@@ -1,0 +1,512 @@
+//! Real mounts of real volumes through the `weir` program. Skipped, with a word, where this machine
+//! cannot mount (no root, no `/dev/fuse`).
+#![allow(missing_docs)]
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FallocateFlags, RenameFlags, XattrFlags};
+use rustix::io::Errno;
+use tempfile::TempDir;
+
+fn can_mount() -> bool {
+    let can = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
+    if !can {
+        eprintln!("skipped: mounting needs root and /dev/fuse");
+    }
+    can
+}
+
+fn weir(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_weir")).args(arguments).stdin(Stdio::null()).output().unwrap()
+}
+
+fn done(arguments: &[&str]) -> String {
+    let output = weir(arguments);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "weir {arguments:?}: {said}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn refused(code: i32, arguments: &[&str]) -> String {
+    let output = weir(arguments);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(code), "weir {arguments:?}: {said}");
+    assert_eq!(said.lines().count(), 1, "one line: {said}");
+    said
+}
+
+fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !condition() {
+        assert!(began.elapsed() < Duration::from_secs(30), "never happened: {what}");
+        sleep(Duration::from_millis(10));
+    }
+}
+
+/// A volume and a place to mount it; taken apart when dropped.
+struct Bench {
+    dir: TempDir,
+}
+
+impl Bench {
+    fn new() -> Option<Self> {
+        can_mount().then(|| {
+            let dir = tempfile::tempdir().unwrap();
+            fs::create_dir(dir.path().join("mnt")).unwrap();
+            let bench = Self { dir };
+            done(&["create", &bench.volume(), "--size", "128M"]);
+            bench
+        })
+    }
+    fn mounted(options: &[&str]) -> Option<Self> {
+        let bench = Self::new()?;
+        bench.mount(options);
+        Some(bench)
+    }
+    fn volume(&self) -> String {
+        self.dir.path().join("v").to_str().unwrap().to_owned()
+    }
+    fn dir(&self) -> String {
+        self.dir.path().join("mnt").to_str().unwrap().to_owned()
+    }
+    fn at(&self, name: &str) -> PathBuf {
+        self.dir.path().join("mnt").join(name)
+    }
+    fn mount(&self, options: &[&str]) {
+        let (volume, dir) = (self.volume(), self.dir());
+        let mut arguments = vec!["mount", &volume, &dir, "--background"];
+        arguments.extend(options);
+        let printed = done(&arguments);
+        assert!(printed.contains(" mounted at "), "{printed}");
+    }
+    fn unmount(&self) {
+        done(&["umount", &self.dir()]);
+    }
+    fn foreground(&self) -> Server {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_weir"))
+            .args(["mount", &self.volume(), &self.dir()])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert!(line.contains(" mounted at "), "{line}");
+        Server(child)
+    }
+    fn is_mounted(&self) -> bool {
+        let dir = Path::new(&self.dir()).to_owned();
+        weir_mount::mount_point::mount_at(&dir).unwrap().is_some()
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        while self.is_mounted() {
+            let _ = weir_mount::mount_point::detach(Path::new(&self.dir()), true);
+        }
+    }
+}
+
+struct Server(Child);
+
+impl Server {
+    fn signal(&self, signal: i32) {
+        let pid = rustix::process::Pid::from_raw(self.0.id() as i32).unwrap();
+        let signal = rustix::process::Signal::from_named_raw(signal).unwrap();
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+    /// Waits until it ended; its exit code and what it said.
+    fn end(mut self) -> (Option<i32>, String) {
+        let mut said = String::new();
+        self.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        (self.0.wait().unwrap().code(), said)
+    }
+}
+
+const SIGINT: i32 = 2;
+const SIGTERM: i32 = 15;
+
+#[test]
+fn what_was_written_is_there_after_a_remount() {
+    let Some(bench) = Bench::mounted(&[]) else { return };
+    let data: Vec<u8> = (0..5_000_000_u32).map(|i| (i * 31 % 253) as u8).collect();
+    fs::create_dir_all(bench.at("a/b")).unwrap();
+    fs::write(bench.at("a/b/f"), &data).unwrap();
+    std::os::unix::fs::symlink("b/f", bench.at("a/s")).unwrap();
+    fs::hard_link(bench.at("a/b/f"), bench.at("h")).unwrap();
+    for number in 0..500 {
+        fs::write(bench.at(&format!("file-{number}")), format!("{number}")).unwrap();
+    }
+    bench.unmount();
+    assert!(done(&["info", &bench.volume()]).contains("clean"));
+    bench.mount(&[]);
+    assert!(fs::read(bench.at("a/s")).unwrap() == data);
+    assert_eq!(fs::metadata(bench.at("h")).unwrap().nlink(), 2);
+    assert_eq!(fs::read_dir(bench.at("")).unwrap().count(), 502);
+    for number in 0..500 {
+        let text = fs::read_to_string(bench.at(&format!("file-{number}"))).unwrap();
+        assert_eq!(text, format!("{number}"));
+    }
+    bench.unmount();
+}
+
+#[test]
+fn what_was_synced_survives_a_kill() {
+    let Some(bench) = Bench::new() else { return };
+    let server = bench.foreground();
+    let mut file = File::create(bench.at("acknowledged")).unwrap();
+    file.write_all(b"durable").unwrap();
+    file.sync_all().unwrap();
+    fs::write(bench.at("all"), "of it").unwrap();
+    done(&["sync", &bench.dir()]);
+    drop(file);
+    server.signal(9);
+    server.end();
+    let said = refused(1, &["mount", &bench.volume(), &bench.dir()]);
+    assert!(said.contains("umount --lazy"), "the dead mount is named: {said}");
+    done(&["umount", "--lazy", &bench.dir()]);
+    bench.mount(&[]);
+    assert_eq!(fs::read_to_string(bench.at("acknowledged")).unwrap(), "durable");
+    assert_eq!(fs::read_to_string(bench.at("all")).unwrap(), "of it");
+    bench.unmount();
+}
+
+#[test]
+fn a_volume_in_use_is_not_mounted_twice_nor_opened_nor_overwritten() {
+    let Some(bench) = Bench::mounted(&[]) else { return };
+    let other = tempfile::tempdir().unwrap();
+    let (volume, other) = (bench.volume(), other.path().to_str().unwrap());
+    for background in [&["--background"][..], &[]] {
+        let arguments = [&["mount", &volume, other][..], background].concat();
+        let said = refused(1, &arguments);
+        assert!(said.contains("in use") && said.contains(&bench.dir()), "{said}");
+    }
+    for arguments in [
+        &["ls", &format!("{volume}:/")][..],
+        &["mkdir", &format!("{volume}:/x")],
+        &["dump", &volume],
+        &["create", &volume, "--size", "64M", "--force"],
+    ] {
+        assert!(refused(1, arguments).contains("in use"));
+    }
+    let info = done(&["info", &volume]);
+    assert!(info.contains("in use: mounted at"), "{info}");
+    bench.unmount();
+}
+
+#[test]
+fn an_interrupt_unmounts_cleanly() {
+    for signal in [SIGINT, SIGTERM] {
+        let Some(bench) = Bench::new() else { return };
+        let server = bench.foreground();
+        fs::write(bench.at("f"), "kept").unwrap();
+        server.signal(signal);
+        let (code, said) = server.end();
+        assert_eq!((code, said.as_str()), (Some(0), ""));
+        assert!(!bench.is_mounted());
+        assert!(done(&["info", &bench.volume()]).contains("clean"));
+        assert_eq!(done(&["cat", &format!("{}:/f", bench.volume())]), "kept");
+    }
+}
+
+#[test]
+fn an_interrupt_of_a_busy_mount_is_refused_and_a_second_one_detaches() {
+    let Some(bench) = Bench::new() else { return };
+    let mut server = bench.foreground();
+    let mut said = BufReader::new(server.0.stderr.take().unwrap());
+    let mut file =
+        OpenOptions::new().read(true).write(true).create_new(true).open(bench.at("f")).unwrap();
+    server.signal(SIGINT);
+    let mut line = String::new();
+    said.read_line(&mut line).unwrap();
+    let own_id = format!("pid {}", std::process::id());
+    assert!(line.contains("busy") && line.contains(&own_id), "{line}");
+    assert!(bench.is_mounted());
+    server.signal(SIGINT);
+    eventually("detached", || !bench.is_mounted());
+    file.write_all(b"still served").unwrap();
+    file.seek(SeekFrom::Start(0)).unwrap();
+    let mut text = String::new();
+    file.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "still served");
+    drop(file);
+    assert_eq!(server.0.wait().unwrap().code(), Some(0));
+    assert_eq!(done(&["cat", &format!("{}:/f", bench.volume())]), "still served");
+}
+
+#[test]
+fn a_third_interrupt_ends_it_with_the_volume_closed() {
+    let Some(bench) = Bench::new() else { return };
+    let mut server = bench.foreground();
+    let mut said = BufReader::new(server.0.stderr.take().unwrap());
+    let mut file = File::create(bench.at("f")).unwrap();
+    file.write_all(b"written").unwrap();
+    let mut line = String::new();
+    for _ in 0..2 {
+        server.signal(SIGINT);
+        said.read_line(&mut line).unwrap();
+    }
+    server.signal(SIGINT);
+    assert_eq!(server.0.wait().unwrap().code(), Some(130), "{line}");
+    assert!(file.write_all(b"too late").is_err());
+    drop(file);
+    assert!(done(&["info", &bench.volume()]).contains("clean"));
+    assert_eq!(done(&["cat", &format!("{}:/f", bench.volume())]), "written");
+}
+
+#[test]
+fn an_unmount_by_other_means_ends_the_server_with_success() {
+    for program in [&["umount"][..], &["fusermount3", "-u"]] {
+        let Some(bench) = Bench::new() else { return };
+        let server = bench.foreground();
+        fs::write(bench.at("f"), "x").unwrap();
+        let status = Command::new(program[0]).args(&program[1..]).arg(bench.dir()).status();
+        if !status.is_ok_and(|status| status.success()) {
+            eprintln!("skipped: no {}", program[0]);
+            bench.unmount();
+            continue;
+        }
+        // The volume may still be closing: a command waits for that.
+        assert_eq!(done(&["cat", &format!("{}:/f", bench.volume())]), "x");
+        assert_eq!(server.end(), (Some(0), String::new()));
+    }
+}
+
+#[test]
+fn a_mount_that_does_not_work_in_the_background_says_why_and_fails() {
+    let Some(bench) = Bench::new() else { return };
+    let missing = format!("{}-missing", bench.volume());
+    let said = refused(1, &["mount", &missing, &bench.dir(), "--background"]);
+    assert!(said.contains("no such file"), "{said}");
+    assert!(!bench.is_mounted());
+    let log = bench.dir.path().join("log");
+    let log = log.to_str().unwrap();
+    refused(1, &["mount", &missing, &bench.dir(), "--background", "--log", log]);
+}
+
+#[test]
+fn create_and_mount_is_one_command() {
+    let Some(bench) = Bench::new() else { return };
+    fs::remove_file(bench.volume()).unwrap();
+    let said = refused(1, &["mount", "--create", &bench.volume(), &bench.dir(), "--background"]);
+    assert!(said.contains("--size 8G"), "{said}");
+    bench.mount(&["--create", "--size", "64M"]);
+    fs::write(bench.at("f"), "x").unwrap();
+    bench.unmount();
+    // Once it is there it is used, not made again.
+    bench.mount(&["--create", "--size", "64M"]);
+    assert_eq!(fs::read_to_string(bench.at("f")).unwrap(), "x");
+    bench.unmount();
+}
+
+#[test]
+fn a_read_only_mount_changes_nothing() {
+    let Some(bench) = Bench::mounted(&[]) else { return };
+    fs::write(bench.at("f"), "x").unwrap();
+    bench.unmount();
+    let before = fs::read(bench.volume()).unwrap();
+    bench.mount(&["--read-only"]);
+    assert_eq!(fs::read_to_string(bench.at("f")).unwrap(), "x");
+    let error = fs::write(bench.at("g"), "x").unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(Errno::ROFS.raw_os_error()));
+    bench.unmount();
+    assert!(fs::read(bench.volume()).unwrap() == before);
+}
+
+#[test]
+fn without_the_device_one_line_says_what_to_do() {
+    let Some(bench) = Bench::new() else { return };
+    // A private /dev without fuse.
+    let script = "mount -t tmpfs none /dev && exec \"$0\" mount \"$1\" \"$2\"";
+    let output = Command::new("unshare")
+        .args(["-m", "sh", "-c", script, env!("CARGO_BIN_EXE_weir")])
+        .args([bench.volume(), bench.dir()])
+        .stdin(Stdio::null())
+        .output();
+    let Ok(output) = output else {
+        eprintln!("skipped: no unshare");
+        return;
+    };
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(said.starts_with("weir: /dev/fuse is missing: load the module"), "{said}");
+    assert!(done(&["info", &bench.volume()]).contains("clean"), "the volume was closed");
+}
+
+#[test]
+fn renames_keep_their_flags() {
+    let Some(bench) = Bench::mounted(&[]) else { return };
+    let rename = |from: &str, to: &str, flags| {
+        rustix::fs::renameat_with(
+            rustix::fs::CWD,
+            bench.at(from),
+            rustix::fs::CWD,
+            bench.at(to),
+            flags,
+        )
+    };
+    fs::write(bench.at("a"), "a").unwrap();
+    fs::write(bench.at("b"), "b").unwrap();
+    assert_eq!(rename("a", "b", RenameFlags::NOREPLACE), Err(Errno::EXIST));
+    rename("a", "b", RenameFlags::EXCHANGE).unwrap();
+    assert_eq!(fs::read_to_string(bench.at("a")).unwrap(), "b");
+    rename("a", "c", RenameFlags::NOREPLACE).unwrap();
+    rename("c", "b", RenameFlags::empty()).unwrap();
+    assert_eq!(fs::read_to_string(bench.at("b")).unwrap(), "b");
+    assert!(!bench.at("a").exists() && !bench.at("c").exists());
+    bench.unmount();
+}
+
+#[test]
+fn holes_are_found_punched_and_kept() {
+    let Some(bench) = Bench::mounted(&[]) else { return };
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(bench.at("sparse"))
+        .unwrap();
+    file.set_len(16 << 20).unwrap();
+    file.write_all_at(&[1; 8192], 8 << 20).unwrap();
+    file.sync_all().unwrap();
+    let data = rustix::fs::seek(&file, rustix::fs::SeekFrom::Data(0)).unwrap();
+    assert_eq!(data, 8 << 20);
+    let hole = rustix::fs::seek(&file, rustix::fs::SeekFrom::Hole(data)).unwrap();
+    assert_eq!(hole, (8 << 20) + 8192);
+    let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    rustix::fs::fallocate(&file, punch, 8 << 20, 4096).unwrap();
+    let mut block = [9; 8192];
+    file.read_exact_at(&mut block, 8 << 20).unwrap();
+    assert!(block[..4096].iter().all(|&byte| byte == 0));
+    assert!(block[4096..].iter().all(|&byte| byte == 1));
+    rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, 1 << 20).unwrap();
+    assert!(file.metadata().unwrap().blocks() * 512 >= 1 << 20);
+    assert_eq!(rustix::fs::seek(&file, rustix::fs::SeekFrom::Data(16 << 20)), Err(Errno::NXIO));
+    bench.unmount();
+}
+
+#[test]
+fn an_unprivileged_write_ends_set_user_id() {
+    let Some(bench) = Bench::mounted(&[]) else { return };
+    let set_up = |name: &str| {
+        let path = bench.at(name);
+        fs::write(&path, "program").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o6777)).unwrap();
+        rustix::fs::setxattr(&path, "user.note", b"stays", XattrFlags::empty()).unwrap();
+        path
+    };
+    let as_nobody = |script: &str, path: &Path| {
+        let status = Command::new("sh")
+            .args(["-c", script, "sh"])
+            .arg(path)
+            .uid(65534)
+            .gid(65534)
+            .status()
+            .unwrap();
+        assert!(status.success(), "{script}");
+    };
+    for (name, script) in [
+        ("append", "echo x >> \"$1\""),
+        ("cut", ": > \"$1\""),
+        ("truncate", "truncate -s 3 \"$1\""),
+    ] {
+        let path = set_up(name);
+        as_nobody(script, &path);
+        let mode = fs::metadata(&path).unwrap().mode() & 0o7777;
+        assert_eq!(mode, 0o777, "{name}");
+        // Root may write without that.
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o6777)).unwrap();
+        OpenOptions::new().append(true).open(&path).unwrap().write_all(b"y").unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o6777, "{name}");
+    }
+    let path = set_up("chown");
+    std::os::unix::fs::chown(&path, Some(7), None).unwrap();
+    assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o777);
+    bench.unmount();
+}
+
+/// `system.posix_acl_*` of owner, a named user, group, mask and other.
+fn acl(owner: u16, user: (u32, u16), group: u16, mask: u16, other: u16) -> Vec<u8> {
+    let mut value = 2_u32.to_le_bytes().to_vec();
+    let none = u32::MAX;
+    for (tag, permissions, id) in [
+        (1_u16, owner, none),
+        (2, user.1, user.0),
+        (4, group, none),
+        (0x10, mask, none),
+        (0x20, other, none),
+    ] {
+        value.extend_from_slice(&tag.to_le_bytes());
+        value.extend_from_slice(&permissions.to_le_bytes());
+        value.extend_from_slice(&id.to_le_bytes());
+    }
+    value
+}
+
+#[test]
+fn access_control_lists_are_enforced_inherited_and_follow_chmod() {
+    let Some(bench) = Bench::mounted(&[]) else { return };
+    let read_as = |uid: u32, path: &Path| {
+        let mut cat = Command::new("cat");
+        cat.arg(path).uid(uid).gid(uid).stdout(Stdio::null()).stderr(Stdio::null());
+        cat.status().unwrap().success()
+    };
+    let set = |path: &Path, name: &str, value: &[u8]| {
+        rustix::fs::setxattr(path, name, value, XattrFlags::empty()).unwrap();
+    };
+    let dir = bench.at("dir");
+    fs::create_dir(&dir).unwrap();
+    fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).unwrap();
+    set(&dir, "system.posix_acl_default", &acl(7, (4242, 4), 0, 7, 0));
+    let path = dir.join("f");
+    let file = OpenOptions::new().write(true).create_new(true).mode(0o666).open(&path).unwrap();
+    drop(file);
+    assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o660);
+    assert!(read_as(4242, &path), "the named user may read");
+    assert!(!read_as(4243, &path), "others may not");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+    assert!(!read_as(4242, &path), "chmod took the mask away");
+    set(&path, "system.posix_acl_access", &acl(6, (4243, 4), 0, 4, 0));
+    assert!(read_as(4243, &path) && !read_as(4242, &path));
+    assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o640);
+    fs::create_dir(dir.join("sub")).unwrap();
+    let mut value = [0; 256];
+    let inherited = rustix::fs::getxattr(dir.join("sub"), "system.posix_acl_default", &mut value);
+    assert!(inherited.is_ok(), "directories pass the list on");
+    bench.unmount();
+}
+
+#[test]
+fn the_status_attribute_says_that_all_is_well() {
+    let Some(bench) = Bench::mounted(&[]) else { return };
+    let mut value = [0; 64];
+    let bytes = rustix::fs::getxattr(bench.dir(), "weir.status", &mut value).unwrap();
+    assert_eq!(&value[..bytes], b"ok");
+    bench.unmount();
+}
+
+#[test]
+fn an_open_directory_listing_survives_removals() {
+    let Some(bench) = Bench::mounted(&[]) else { return };
+    for number in 0..2000 {
+        File::create(bench.at(&format!("f{number}"))).unwrap();
+    }
+    let mut seen = 0;
+    for entry in fs::read_dir(bench.dir()).unwrap() {
+        fs::remove_file(entry.unwrap().path()).unwrap();
+        seen += 1;
+    }
+    assert_eq!(seen, 2000);
+    assert_eq!(fs::read_dir(bench.dir()).unwrap().count(), 0);
+    bench.unmount();
+}
