@@ -392,6 +392,7 @@ fn holes_are_found_punched_and_kept() {
     rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, 1 << 20).unwrap();
     assert!(file.metadata().unwrap().blocks() * 512 >= 1 << 20);
     assert_eq!(rustix::fs::seek(&file, rustix::fs::SeekFrom::Data(16 << 20)), Err(Errno::NXIO));
+    drop(file);
     bench.unmount();
 }
 
