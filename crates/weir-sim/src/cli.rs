@@ -137,10 +137,14 @@ fn failure_text(failure: &Failure, whole_trace: bool, lines: &mut Vec<String>) {
     lines.extend(failure.details.iter().map(|line| format!("  {line}")));
     lines.push("  operations:".to_owned());
     lines.extend(failure.operations.iter().map(|line| format!("    {line}")));
-    lines.push("  last device calls of the session that broke:".to_owned());
-    let shown = if whole_trace { failure.trace.len() } else { 20 };
-    let skipped = failure.trace.len().saturating_sub(shown);
-    lines.extend(failure.trace.iter().skip(skipped).map(|line| format!("    {line}")));
+    let traces =
+        [("the workload", &failure.workload_trace), ("the session that broke", &failure.trace)];
+    for (session, trace) in traces.into_iter().filter(|(_, trace)| !trace.is_empty()) {
+        lines.push(format!("  last device calls of {session}:"));
+        let shown = if whole_trace { trace.len() } else { 20 };
+        let skipped = trace.len().saturating_sub(shown);
+        lines.extend(trace.iter().skip(skipped).map(|line| format!("    {line}")));
+    }
 }
 
 #[cfg(test)]

@@ -63,10 +63,13 @@ impl Default for DeviceConfig {
             completion: Completion::Immediate,
             faults: FaultPlan::default(),
             call_limit: 50_000,
-            trace_length: 64,
+            trace_length: 100,
         }
     }
 }
+
+/// Name of the trace entries that separate operations of the workload.
+const MARK: &str = "mark";
 
 /// One call, for people.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -85,6 +88,9 @@ pub struct TraceEntry {
 
 impl fmt::Display for TraceEntry {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.operation == MARK {
+            return write!(formatter, "-- operation {}", self.blocks.start);
+        }
         write!(formatter, "#{} {}", self.call, self.operation)?;
         if !self.blocks.is_empty() {
             write!(formatter, " blocks {}..{}", self.blocks.start, self.blocks.end)?;
@@ -170,6 +176,15 @@ impl SimDevice {
         };
         let size_bytes = image.blocks() * BLOCK_BYTES_U64;
         Self { size_bytes, first_call, config, state: Mutex::new(state) }
+    }
+
+    /// Notes in the trace that operation `number` of the workload begins.
+    pub fn mark(&self, number: u64) {
+        let mut state = self.state.lock();
+        let blocks = number..number;
+        let call = state.calls;
+        let entry = TraceEntry { call, operation: MARK, blocks, class: None, fault: None };
+        state.record(entry, self.config.trace_length);
     }
 
     /// Everything that happened since the last call of this.

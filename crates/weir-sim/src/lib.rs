@@ -9,6 +9,7 @@ pub mod cli;
 pub mod clock;
 pub mod device;
 pub mod disk;
+pub mod engine;
 pub mod explore;
 pub mod fault;
 pub mod image;
@@ -26,5 +27,5 @@ pub use run::{Finding, SimOptions, SimReport, Workload, run_on};
 
 /// Runs the simulator on the engine.
 pub fn run(options: &SimOptions) -> SimReport {
-    run_on(&toy::Toy::new(toy::ToyBug::None), options)
+    run_on(&engine::Engine, options)
 }

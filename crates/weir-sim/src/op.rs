@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use weir::{AllocateMode, FileType, RenameMode, Timestamp};
+use weir::{AllocateMode, BackgroundWork, FileType, RenameMode, Timestamp};
 
 /// Which inode a data operation is for.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -140,10 +140,8 @@ pub enum Op {
     Sync(Sync),
     /// A checkpoint from start to end.
     Checkpoint,
-    /// Up to this many steps of background work, whatever is due.
-    Background {
-        steps: u32,
-    },
+    /// Up to this many steps of one kind of background work.
+    Background { work: BackgroundWork, steps: u32 },
     /// Starts writeback of everything dirty, without making it durable.
     Writeback,
     /// Reads and compares with the model.
@@ -285,7 +283,9 @@ impl fmt::Display for Op {
             Self::Sync(Sync::Data(target)) => write!(formatter, "fdatasync {target}"),
             Self::Sync(Sync::All) => write!(formatter, "syncfs"),
             Self::Checkpoint => write!(formatter, "checkpoint"),
-            Self::Background { steps } => write!(formatter, "background {steps} steps"),
+            Self::Background { work, steps } => {
+                write!(formatter, "background {work:?}, up to {steps} steps")
+            },
             Self::Writeback => write!(formatter, "writeback"),
             Self::Read { target, offset, length } => {
                 write!(formatter, "read {target} at {offset} length {length}")

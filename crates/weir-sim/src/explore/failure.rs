@@ -13,6 +13,8 @@ pub struct Failure {
     pub operations: Vec<String>,
     /// The last device calls of the session that broke.
     pub trace: Vec<String>,
+    /// The last device calls of the workload before the crash, where that is another session.
+    pub workload_trace: Vec<String>,
 }
 
 impl Failure {
@@ -23,6 +25,7 @@ impl Failure {
             details: Vec::new(),
             operations: Vec::new(),
             trace: Vec::new(),
+            workload_trace: Vec::new(),
         }
     }
 
@@ -33,11 +36,14 @@ impl Failure {
         self
     }
 
-    /// Adds the device calls, unless an inner session has given its own.
+    /// Adds the device calls of a session; inner sessions come first.
     #[must_use]
     pub fn with_trace(mut self, device: &crate::device::SimDevice) -> Self {
+        let calls = || device.trace().iter().map(ToString::to_string).collect();
         if self.trace.is_empty() {
-            self.trace = device.trace().iter().map(ToString::to_string).collect();
+            self.trace = calls();
+        } else {
+            self.workload_trace = calls();
         }
         self
     }

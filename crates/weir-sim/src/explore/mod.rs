@@ -276,12 +276,16 @@ impl<S: System> Explorer<'_, S> {
             if let Op::Advance { ns } = op {
                 run.clock.advance_ns(*ns);
             }
+            run.device.mark(index as u64 + 1);
             let executed = self.execute(run, op);
             if executed.is_err() {
                 run.log.push(format!("{}. {op} -> the finding", index + 1));
             }
             match executed? {
-                Executed::Went(text) => run.log.push(format!("{}. {op} -> {text}", index + 1)),
+                Executed::Went(text) => {
+                    let step = run.history.now().step();
+                    run.log.push(format!("{}. {op} -> {text} ({step})", index + 1));
+                }
                 Executed::Shutdown => return Ok(false),
             }
         }
@@ -351,8 +355,7 @@ impl<S: System> Explorer<'_, S> {
     fn acknowledge(&mut self, run: &mut Run<S::Session>, op: &Op) -> Result<(), Failure> {
         let now = Arc::clone(run.history.now());
         let durable = match op {
-            Op::Sync(Sync::All) => Durable::All,
-            Op::Checkpoint => Durable::Metadata,
+            Op::Sync(Sync::All) | Op::Checkpoint => Durable::All,
             Op::Sync(Sync::Full(target)) => match now.target(target) {
                 Ok(ino) => Durable::Inode { ino, data_only: false },
                 Err(_) => return Ok(()),

@@ -85,7 +85,7 @@ impl Model {
             }
             Op::Truncate { target, size } => {
                 let ino = self.file(target)?;
-                self.change_data(ino, |data| data.truncate(*size));
+                self.reshape(ino, |data| data.truncate(*size));
             }
             Op::Allocate { target, mode, offset, length } => {
                 self.allocate(target, *mode, *offset, *length)?;
@@ -169,6 +169,18 @@ impl Model {
         inode.mtime = None;
         if let Body::File(data) = &mut inode.body {
             change(Arc::make_mut(data));
+        }
+    }
+
+    /// As [`Self::change_data`], for what may turn out to change nothing that a user sees: then it
+    /// does not have to be made durable either.
+    fn reshape(&mut self, ino: Ino, change: impl FnOnce(&mut FileData)) {
+        let before = Arc::clone(&self.inodes[&ino]);
+        let fingerprint = |inode: &Inode| inode.data().map(|data| data.fingerprint());
+        self.change_data(ino, change);
+        if fingerprint(&before) == fingerprint(&self.inodes[&ino]) {
+            let inode = self.change(ino);
+            (inode.touched, inode.data_touched) = (before.touched, before.data_touched);
         }
     }
 
@@ -434,7 +446,7 @@ impl Model {
         if length == 0 || shifts && (!aligned || beyond) {
             return Err(errno::EINVAL);
         }
-        self.change_data(ino, |data| match mode {
+        self.reshape(ino, |data| match mode {
             AllocateMode::Extend => data.grow(end),
             AllocateMode::KeepSize => {}
             AllocateMode::PunchHole | AllocateMode::ZeroRangeKeepSize => data.zero(offset, end),

@@ -47,7 +47,8 @@ impl Page {
 pub struct FileData {
     /// Size now.
     pub size: u64,
-    /// Sizes that a crash may leave, `size` among them.
+    /// Sizes that a crash may leave, `size` among them. Between the smallest and the largest, every
+    /// multiple of the page size may be left as well: an append can be made durable in part.
     pub sizes: Vec<u64>,
     /// By file block.
     pub pages: BTreeMap<u64, Page>,
@@ -78,6 +79,23 @@ impl FileData {
             })
             .collect();
         Self { size, sizes: vec![size], pages }
+    }
+
+    /// Stands for what a user sees: equal before and after an operation that changes nothing.
+    pub fn fingerprint(&self) -> (u64, u64) {
+        let zero = Block::zero().hash();
+        let share = |(index, page): (&u64, &Page)| {
+            let hash = page.now.hash();
+            if hash == zero { 0 } else { crate::rng::mix(hash ^ crate::rng::mix(*index)) }
+        };
+        (self.size, self.pages.iter().map(share).fold(0, u64::wrapping_add))
+    }
+
+    /// A crash may leave this size.
+    pub fn may_have_size(&self, size: u64) -> bool {
+        let smallest = self.sizes.iter().min().is_some_and(|smallest| *smallest < size);
+        let largest = self.sizes.iter().max().is_some_and(|largest| size < *largest);
+        self.sizes.contains(&size) || (smallest && largest && size.is_multiple_of(PAGE))
     }
 
     /// The bytes of a range as a read gives them: cut at the end of the file.
@@ -215,6 +233,17 @@ mod tests {
         data.write(4096, &[2; 10]);
         assert_eq!((may_be(&data, 0), may_be(&data, 1)), (vec![1], vec![1, 2]));
         assert_eq!(data.sizes, [8192]);
+    }
+
+    #[test]
+    fn an_append_may_survive_in_whole_pages() {
+        let mut data = FileData::default();
+        data.write(0, &[1; 100]);
+        let mut data = data.synced();
+        data.write(100, &[2; 9000]);
+        let allowed: Vec<u64> =
+            (0..10_000).filter(|size| data.may_have_size(*size)).collect();
+        assert_eq!(allowed, [100, 4096, 8192, 9100]);
     }
 
     #[test]

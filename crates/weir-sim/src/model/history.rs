@@ -21,8 +21,6 @@ pub enum Durable {
         /// Only its data, its size, and what is needed to find them.
         data_only: bool,
     },
-    /// All metadata operations, but no data.
-    Metadata,
     /// Everything.
     All,
 }
@@ -92,7 +90,6 @@ impl History {
         let now = Arc::clone(self.now());
         let (step, inodes): (u64, Vec<Ino>) = match durable {
             Durable::All => (now.step(), now.inodes().map(|(ino, _)| ino).collect()),
-            Durable::Metadata => (now.step(), Vec::new()),
             Durable::Inode { ino, data_only } => {
                 let step = now
                     .inode(ino)

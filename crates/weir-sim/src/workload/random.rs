@@ -1,7 +1,7 @@
 //! Long random workloads: several writers that take turns, background work at random moments, little
 //! memory, a small log, and sometimes too little space.
 
-use weir::{AllocateMode, FileType, RenameMode, Timestamp};
+use weir::{AllocateMode, BackgroundWork, FileType, RenameMode, Timestamp};
 
 use crate::model::Model;
 use crate::op::{Op, Sync, Target};
@@ -82,7 +82,15 @@ impl Generator<'_> {
                 0 => Op::Checkpoint,
                 1 => Op::Writeback,
                 2 => Op::Advance { ns: 1_000_000 * self.rng.below(60_000) },
-                _ => Op::Background { steps: 1 + self.rng.below(4) as u32 },
+                _ => {
+                    let work = match self.rng.below(8) {
+                        0 => BackgroundWork::Log,
+                        1..=2 => BackgroundWork::Writeback,
+                        3 => BackgroundWork::Purge,
+                        _ => BackgroundWork::Checkpoint,
+                    };
+                    Op::Background { work, steps: 1 + self.rng.below(3) as u32 }
+                }
             };
             return self.push(op);
         }

@@ -1,0 +1,409 @@
+//! The engine as a [`System`]: each operation of a workload is one call of the public interface.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use weir::device::Device;
+use weir::{
+    AtimePolicy, Attr, BackgroundMode, BackgroundWork, CreateOptions, Error, File, FileType,
+    NewInode, OpenFlags, SetAttr, SetTime, Volume, VolumeOptions, XattrMode,
+};
+
+use crate::clock::SimClock;
+use crate::device::SimDevice;
+use crate::image::{BLOCK_BYTES, BlockRef};
+use crate::model::Outcome;
+use crate::model::found::{Found, FoundAttr, FoundBody, FoundNode, pages_of};
+use crate::op::{Op, Sync, Target};
+use crate::pattern;
+use crate::system::{Session, Settings, System, SystemError};
+
+/// Files are read as a whole up to here; beyond, only where the engine says that there is data.
+const READ_WHOLE_BYTES: u64 = 1 << 20;
+/// More steps than this of one kind of background work mean that it never ends.
+const MAX_STEPS: u32 = 10_000;
+
+/// The engine, in manual mode: no threads, everything happens within the calls.
+#[derive(Debug, Default)]
+pub struct Engine;
+
+/// An open volume.
+pub struct EngineSession {
+    volume: Volume,
+    slots: BTreeMap<u8, File>,
+}
+
+impl From<Error> for SystemError {
+    fn from(error: Error) -> Self {
+        Self {
+            errno: error.errno(),
+            text: error.to_string(),
+            shutdown: matches!(error, Error::Shutdown(_)),
+        }
+    }
+}
+
+type Result<T> = std::result::Result<T, SystemError>;
+
+fn options(clock: &Arc<SimClock>, settings: &Settings) -> VolumeOptions {
+    VolumeOptions {
+        memory_bytes: Some(settings.memory_bytes),
+        background: BackgroundMode::Manual,
+        atime: AtimePolicy::Never,
+        clock: Arc::clone(clock) as Arc<dyn weir::sync::Clock>,
+        ..VolumeOptions::default()
+    }
+}
+
+impl System for Engine {
+    type Session = EngineSession;
+
+    fn create(
+        &self,
+        device: &Arc<SimDevice>,
+        _clock: &Arc<SimClock>,
+        settings: &Settings,
+    ) -> Result<()> {
+        let options = CreateOptions {
+            size_bytes: Some(settings.volume_blocks * BLOCK_BYTES as u64),
+            log_bytes: Some(settings.log_blocks * BLOCK_BYTES as u64),
+            volume_id: Some(*b"weir-sim-volume!"),
+            ..CreateOptions::default()
+        };
+        let device = Arc::clone(device) as Arc<dyn Device>;
+        Ok(Volume::format_device(&device, &options)?)
+    }
+
+    fn open(
+        &self,
+        device: &Arc<SimDevice>,
+        clock: &Arc<SimClock>,
+        settings: &Settings,
+    ) -> Result<EngineSession> {
+        let device = Arc::clone(device) as Arc<dyn Device>;
+        let volume = Volume::open_device(device, options(clock, settings))?;
+        Ok(EngineSession { volume, slots: BTreeMap::new() })
+    }
+
+    fn check(&self, _device: &Arc<SimDevice>) -> Result<Vec<String>> {
+        Ok(Vec::new())
+    }
+}
+
+impl EngineSession {
+    fn number(&self, path: &str) -> Result<u64> {
+        Ok(self.volume.resolve(path, false)?)
+    }
+
+    /// The directory and the name in it.
+    fn place(&self, path: &str) -> Result<(u64, Vec<u8>)> {
+        Ok(self.volume.resolve_parent(path)?)
+    }
+
+    fn file(&self, target: &Target) -> Result<File> {
+        match target {
+            Target::Path(path) => Ok(self.volume.open_inode(self.number(path)?, true)?),
+            Target::Slot(slot) => self.slot(*slot).cloned(),
+        }
+    }
+
+    fn slot(&self, slot: u8) -> Result<&File> {
+        let closed = || SystemError::new(crate::model::errno::EBADF, "no such handle");
+        self.slots.get(&slot).ok_or_else(closed)
+    }
+
+    fn make(&self, path: &str, new: &NewInode) -> Result<Outcome> {
+        let (dir, name) = self.place(path)?;
+        self.volume.make(dir, &name, new)?;
+        Ok(Outcome::Done)
+    }
+
+    fn set_attr(&self, path: &str, change: &SetAttr) -> Result<Outcome> {
+        self.volume.setattr(self.number(path)?, change)?;
+        Ok(Outcome::Done)
+    }
+
+    fn sync(&self, target: &Target, data_only: bool) -> Result<Outcome> {
+        if let Target::Path(path) = target {
+            let number = self.number(path)?;
+            if self.volume.getattr(number)?.file_type != FileType::Regular {
+                self.volume.fsync_dir(number)?;
+                return Ok(Outcome::Done);
+            }
+        }
+        let file = self.file(target)?;
+        if data_only { file.fdatasync()? } else { file.fsync()? }
+        Ok(Outcome::Done)
+    }
+
+    fn read(file: &File, offset: u64, length: u64) -> weir::Result<Vec<u8>> {
+        let available = file.size().saturating_sub(offset).min(length);
+        let mut data = vec![0; available as usize];
+        let mut done = 0;
+        while done < data.len() {
+            let count = file.read_at(offset + done as u64, &mut data[done..])?;
+            if count == 0 {
+                break;
+            }
+            done += count;
+        }
+        data.truncate(done);
+        Ok(data)
+    }
+
+    fn background(&self, work: BackgroundWork, steps: u32) -> Result<Outcome> {
+        for _ in 0..steps {
+            if !self.volume.background_step(work)? {
+                break;
+            }
+        }
+        Ok(Outcome::Done)
+    }
+
+    fn namespace_op(&mut self, op: &Op) -> Result<Outcome> {
+        match op {
+            Op::Create { path, permissions } => {
+                return self.make(path, &NewInode::new(FileType::Regular, *permissions));
+            }
+            Op::Mkdir { path } => {
+                return self.make(path, &NewInode::new(FileType::Directory, 0o755));
+            }
+            Op::Mknod { path, file_type, rdev } => {
+                let is_device = matches!(file_type, FileType::CharDevice | FileType::BlockDevice);
+                let rdev = if is_device { *rdev } else { 0 };
+                return self.make(path, &NewInode { rdev, ..NewInode::new(*file_type, 0o600) });
+            }
+            Op::Symlink { path, target } => {
+                let (dir, name) = self.place(path)?;
+                self.volume.symlink(dir, &name, target.as_bytes(), 0, 0)?;
+            }
+            Op::Link { from, to } => {
+                let number = self.number(from)?;
+                let (dir, name) = self.place(to)?;
+                self.volume.link(number, dir, &name)?;
+            }
+            Op::LinkSlot { slot, path } => {
+                let number = self.slot(*slot)?.ino();
+                let (dir, name) = self.place(path)?;
+                self.volume.link(number, dir, &name)?;
+            }
+            Op::Unlink { path } => {
+                let (dir, name) = self.place(path)?;
+                self.volume.unlink(dir, &name)?;
+            }
+            Op::Rmdir { path } => {
+                let (dir, name) = self.place(path)?;
+                self.volume.rmdir(dir, &name)?;
+            }
+            Op::Rename { from, to, mode } => {
+                let (dir, name) = self.place(from)?;
+                let (new_dir, new_name) = self.place(to)?;
+                self.volume.rename(dir, &name, new_dir, &new_name, *mode)?;
+            }
+            Op::SetXattr { path, name, length, tag } => {
+                let number = self.number(path)?;
+                let value = pattern::bytes(*tag, 0, *length);
+                self.volume.setxattr(number, name.as_bytes(), &value, XattrMode::Set)?;
+            }
+            Op::RemoveXattr { path, name } => {
+                self.volume.removexattr(self.number(path)?, name.as_bytes())?;
+            }
+            Op::Chmod { path, permissions } => {
+                let change = SetAttr { permissions: Some(*permissions), ..SetAttr::default() };
+                return self.set_attr(path, &change);
+            }
+            Op::Chown { path, uid, gid } => {
+                let change = SetAttr { uid: Some(*uid), gid: Some(*gid), ..SetAttr::default() };
+                return self.set_attr(path, &change);
+            }
+            Op::Utimens { path, atime, mtime } => {
+                let (atime, mtime) = (Some(SetTime::At(*atime)), Some(SetTime::At(*mtime)));
+                return self.set_attr(path, &SetAttr { atime, mtime, ..SetAttr::default() });
+            }
+            _ => return self.data_op(op),
+        }
+        Ok(Outcome::Done)
+    }
+
+    fn data_op(&mut self, op: &Op) -> Result<Outcome> {
+        match op {
+            Op::Write { target, offset, length, tag } => {
+                let data = pattern::bytes(*tag, *offset, *length);
+                let count = self.file(target)?.write_at(*offset, &data)?;
+                return Ok(Outcome::Count(count as u64));
+            }
+            Op::Append { target, length, tag } => {
+                let file = self.file(target)?;
+                let before = file.size();
+                let data = pattern::bytes(*tag, before, *length);
+                file.append(&data)?;
+                return Ok(Outcome::Count(file.size() - before));
+            }
+            Op::Truncate { target, size } => self.file(target)?.truncate(*size)?,
+            Op::Allocate { target, mode, offset, length } => {
+                self.file(target)?.allocate(*mode, *offset, *length)?;
+            }
+            Op::CopyRange { from, from_offset, to, to_offset, length } => {
+                let (source, target) = (self.file(from)?, self.file(to)?);
+                let count = source.copy_range(*from_offset, &target, *to_offset, *length)?;
+                return Ok(Outcome::Count(count));
+            }
+            Op::Open { path, slot } => {
+                let number = self.volume.open_file(path, OpenFlags::READ_WRITE)?;
+                self.slots.insert(*slot, number);
+            }
+            Op::Close { slot } => {
+                self.slot(*slot)?;
+                self.slots.remove(slot);
+            }
+            Op::TmpFile { dir, slot } => {
+                let new = NewInode::new(FileType::Regular, 0o600);
+                let (_, file) = self.volume.tmpfile(self.number(dir)?, &new)?;
+                self.slots.insert(*slot, file);
+            }
+            Op::Read { target, offset, length } => {
+                let file = self.file(target)?;
+                return Ok(Outcome::Data(Self::read(&file, *offset, *length)?));
+            }
+            _ => return self.durability_op(op),
+        }
+        Ok(Outcome::Done)
+    }
+
+    fn durability_op(&self, op: &Op) -> Result<Outcome> {
+        match op {
+            Op::Sync(Sync::Full(target)) => self.sync(target, false),
+            Op::Sync(Sync::Data(target)) => self.sync(target, true),
+            Op::Sync(Sync::All) => Ok(self.volume.sync().map(|()| Outcome::Done)?),
+            Op::Checkpoint => Ok(self.volume.checkpoint().map(|()| Outcome::Done)?),
+            Op::Background { work, steps } => self.background(*work, *steps),
+            Op::Writeback => self.background(BackgroundWork::Writeback, MAX_STEPS),
+            _ => Ok(Outcome::Done),
+        }
+    }
+
+    fn node(&self, attr: &Attr) -> Result<FoundNode> {
+        let mut node = FoundNode {
+            attr: found_attr(attr),
+            xattrs: BTreeMap::new(),
+            body: FoundBody::Special,
+            unreadable: BTreeMap::new(),
+        };
+        for name in self.volume.listxattr(attr.ino)? {
+            let value = self.volume.getxattr(attr.ino, &name)?;
+            node.xattrs.insert(text(&name), value);
+        }
+        node.body = match attr.file_type {
+            FileType::Regular => {
+                FoundBody::File(self.contents(attr, &mut node.unreadable)?)
+            }
+            FileType::Directory => FoundBody::Directory(self.entries(attr.ino)?),
+            FileType::Symlink => FoundBody::Symlink(text(&self.volume.readlink(attr.ino)?)),
+            _ => FoundBody::Special,
+        };
+        Ok(node)
+    }
+
+    fn entries(&self, ino: u64) -> Result<BTreeMap<String, (u64, FileType)>> {
+        let mut entries = BTreeMap::new();
+        self.volume.readdir(ino, 0, &mut |entry| {
+            entries.insert(text(&entry.name), (entry.ino, entry.file_type));
+            true
+        })?;
+        Ok(entries)
+    }
+
+    /// All pages with data. What cannot be read is noted page by page.
+    fn contents(
+        &self,
+        attr: &Attr,
+        unreadable: &mut BTreeMap<u64, String>,
+    ) -> Result<BTreeMap<u64, BlockRef>> {
+        let file = self.volume.open_inode(attr.ino, false)?;
+        let mut pages = BTreeMap::new();
+        let whole = attr.size_bytes.min(READ_WHOLE_BYTES);
+        match Self::read(&file, 0, whole) {
+            Ok(data) => pages.extend(pages_of(0, &data)),
+            Err(_) => {
+                for index in 0..whole.div_ceil(BLOCK_BYTES as u64) {
+                    Self::page(&file, index, &mut pages, unreadable);
+                }
+            }
+        }
+        let mut offset = READ_WHOLE_BYTES;
+        while offset < attr.size_bytes {
+            let Ok(data) = file.seek_data(offset) else { break };
+            let hole = file.seek_hole(data)?;
+            for index in data / BLOCK_BYTES as u64..hole.div_ceil(BLOCK_BYTES as u64) {
+                Self::page(&file, index, &mut pages, unreadable);
+            }
+            offset = hole;
+        }
+        Ok(pages)
+    }
+
+    fn page(
+        file: &File,
+        index: u64,
+        pages: &mut BTreeMap<u64, BlockRef>,
+        unreadable: &mut BTreeMap<u64, String>,
+    ) {
+        match Self::read(file, index * BLOCK_BYTES as u64, BLOCK_BYTES as u64) {
+            Ok(data) => pages.extend(pages_of(index, &data)),
+            Err(error) => drop(unreadable.insert(index, error.to_string())),
+        }
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+const fn found_attr(attr: &Attr) -> FoundAttr {
+    FoundAttr {
+        file_type: attr.file_type,
+        permissions: attr.permissions,
+        links: attr.links,
+        uid: attr.uid,
+        gid: attr.gid,
+        size: attr.size_bytes,
+        rdev: attr.rdev,
+        atime: attr.atime,
+        mtime: attr.mtime,
+        ctime: attr.ctime,
+        btime: attr.btime,
+    }
+}
+
+impl Session for EngineSession {
+    fn apply(&mut self, op: &Op) -> Result<Outcome> {
+        self.namespace_op(op)
+    }
+
+    fn found(&mut self) -> Result<Found> {
+        let mut found = Found { root: Volume::ROOT, ..Found::default() };
+        let mut queue = vec![Volume::ROOT];
+        while let Some(ino) = queue.pop() {
+            if found.nodes.contains_key(&ino) || found.problems.contains_key(&ino) {
+                continue;
+            }
+            let attr = self.volume.getattr(ino).map_err(SystemError::from);
+            match attr.and_then(|attr| self.node(&attr)) {
+                Ok(node) => {
+                    if let FoundBody::Directory(entries) = &node.body {
+                        queue.extend(entries.values().map(|(child, _)| *child));
+                    }
+                    found.nodes.insert(ino, node);
+                }
+                Err(error) if ino == Volume::ROOT => return Err(error),
+                Err(error) => drop(found.problems.insert(ino, error.to_string())),
+            }
+        }
+        Ok(found)
+    }
+
+    fn close(mut self) -> Result<()> {
+        self.slots.clear();
+        Ok(self.volume.close()?)
+    }
+}
