@@ -420,6 +420,7 @@ fn an_unprivileged_write_ends_set_user_id() {
         ("append", "echo x >> \"$1\""),
         ("cut", ": > \"$1\""),
         ("truncate", "truncate -s 3 \"$1\""),
+        ("allocate", "fallocate -l 9000 \"$1\""),
     ] {
         let path = set_up(name);
         as_nobody(script, &path);

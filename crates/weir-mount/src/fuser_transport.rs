@@ -9,9 +9,9 @@
 //! - `opendir` answers ENOSYS when the kernel then stops asking (`FUSE_NO_OPENDIR_SUPPORT`):
 //!   directory reading has no state here.
 //! - With `FUSE_HANDLE_KILLPRIV_V2` the kernel does not ask for `security.capability` before each
-//!   write and we clear set-user-id bits. `fuser` does not pass on the kernel's
-//!   "caller lacks `CAP_FSETID`" flag for truncation, so there any caller but uid 0 is taken to lack
-//!   it. For writes the flag itself is used.
+//!   write and we clear set-user-id bits. Whether the caller lacks `CAP_FSETID` is told for writes
+//!   only (for truncation the protocol has a flag that `fuser` does not pass on, for `fallocate` and
+//!   `copy_file_range` it has none); elsewhere every caller but uid 0 is taken to lack it.
 //! - `fuser` 0.18 does not know TMPFILE, SYNCFS and STATX: `O_TMPFILE` fails with EOPNOTSUPP (programs
 //!   fall back), `stat` has no birth time, and `syncfs` does not get through. (Plain `fuse` mounts
 //!   would not get SYNCFS anyway: Linux sends it to `virtiofs` and, since 6.18, to `fuseblk` only.)
@@ -742,7 +742,7 @@ impl fuser::Filesystem for FuserTransport {
 
     fn fallocate(
         &self,
-        _request: &Request,
+        request: &Request,
         _ino: INodeNo,
         handle: FileHandle,
         offset: u64,
@@ -754,8 +754,9 @@ impl fuser::Filesystem for FuserTransport {
             Ok(mode) => mode,
             Err(error) => return reply.error(errno(error)),
         };
+        let caller = caller(request);
         self.run(Class::Blocking, move |ops| {
-            reply_empty(reply, ops.allocate(Handle(handle.0), mode, offset, length));
+            reply_empty(reply, ops.allocate(caller, Handle(handle.0), mode, offset, length));
         });
     }
 
@@ -784,7 +785,7 @@ impl fuser::Filesystem for FuserTransport {
 
     fn copy_file_range(
         &self,
-        _request: &Request,
+        request: &Request,
         _ino_in: INodeNo,
         from: FileHandle,
         offset: u64,
@@ -797,8 +798,9 @@ impl fuser::Filesystem for FuserTransport {
     ) {
         // The reply's length has 32 bits, and one request should not run for minutes.
         let length = length.min(1 << 30);
+        let caller = caller(request);
         self.run(Class::Blocking, move |ops| {
-            match ops.copy_range(Handle(from.0), offset, Handle(to.0), to_offset, length) {
+            match ops.copy_range(caller, Handle(from.0), offset, Handle(to.0), to_offset, length) {
                 Ok(copied) => reply.written(copied as u32),
                 Err(error) => reply.error(errno(error)),
             }

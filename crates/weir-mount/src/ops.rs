@@ -175,6 +175,7 @@ pub trait FileSystemOps: Send + Sync + 'static {
     /// Reserves, frees or zeroes a range.
     fn allocate(
         &self,
+        caller: Caller,
         handle: Handle,
         mode: AllocateMode,
         offset: u64,
@@ -185,6 +186,7 @@ pub trait FileSystemOps: Send + Sync + 'static {
     /// Copies a range between two files of the volume; returns the bytes copied.
     fn copy_range(
         &self,
+        caller: Caller,
         from: Handle,
         offset: u64,
         to: Handle,

@@ -270,7 +270,7 @@ impl WeirFs {
         let attr = self.check(self.volume.getattr(ino))?;
         let mut permissions = attr.permissions & !0o777 | list.mode_bits();
         // Someone outside of the file's group must not leave it set-group-id.
-        if caller.uid != 0 && caller.gid != attr.gid {
+        if !is_privileged(caller) && caller.gid != attr.gid {
             permissions &= !SGID;
         }
         if list.is_only_mode_bits() {
@@ -308,6 +308,11 @@ struct Planned {
     inode: NewInode,
     access: Option<Acl>,
     inherited: Option<Acl>,
+}
+
+/// Whether the caller has `CAP_FSETID`, as far as a request tells.
+fn is_privileged(caller: Caller) -> bool {
+    caller.uid == 0
 }
 
 fn engine_cookie(cookie: u64) -> u64 {
@@ -479,7 +484,7 @@ impl FileSystemOps for WeirFs {
         if open.truncate {
             let change = SetAttr {
                 size_bytes: Some(0),
-                kill_suid_sgid: caller.uid != 0,
+                kill_suid_sgid: !is_privileged(caller),
                 ..SetAttr::default()
             };
             if let Err(error) = self.setattr(caller, ino, &change) {
@@ -536,13 +541,14 @@ impl FileSystemOps for WeirFs {
 
     fn allocate(
         &self,
+        caller: Caller,
         handle: Handle,
         mode: AllocateMode,
         offset: u64,
         length: u64,
     ) -> OpResult<()> {
         let open = self.handles.get(handle)?;
-        self.end_privileges(open.file.ino(), &open.facts, false)?;
+        self.end_privileges(open.file.ino(), &open.facts, !is_privileged(caller))?;
         self.check(open.file.allocate(mode, offset, length))
     }
 
@@ -556,6 +562,7 @@ impl FileSystemOps for WeirFs {
 
     fn copy_range(
         &self,
+        caller: Caller,
         from: Handle,
         offset: u64,
         to: Handle,
@@ -563,7 +570,7 @@ impl FileSystemOps for WeirFs {
         length: u64,
     ) -> OpResult<u64> {
         let (from, to) = (self.handles.get(from)?, self.handles.get(to)?);
-        self.end_privileges(to.file.ino(), &to.facts, false)?;
+        self.end_privileges(to.file.ino(), &to.facts, !is_privileged(caller))?;
         self.check(from.file.copy_range(offset, &to.file, to_offset, length))
     }
 

@@ -385,6 +385,7 @@ impl FileSystemOps for MemoryFs {
     }
     fn allocate(
         &self,
+        _caller: Caller,
         _handle: Handle,
         _mode: AllocateMode,
         _offset: u64,
@@ -402,6 +403,7 @@ impl FileSystemOps for MemoryFs {
     }
     fn copy_range(
         &self,
+        _caller: Caller,
         from: Handle,
         offset: u64,
         to: Handle,
