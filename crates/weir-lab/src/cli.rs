@@ -22,6 +22,12 @@ use crate::target::stage::{StageOptions, check_dir, preflight};
 
 /// Measure what happens to latency, on any file system, side by side.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    weir lab all --quick --on xfs,ext4,btrfs,weir,weir-mount --html report.html\n  \
+    weir lab fsmark --on dir:/srv --on dir:/mnt --json fsmark.json\n  \
+    weir lab fsync --on ext4,weir --disk slow:2000\n  \
+    weir lab probe /srv\n  \
+    weir lab compare old.json new.json --gate 10")]
 pub struct LabArgs {
     #[command(subcommand)]
     command: LabCommand,
@@ -108,7 +114,7 @@ enum LabCommand {
         /// The directory
         dir: PathBuf,
         /// Rounds, lab and fio in turns
-        #[arg(long, default_value_t = 3)]
+        #[arg(long, default_value_t = 7)]
         rounds: usize,
     },
     /// Take away what a crashed run left mounted or attached
@@ -449,7 +455,8 @@ fn experiment(
             .during(|| format!("writing {}", path.display()))?;
     }
     eprintln!("weir lab: done in {}", elapsed_text(begun));
-    Ok(if stuck.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let failed = report.not_offered.iter().any(|s| s.failed);
+    Ok(if stuck.is_empty() && !failed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 #[allow(clippy::too_many_arguments)]

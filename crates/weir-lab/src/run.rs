@@ -237,6 +237,8 @@ impl Runner<'_> {
         Ok(())
     }
 
+    /// One turn of a target. A case that fails is reported and does not stop the others, which get
+    /// a fresh file system; only an interruption ends the run.
     fn turn(
         &mut self,
         experiment: &dyn Experiment,
@@ -247,35 +249,53 @@ impl Runner<'_> {
         let mut stage: Option<Stage> = None;
         for (index, case) in cases {
             self.cancel.check()?;
-            let label = case.label();
-            self.progress.case(format!("{what}: {label}"));
-            if experiment.fresh_for_each_case()
-                && let Some(old) = stage.take()
-            {
-                old.tear_down()?;
+            self.progress.case(format!("{what}: {}", case.label()));
+            if experiment.fresh_for_each_case() {
+                self.tear_down(stage.take());
             }
-            if stage.is_none() {
-                stage = Some(self.set_up(experiment, spec)?);
-            }
-            let Some(ready) = &stage else { continue };
-            let env = env_of(self.plan, ready, self.cancel, self.registry);
-            load::settle(&env)?;
-            let watch = DisturbanceWatch::start(&ready.disks);
-            let result = experiment.run(&env, case);
-            let seen = watch.stop();
-            let disturbed = seen.verdict().is_some();
-            self.disturbances.entry(experiment.name().to_owned()).or_default().add(&seen);
-            drop(env);
+            let result = match stage.take().map_or_else(|| self.set_up(experiment, spec), Ok) {
+                Ok(ready) => self.measure(experiment, case, stage.insert(ready)),
+                Err(e) => Err(e),
+            };
             match result {
-                Ok(result) => {
+                Ok((result, disturbed)) => {
                     self.keep(experiment.name(), spec, *index, case, result, disturbed);
                 }
-                Err(LabError::NotOffered(why)) => self.skip(experiment.name(), spec, case, why),
-                Err(e) => return Err(e),
+                Err(LabError::NotOffered(why)) => {
+                    self.skip(experiment.name(), spec, case, why, false);
+                }
+                Err(LabError::Cancelled) => return Err(LabError::Cancelled),
+                Err(e) => {
+                    self.cancel.check()?;
+                    self.skip(experiment.name(), spec, case, &e.to_string(), true);
+                    self.tear_down(stage.take());
+                }
             }
             self.progress.step();
         }
-        stage.map_or(Ok(()), Stage::tear_down)
+        self.tear_down(stage);
+        Ok(())
+    }
+
+    fn measure(
+        &mut self,
+        experiment: &dyn Experiment,
+        case: &Case,
+        stage: &Stage,
+    ) -> LabResult<(CaseResult, bool)> {
+        let env = env_of(self.plan, stage, self.cancel, self.registry);
+        load::settle(&env)?;
+        let watch = DisturbanceWatch::start(&stage.disks);
+        let result = experiment.run(&env, case);
+        let seen = watch.stop();
+        self.disturbances.entry(experiment.name().to_owned()).or_default().add(&seen);
+        Ok((result?, seen.verdict().is_some()))
+    }
+
+    fn tear_down(&mut self, stage: Option<Stage>) {
+        if let Some(Err(e)) = stage.map(Stage::tear_down) {
+            self.out.notes.push(e.to_string());
+        }
     }
 
     fn set_up(&mut self, experiment: &dyn Experiment, spec: &TargetSpec) -> LabResult<Stage> {
@@ -284,18 +304,25 @@ impl Runner<'_> {
             self.out.targets.push(stage.info.clone());
         }
         let env = env_of(self.plan, &stage, self.cancel, self.registry);
-        experiment.prepare(&env)?;
+        let prepared = experiment.prepare(&env);
         drop(env);
-        Ok(stage)
+        match prepared {
+            Ok(()) => Ok(stage),
+            Err(e) => {
+                self.tear_down(Some(stage));
+                Err(e)
+            }
+        }
     }
 
-    fn skip(&mut self, experiment: &str, spec: &TargetSpec, case: &Case, why: &str) {
+    fn skip(&mut self, experiment: &str, spec: &TargetSpec, case: &Case, why: &str, failed: bool) {
         let skipped = Skipped {
             experiment: experiment.to_owned(),
             target: spec.name(),
             mode: case.mode.clone(),
             params: case.params.clone(),
             reason: why.to_owned(),
+            failed,
         };
         if !self.out.skipped.contains(&skipped) {
             self.out.skipped.push(skipped);

@@ -79,7 +79,14 @@ fn sample() -> Report {
             points: vec![SeriesPoint { count: 1, mean_us: 2.5, max_us: 2.5 }],
             marks: vec![Mark { from_ms: 1, to_ms: 2, label: "making durable".into() }],
         }],
-        not_offered: vec![Skipped { experiment, target, mode, params, reason: "no".into() }],
+        not_offered: vec![Skipped {
+            experiment,
+            target,
+            mode,
+            params,
+            reason: "no".into(),
+            failed: false,
+        }],
         notes: vec!["note".into()],
     }
 }

@@ -230,25 +230,28 @@ fn release(resource: &Resource) -> io::Result<()> {
     }
 }
 
-/// Asks a process we started to end, and insists after three seconds.
+/// Asks a process we started to end, and insists in the end.
 fn end_process(pid: u32, started: u64) -> io::Result<()> {
     use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
     let Some(target) = Pid::from_raw(pid as i32) else { return Ok(()) };
     let begun = Instant::now();
-    let mut signal = Signal::TERM;
+    // A server whose mount was just taken away ends by itself, after it has closed its volume; only
+    // one that does not is asked, once, and killed when it takes no notice.
+    let steps =
+        [(Duration::from_millis(500), Signal::TERM), (Duration::from_secs(20), Signal::KILL)];
+    let mut steps = steps.iter().peekable();
     while start_ticks(pid) == Some(started) {
-        match kill_process(target, signal) {
-            Err(rustix::io::Errno::SRCH) => break,
-            Err(e) => return Err(e.into()),
-            Ok(()) => {}
+        if let Some((_, signal)) = steps.next_if(|(after, _)| begun.elapsed() >= *after) {
+            match kill_process(target, *signal) {
+                Err(rustix::io::Errno::SRCH) => break,
+                Err(e) => return Err(e.into()),
+                Ok(()) => {}
+            }
         }
-        std::thread::sleep(Duration::from_millis(20));
+        std::thread::sleep(Duration::from_millis(10));
         // Reap it if it is our child; after a crash it is somebody else's.
         let _ = waitpid(Some(target), WaitOptions::NOHANG);
-        if begun.elapsed() > Duration::from_secs(3) {
-            signal = Signal::KILL;
-        }
-        if begun.elapsed() > Duration::from_secs(6) {
+        if begun.elapsed() > Duration::from_secs(25) {
             return Err(io::Error::other(format!("process {pid} does not end")));
         }
     }

@@ -484,6 +484,12 @@ impl Experiment for Fastread {
     }
 
     fn prepare(&self, env: &Env<'_>) -> LabResult<()> {
+        // A target that cannot drop ranges from its own cache gets one that f1 fits into and f2
+        // does not.
+        match env.fs.set_memory_cap(2 * self.file_bytes[0] + 64 * MIB) {
+            Ok(()) | Err(FsError::NotOffered(_)) => {}
+            Err(e) => return Err(e.into()),
+        }
         env.fs.mkdir_all("fastread")?;
         for (class, bytes) in self.file_bytes.iter().enumerate() {
             fill_file(&*env.fs, path(class), *bytes, env.seed + class as u64, env.cancel)?;

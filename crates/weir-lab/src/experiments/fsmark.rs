@@ -181,9 +181,11 @@ fn reap(queue: &mut dyn SyncQueue, due: &[Instant], syncs: &mut Recorder) -> Lab
 pub fn method_of(env: &Env<'_>, mode: &str) -> LabResult<AsyncMethod> {
     let methods = env.fs.async_methods();
     let Some(name) = mode.strip_prefix("async-") else {
+        // Threads are no asynchronous interface but what one does without it.
         return methods
-            .first()
+            .iter()
             .copied()
+            .find(|m| *m != AsyncMethod::Threads)
             .ok_or(LabError::NotOffered("no asynchronous fsync on this target"));
     };
     methods
@@ -281,6 +283,9 @@ impl Experiment for Fsmark {
             result.metric("fullness_percent", "%", full, Better::Neither);
         }
         result.latency("fsync", syncs);
+        if case.mode != "none" && device.is_some_and(|d| d.flushes == 0) {
+            result.notes.push("the device saw no flush: this did not make anything durable".into());
+        }
         env.fs.remove_tree(&root)?;
         Ok(result)
     }

@@ -445,7 +445,8 @@ fn remarks(out: &mut String, report: &Report) {
     for s in &report.not_offered {
         let _ = write!(
             out,
-            "<li>not offered: {} {} on {}: {}</li>",
+            "<li>{}: {} {} on {}: {}</li>",
+            if s.failed { "<b>failed</b>" } else { "not offered" },
             escape(&s.experiment),
             escape(&label(&s.mode, &s.params)),
             escape(&s.target),

@@ -113,7 +113,7 @@ pub struct SeriesRow {
     pub marks: Vec<Mark>,
 }
 
-/// A case that a target does not offer.
+/// A case without figures: the target does not offer it, or it failed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Skipped {
     /// As in [`Row`].
@@ -126,6 +126,9 @@ pub struct Skipped {
     pub params: Params,
     /// Why.
     pub reason: String,
+    /// It is offered, but an error ended it.
+    #[serde(default)]
+    pub failed: bool,
 }
 
 /// The machine.

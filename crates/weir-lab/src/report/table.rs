@@ -88,7 +88,11 @@ pub fn render(report: &Report) -> String {
         "floor",
     ];
     let mut lines: Vec<[String; 9]> = vec![header.map(str::to_owned)];
-    let mut rows: Vec<&Row> = report.results.iter().filter(|r| is_headline(&r.metric)).collect();
+    let mut rows: Vec<&Row> = report
+        .results
+        .iter()
+        .filter(|r| r.experiment == "probe" || is_headline(&r.metric))
+        .collect();
     // Targets of the same figure next to each other, in the order of the run.
     let rank = |r: &Row| {
         report
@@ -130,7 +134,8 @@ pub fn render(report: &Report) -> String {
     let mut out = aligned(&lines);
     for s in &report.not_offered {
         let case = label(&s.mode, &s.params);
-        let _ = writeln!(out, "not offered: {} {case} on {}: {}", s.experiment, s.target, s.reason);
+        let word = if s.failed { "FAILED" } else { "not offered" };
+        let _ = writeln!(out, "{word}: {} {case} on {}: {}", s.experiment, s.target, s.reason);
     }
     for note in &report.notes {
         let _ = writeln!(out, "note: {note}");
