@@ -247,3 +247,21 @@ fn threads_do_the_background_work() {
     assert_eq!(file.read_at(49_000, &mut read), Ok(60_000));
     assert!(read == pattern(49, 60_000));
 }
+
+#[test]
+fn a_fragmented_file_is_purged_although_the_checkpoint_still_has_all_its_extents() {
+    let device = formatted(64 * MIB);
+    let volume = open(&device);
+    let file = volume.open_file("/f", OpenFlags::CREATE).expect("create");
+    // Every other page: one extent each, several batches of the purge.
+    for page in 0..600 {
+        file.write_at(page * 8192, &[page as u8; 4096]).expect("write");
+    }
+    volume.checkpoint().expect("checkpoint");
+    let empty = volume.statfs();
+    drop(file);
+    volume.remove_file("/f").expect("unlink");
+    volume.checkpoint().expect("checkpoint");
+    assert_eq!(volume.statfs().inodes, empty.inodes - 1);
+    assert!(volume.statfs().free_blocks >= empty.free_blocks + 600);
+}

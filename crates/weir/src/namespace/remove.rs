@@ -115,12 +115,13 @@ impl Engine {
     pub fn purge(&self, inode: &Arc<Inode>) -> Result<()> {
         let _ops = inode.ops.lock();
         self.forget_pages(inode, 0);
-        loop {
+        let mut next = Some(Key::inline(inode.number));
+        let last = Key { inode: inode.number, ..Key::MAX };
+        while let Some(from) = next {
             let admission = self.admit(OP_RECORD_BYTES, 0, Room::Normal)?;
             let _map = inode.map.lock();
-            let first = Key::inline(inode.number);
-            let last = Key { inode: inode.number, ..Key::MAX };
-            let (items, more) = self.store.collect(first, last, PURGE_ITEMS)?;
+            let (items, more) = self.store.collect(from, last, PURGE_ITEMS)?;
+            next = more;
             let mut op = Op::new();
             for (key, value) in items {
                 if key.kind == Kind::Extent {
@@ -129,18 +130,17 @@ impl Engine {
                 }
                 op.delete(key);
             }
-            let done = more.is_none();
-            if done {
+            if next.is_none() {
                 op.inode_removed();
                 op.delete(Key::inode(inode.number));
                 if inode.meta.lock().orphan {
                     op.delete(Key::orphan(inode.number));
                 }
             }
-            let lsn = self.store.commit(op, admission)?;
-            inode.meta.lock().logged(lsn, true);
-            if done {
-                break;
+            // All that a scan looked at may have been deleted before.
+            if !op.is_empty() {
+                let lsn = self.store.commit(op, admission)?;
+                inode.meta.lock().logged(lsn, true);
             }
         }
         self.dirty.remove(inode);
