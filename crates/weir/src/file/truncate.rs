@@ -19,7 +19,7 @@ use crate::log::Admission;
 use crate::namespace::OP_RECORD_BYTES;
 use crate::sync::atomic::Ordering;
 use crate::sync::{Arc, MutexGuard};
-use crate::txn::{Lsn, Op};
+use crate::txn::Op;
 use std::ops::Range;
 
 /// Extents that one operation takes away.
@@ -35,6 +35,10 @@ impl Engine {
             return Err(Error::FileTooLarge);
         }
         let _ops = inode.ops.lock();
+        if inode.meta.lock().purged {
+            // By number, without a hold: a size set now would bring the item back.
+            return Err(Error::NotFound);
+        }
         if size < inode.size() { self.shrink(inode, size) } else { self.grow(inode, size) }
     }
 
@@ -54,7 +58,8 @@ impl Engine {
         Ok(())
     }
 
-    fn shrink(&self, inode: &Arc<Inode>, size: u64) -> Result<()> {
+    /// The file gets shorter. The caller holds `ops`.
+    pub fn shrink(&self, inode: &Arc<Inode>, size: u64) -> Result<()> {
         let admission = self.enter(OP_RECORD_BYTES, 1)?;
         let first_gone = size.div_ceil(BLOCK_BYTES_U64);
         let within = size % BLOCK_BYTES_U64;
@@ -62,11 +67,6 @@ impl Engine {
         let zero: Vec<_> = partial.into_iter().collect();
         let settled_from = size / BLOCK_BYTES_U64;
         let (map, zeroed) = self.zero_pages(inode, &zero, settled_from..u64::MAX)?;
-        let removed = {
-            let mut pages = inode.pages.write();
-            inode.size.store(size, Ordering::Release);
-            pages.truncate(first_gone)
-        };
         let step = CutStep {
             range: first_gone..u64::MAX,
             zeroed,
@@ -74,7 +74,7 @@ impl Engine {
             settle: true,
             marker: false,
         };
-        self.cut_all(inode, step, (map, admission), removed)
+        self.cut_all(inode, step, (map, admission))
     }
 
     /// Takes bytes `range` out: they read as zeros afterwards and whole blocks become free. The size stays. The
@@ -89,25 +89,20 @@ impl Engine {
         let whole = range.start.div_ceil(BLOCK_BYTES_U64)..end / BLOCK_BYTES_U64;
         let touched = range.start / BLOCK_BYTES_U64..end.div_ceil(BLOCK_BYTES_U64);
         let (map, zeroed) = self.zero_pages(inode, &zero, touched)?;
-        let removed = inode.pages.write().remove_range(whole.start..whole.end.max(whole.start));
-        let step =
-            CutStep { range: whole, zeroed, size: None, settle: true, marker: false };
-        self.cut_all(inode, step, (map, admission), removed)
+        let step = CutStep { range: whole, zeroed, size: None, settle: true, marker: false };
+        self.cut_all(inode, step, (map, admission))
     }
 
-    /// All operations of a cut; `removed` is what was taken out of the cache for it. The `map` lock is not held while log
-    /// space is waited for: a checkpoint may need it. Nothing can enter the range meanwhile, because the caller holds `ops`.
+    /// All operations of a cut. The `map` lock is not held while log space is waited for: a checkpoint may need it.
+    /// Nothing can become dirty in the range meanwhile, because the caller holds `ops`.
     fn cut_all(
         &self,
         inode: &Arc<Inode>,
         mut step: CutStep,
         (map, admission): (MutexGuard<'_, ()>, Admission),
-        removed: Removed,
     ) -> Result<()> {
-        let first = self.cut_step(inode, &mut step, admission);
+        let mut done = self.cut_step(inode, &mut step, admission)?;
         drop(map);
-        self.forget_removed(removed);
-        let mut done = first?;
         while !done {
             let admission = self.admit(OP_RECORD_BYTES, 0, Room::Normal)?;
             let _map = inode.map.lock();
@@ -117,6 +112,9 @@ impl Engine {
     }
 
     /// One operation of a cut; true when it was the last. The caller holds `map`.
+    ///
+    /// The pages leave the cache in the moment in which the mapping changes, under the `pages` lock: that
+    /// voids every read that has looked at the old mapping, which would bring cut data back.
     fn cut_step(&self, inode: &Arc<Inode>, step: &mut CutStep, admission: Admission) -> Result<bool> {
         let number = inode.number;
         let now = self.now();
@@ -124,9 +122,12 @@ impl Engine {
         let range = (step.range.start, step.range.end);
         let (cut, next) =
             extents::cut(&self.store, &mut op, number, range, Unmapped::Freed, CUT_EXTENTS)?;
-        if std::mem::take(&mut step.settle) && range.0 < range.1 {
-            op.settled(number, range.0, range.1 - range.0);
+        // A new size takes everything behind it away at once; a hole grows step by step.
+        let reached = if step.size.is_some() { range.1 } else { next.unwrap_or(range.1) };
+        if step.settle && range.0 < reached {
+            op.settled(number, range.0, reached - range.0);
         }
+        step.settle &= step.size.is_none();
         let zeroed = std::mem::take(&mut step.zeroed);
         self.log_zeroed(inode, &zeroed, &mut op)?;
         if next.is_some() && !step.marker && step.size.is_some() {
@@ -135,6 +136,7 @@ impl Engine {
         } else if next.is_none() && step.marker && inode.meta.lock().item.links > 0 {
             op.delete(Key::orphan(number));
         }
+        let mut pages = inode.pages.write();
         let mut meta = inode.meta.lock();
         if meta.item.is_inline() && range.0 == 0 && range.1 > 0 {
             op.delete(Key::inline(number));
@@ -149,7 +151,17 @@ impl Engine {
         let lsn = self.store.commit(op, admission)?;
         meta.logged(lsn, true);
         drop(meta);
-        self.mark_logged(inode, &zeroed, lsn);
+        if let Some(size) = step.size {
+            inode.size.store(size, Ordering::Release);
+        }
+        for &index in &zeroed {
+            if let Some(older) = pages.set_logged(index, lsn) {
+                self.store.obligations.release(older);
+            }
+        }
+        let removed = pages.remove_range(range.0..reached.max(range.0));
+        drop(pages);
+        self.forget_removed(removed);
         step.range.start = next.unwrap_or(step.range.end);
         Ok(next.is_none())
     }
@@ -266,15 +278,6 @@ impl Engine {
             }
         }
         Ok(())
-    }
-
-    fn mark_logged(&self, inode: &Inode, zeroed: &[u64], lsn: Lsn) {
-        let mut pages = inode.pages.write();
-        for &index in zeroed {
-            if let Some(older) = pages.set_logged(index, lsn) {
-                self.store.obligations.release(older);
-            }
-        }
     }
 
     /// Takes away what lies beyond the end of a file whose cut was interrupted by a crash.

@@ -31,15 +31,20 @@ impl Engine {
         self.write_locked(inode, offset, data)
     }
 
-    /// Writes `data` at the end of the file, in one piece; answers where that was.
+    /// Writes `data` at the end of the file, in one piece; answers where that was. All or nothing: the answer
+    /// has no room for a part, so a part that was written is cut off again.
     pub fn append(&self, inode: &Arc<Inode>, data: &[u8]) -> Result<u64> {
         let _ops = inode.ops.lock();
         let offset = inode.size();
-        let written = self.write_locked(inode, offset, data)?;
-        if written < data.len() {
-            return Err(Error::NoSpace);
+        let result = self.write_locked(inode, offset, data);
+        if matches!(result, Ok(written) if written == data.len()) {
+            return Ok(offset);
         }
-        Ok(offset)
+        if inode.size() > offset {
+            self.shrink(inode, offset)?;
+        }
+        // Only space can run out in between.
+        Err(result.err().unwrap_or(Error::NoSpace))
     }
 
     /// As [`Engine::write`]; the caller holds `ops`.
@@ -54,10 +59,14 @@ impl Engine {
             let at = offset + done as u64;
             let chunk_end = ((at / BLOCK_BYTES_U64 + self.chunk_pages()) * BLOCK_BYTES_U64).min(end);
             let chunk = &data[done..done + (chunk_end - at) as usize];
-            if let Err(error) = self.write_chunk(inode, at, chunk) {
-                return if done > 0 { Ok(done) } else { Err(error) };
+            match self.write_chunk(inode, at, chunk) {
+                Ok(count) => done += count,
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => return Ok(done),
             }
-            done += chunk.len();
+            if done as u64 != chunk_end - offset {
+                return Ok(done);
+            }
         }
         Ok(done)
     }
@@ -66,7 +75,8 @@ impl Engine {
         CHUNK_PAGES.min(self.pool.capacity_pages() as u64 / 8).max(1)
     }
 
-    fn write_chunk(&self, inode: &Arc<Inode>, offset: u64, data: &[u8]) -> Result<()> {
+    /// Writes what is locked at once. Less than all only if an error struck in between.
+    fn write_chunk(&self, inode: &Arc<Inode>, offset: u64, data: &[u8]) -> Result<usize> {
         self.throttle(data.len() as u64)?;
         let end = offset + data.len() as u64;
         let pages = end.div_ceil(BLOCK_BYTES_U64) - offset / BLOCK_BYTES_U64;
@@ -94,7 +104,10 @@ impl Engine {
             inode.atime_settled.store(false, Ordering::Relaxed);
             self.dirty.add(inode);
         }
-        result
+        match result {
+            Err(error) if done == 0 => Err(error),
+            _ => Ok(done),
+        }
     }
 
     /// Copies into the cache until all is in or something stops it. Newly dirty pages are counted before anybody can write
