@@ -3,6 +3,7 @@
 //! A server thread receives 16 KiB read requests: 73 % for f1 (zipf over a mostly cached file),
 //! 18 % for f2 (uniform over a large uncached file), 9 % for f3 (sequential). Modes: *pool* (every
 //! request goes to a thread pool), *nowait* (a cache-only read first, the pool on a miss),
+//! *dontcache* (as nowait, but misses of f2 are read without leaving them in the cache),
 //! *adaptive* (as nowait, but not where tries have not paid lately), *async* (native asynchronous
 //! reads), *raw* (what a cached read costs with and without the flag, and what a refused one).
 //!
@@ -122,7 +123,8 @@ fn forget(file: &FileRef, read: Read) -> FsResult<()> {
     }
 }
 
-type Job = (FileRef, Read);
+/// A file, what to read from it, and whether to leave it in the cache.
+type Job = (FileRef, Read, bool);
 
 struct Pool {
     jobs: mpsc::Sender<Job>,
@@ -137,8 +139,13 @@ fn pool_worker(take: &Mutex<mpsc::Receiver<Job>>, put: &mpsc::Sender<LabResult<(
             Ok(queue) => queue.recv(),
             Err(_) => return,
         };
-        let Ok((file, read)) = job else { return };
-        let result = file.read_at(&mut buf, read.offset).and_then(|_| {
+        let Ok((file, read, keep)) = job else { return };
+        let got = if keep {
+            file.read_at(&mut buf, read.offset)
+        } else {
+            file.read_dontcache_at(&mut buf, read.offset)
+        };
+        let result = got.and_then(|_| {
             let done = Instant::now();
             forget(&file, read)?;
             Ok((read, done))
@@ -212,7 +219,7 @@ impl Server<'_> {
     fn answered_at_once(&mut self, read: Read) -> LabResult<bool> {
         let class = read.class;
         let wanted = match self.mode {
-            "nowait" => true,
+            "nowait" | "dontcache" => true,
             "adaptive" => self.policies[class].should_try(),
             _ => false,
         };
@@ -248,7 +255,8 @@ impl Server<'_> {
             let due = schedule.as_mut().and_then(|s| s.wait(&stop));
             let read = self.next_read(due);
             if !self.answered_at_once(read)? {
-                let job = (Arc::clone(&self.files[read.class]), read);
+                let keep = self.mode != "dontcache" || read.class != 1;
+                let job = (Arc::clone(&self.files[read.class]), read, keep);
                 pool.jobs.send(job).map_err(|_| LabError::BadOption("pool ended".into()))?;
                 self.outstanding += 1;
             }
@@ -472,7 +480,8 @@ impl Experiment for Fastread {
     }
 
     fn cases(&self) -> Vec<Case> {
-        let modes = ["pool", "nowait", "adaptive", "async"];
+        let all = ["pool", "nowait", "adaptive", "async", "dontcache"];
+        let modes = if self.quick { &all[..4] } else { &all[..] };
         let mut cases: Vec<Case> = self
             .queues
             .iter()
