@@ -157,6 +157,9 @@ impl Engine {
 
     /// Stops the threads after what they are doing.
     pub fn stop_background(&self) {
+        // From here on whoever waits for background work does it: one thread may wait for another that has
+        // ended already.
+        self.background.running.store(false, Ordering::Release);
         self.background.signal(|signals| signals.stop = true);
         let threads = std::mem::take(&mut *self.background.threads.lock());
         for thread in threads {
@@ -165,7 +168,6 @@ impl Engine {
                 self.shut_down("a background thread panicked");
             }
         }
-        self.background.running.store(false, Ordering::Release);
         self.log.stop();
     }
 
@@ -272,7 +274,12 @@ impl Engine {
         for inode in inodes {
             let budget = (FLUSH_PAGES - pages, Room::Normal);
             match self.collect(inode, 0..u64::MAX, filter, budget, &mut pieces) {
-                Ok(count) => pages += count,
+                Ok(collected) => {
+                    pages += collected.pages;
+                    if !collected.complete {
+                        break;
+                    }
+                }
                 Err(error) => {
                     result = Err(error);
                     break;

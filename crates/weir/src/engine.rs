@@ -82,6 +82,8 @@ pub struct Engine {
 pub enum Room {
     /// The first half of the ring; waits for a checkpoint.
     Normal,
+    /// As `Normal`, but answers [`Error::WouldBlock`] instead of waiting.
+    NoWait,
     /// What is kept for checkpoints, so that logged pages can always go home; answers
     /// [`Error::WouldBlock`] instead of waiting.
     Reserve,
@@ -206,13 +208,13 @@ impl Engine {
         let blocks = OpRecords::blocks_for(record_bytes, payload_pages as u64);
         let recovering = self.recovering.load(Ordering::Acquire);
         let class = match room {
-            Room::Normal if !recovering => AdmissionClass::Foreground,
+            Room::Normal | Room::NoWait if !recovering => AdmissionClass::Foreground,
             _ => AdmissionClass::Background,
         };
         loop {
             match self.log.admit(blocks, class) {
                 Ok(admission) => return Ok(admission),
-                Err(_full) if room == Room::Reserve => return Err(Error::WouldBlock),
+                Err(_full) if room != Room::Normal => return Err(Error::WouldBlock),
                 Err(_full) => self.relieve_log()?,
             }
         }
@@ -245,26 +247,18 @@ impl Engine {
 
     /// The inode `number`, loaded if need be.
     pub fn inode(&self, number: u64) -> Result<Arc<Inode>> {
-        if let Some(inode) = self.inodes.find(number) {
-            return Ok(inode);
-        }
-        let value = self.store.get(Key::inode(number))?.ok_or(Error::NotFound)?;
-        let item = InodeItem::decode(&value)?;
-        Ok(self.adopt(number, item))
-    }
-
-    /// Puts an inode that was just created or loaded into the table.
-    pub fn adopt(&self, number: u64, item: InodeItem) -> Arc<Inode> {
-        let inode = Inode::new(number, item);
-        {
+        let (inode, dropped) = self.inodes.find_or_load(number, || {
+            let value = self.store.get(Key::inode(number))?.ok_or(Error::NotFound)?;
+            let inode = Inode::new(number, InodeItem::decode(&value)?);
             // What happened to it before is unknown: an fsync has to cover all of the log so far.
             let mut meta = inode.meta.lock();
             meta.last_lsn = self.log.last_lsn();
             meta.data_lsn = meta.last_lsn;
-        }
-        let (inode, dropped) = self.inodes.insert(inode);
+            drop(meta);
+            Ok(inode)
+        })?;
         drop(dropped);
-        inode
+        Ok(inode)
     }
 
     /// A page frame whose content will be overwritten. Evicts clean pages to get one.

@@ -204,6 +204,16 @@ const SHARDS: usize = 16;
 struct Shard {
     inodes: BTreeMap<u64, Arc<Inode>>,
     hand: u64,
+    /// Numbers that somebody reads from the store right now.
+    loading: BTreeMap<u64, Loading>,
+}
+
+/// See [`InodeTable::find_or_load`].
+#[derive(Default)]
+struct Loading {
+    readers: u32,
+    /// How often the inode left the table meanwhile.
+    departures: u64,
 }
 
 /// Finds inodes by number, and keeps those that nobody uses within a limit.
@@ -239,22 +249,52 @@ impl InodeTable {
         self.shard(number).lock().inodes.get(&number).cloned()
     }
 
-    /// Adds `inode`, or gives back the one that is there already. The second part holds inodes that
+    /// The inode from the table, else what `load` reads from the store. The second part holds inodes that
     /// fell out of the table and whose pages the caller frees, outside of the table's lock.
-    pub fn insert(&self, inode: Inode) -> (Arc<Inode>, Vec<Arc<Inode>>) {
-        let mut shard = self.shard(inode.number).lock();
-        if let Some(present) = shard.inodes.get(&inode.number) {
-            return (present.clone(), Vec::new());
+    ///
+    /// An inode may enter the table, be changed and leave it again while `load` runs: what was read is then
+    /// out of date, and is read again. Otherwise a change, or a purge, would be undone in memory.
+    pub fn find_or_load(
+        &self,
+        number: u64,
+        load: impl Fn() -> Result<Inode>,
+    ) -> Result<(Arc<Inode>, Vec<Arc<Inode>>)> {
+        loop {
+            if let Some(inode) = self.find(number) {
+                return Ok((inode, Vec::new()));
+            }
+            let departures = {
+                let mut shard = self.shard(number).lock();
+                let loading = shard.loading.entry(number).or_default();
+                loading.readers += 1;
+                loading.departures
+            };
+            let loaded = load();
+            let mut shard = self.shard(number).lock();
+            let is_current = shard.end_loading(number) == departures;
+            if let Some(present) = shard.inodes.get(&number) {
+                return Ok((present.clone(), Vec::new()));
+            }
+            if !is_current {
+                continue;
+            }
+            let inode = Arc::new(loaded?);
+            shard.inodes.insert(number, inode.clone());
+            let dropped = shard.shrink(self.shard_limit);
+            return Ok((inode, dropped));
         }
-        let inode = Arc::new(inode);
-        shard.inodes.insert(inode.number, inode.clone());
-        let dropped = shard.shrink(self.shard_limit);
-        (inode, dropped)
     }
 
     /// Forgets a purged inode.
     pub fn remove(&self, number: u64) {
-        self.shard(number).lock().inodes.remove(&number);
+        let removed = self.shard(number).lock().take(number);
+        // Its pages are freed outside of the lock.
+        drop(removed);
+    }
+
+    /// More inodes like `number` are in memory than should be: all are in use, or have something to write.
+    pub fn is_over_limit(&self, number: u64) -> bool {
+        self.shard(number).lock().inodes.len() > self.shard_limit
     }
 
     /// Everything in memory, for syncs and statistics.
@@ -287,8 +327,95 @@ impl Shard {
         }
         self.hand = hand;
         for number in victims {
-            dropped.extend(self.inodes.remove(&number));
+            dropped.extend(self.take(number));
         }
         dropped
+    }
+
+    fn take(&mut self, number: u64) -> Option<Arc<Inode>> {
+        let taken = self.inodes.remove(&number);
+        if taken.is_some()
+            && let Some(loading) = self.loading.get_mut(&number)
+        {
+            loading.departures += 1;
+        }
+        taken
+    }
+
+    /// One reader of `number` is done. Answers how often the inode has left the table.
+    fn end_loading(&mut self, number: u64) -> u64 {
+        let Some(loading) = self.loading.get_mut(&number) else { return 0 };
+        let departures = loading.departures;
+        loading.readers -= 1;
+        if loading.readers == 0 {
+            self.loading.remove(&number);
+        }
+        departures
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+
+    fn item(links: u32) -> InodeItem {
+        let now = Timestamp::from_ns(0);
+        InodeItem {
+            file_type: FileType::Regular,
+            permissions: 0o644,
+            links,
+            uid: 0,
+            gid: 0,
+            size: 0,
+            blocks: 0,
+            parent: 0,
+            change_counter: 1,
+            atime: now,
+            mtime: now,
+            ctime: now,
+            btime: now,
+            rdev: 0,
+            flags: 0,
+            subdirectories: 0,
+        }
+    }
+
+    #[test]
+    fn an_inode_that_came_and_left_while_it_was_read_is_read_again() {
+        let table = InodeTable::new(64);
+        let reads = AtomicU32::new(0);
+        let (inode, _) = table
+            .find_or_load(7, || {
+                if reads.fetch_add(1, Ordering::Relaxed) == 0 {
+                    // Somebody else loads it, changes it, and it falls out of the table.
+                    table.find_or_load(7, || Ok(Inode::new(7, item(2)))).expect("load");
+                    table.remove(7);
+                    return Ok(Inode::new(7, item(1)));
+                }
+                Ok(Inode::new(7, item(2)))
+            })
+            .expect("load");
+        assert_eq!(inode.meta.lock().item.links, 2);
+        assert_eq!(reads.load(Ordering::Relaxed), 2);
+        assert!(table.shard(7).lock().loading.is_empty());
+    }
+
+    #[test]
+    fn a_load_that_fails_leaves_nothing_behind() {
+        let table = InodeTable::new(64);
+        assert!(matches!(table.find_or_load(7, || Err(Error::NotFound)), Err(Error::NotFound)));
+        assert!(table.shard(7).lock().loading.is_empty());
+        assert_eq!(table.len(), 0);
+    }
+
+    #[test]
+    fn the_table_forgets_unused_inodes_only() {
+        let table = InodeTable::new(64);
+        let (held, _) = table.find_or_load(16, || Ok(Inode::new(16, item(1)))).expect("load");
+        for number in 2..100 {
+            table.find_or_load(number * 16, || Ok(Inode::new(number * 16, item(1)))).expect("load");
+        }
+        assert!(table.len() <= 5 + 64 / SHARDS, "{}", table.len());
+        assert!(table.peek(16).is_some_and(|inode| Arc::ptr_eq(&inode, &held)));
     }
 }

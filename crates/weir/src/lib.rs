@@ -3,6 +3,7 @@
 pub mod alloc;
 pub mod background;
 pub mod cache;
+pub mod check;
 pub mod device;
 pub mod engine;
 mod error;

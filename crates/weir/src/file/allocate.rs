@@ -19,6 +19,8 @@ use std::ops::Range;
 
 /// Blocks that one operation of an allocation adds.
 const STEP_BLOCKS: u64 = 16_384;
+/// File blocks of the largest file.
+const MAX_FILE_BLOCKS: u64 = MAX_FILE_BYTES.div_ceil(BLOCK_BYTES_U64);
 /// Extents that one part of a shift moves.
 const SHIFT_EXTENTS: usize = 16;
 
@@ -221,14 +223,7 @@ impl Engine {
     /// Brings all dirty pages from `first` on home.
     fn settle_all(&self, inode: &Arc<Inode>, first: u64) -> Result<()> {
         let range = first..u64::MAX;
-        while self.write_back(
-            inode,
-            range.clone(),
-            RunFilter::default(),
-            u64::MAX,
-            IoClass::SyncWrite,
-        )? > 0
-        {}
+        self.write_back(inode, range.clone(), RunFilter::default(), IoClass::SyncWrite)?;
         self.wait_writeback(inode, &range);
         Ok(())
     }
@@ -254,6 +249,11 @@ impl Engine {
             }
         }
         // Deletions first: a moved extent may take the place of one that has not moved yet.
+        if matches!(shift, Shift::Up)
+            && pieces.last().is_some_and(|piece| piece.end() + distance > MAX_FILE_BLOCKS)
+        {
+            return Err(Error::FileTooLarge);
+        }
         let mut moved = Vec::with_capacity(pieces.len());
         for piece in &pieces {
             let (key, whole) = piece.whole()?;
@@ -272,13 +272,17 @@ impl Engine {
             split_op(&mut parts, &mut op);
         }
         let cost = parts.iter().map(Op::record_bytes).sum::<usize>() + op.record_bytes();
-        let blocks = cost + (parts.len() + 1) * OP_RECORD_BYTES;
-        let admission = self.admit(blocks, 0, Room::Reserve)?;
+        let record_bytes = cost + (parts.len() + 1) * OP_RECORD_BYTES;
+        if record_bytes as u64 > self.log.fill().ring_blocks * BLOCK_BYTES_U64 / 2 {
+            return Err(Error::NotSupported("shifting so many extents at once with a log of this size"));
+        }
+        let admission = self.admit(record_bytes, 0, Room::Reserve)?;
         let now = self.now();
-        let removed = inode.pages.write().truncate(first);
+        // The cache forgets the pages in the moment in which the mapping changes: that voids the reads that
+        // have looked at the old one.
+        let mut pages = inode.pages.write();
         let mut meta = inode.meta.lock();
         debug_assert!(first > 0 || !meta.item.is_inline());
-        inode.size.store(new_size, Ordering::Release);
         meta.item.size = new_size;
         meta.touch_data(now);
         op.put(Key::inode(number), &meta.item.encode());
@@ -286,6 +290,9 @@ impl Engine {
         let lsn = self.store.commit_parts(parts, admission)?;
         meta.logged(lsn, true);
         drop(meta);
+        inode.size.store(new_size, Ordering::Release);
+        let removed = pages.truncate(first);
+        drop(pages);
         self.forget_removed(removed);
         Ok(())
     }

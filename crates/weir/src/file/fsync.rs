@@ -25,8 +25,6 @@ use std::ops::Range;
 pub const MAX_PAYLOAD_PAGES: usize = 32;
 /// Log space for the records of one payload operation.
 const PAYLOAD_RECORD_BYTES: usize = 512 + 64 * MAX_PAYLOAD_PAGES;
-/// Pages written by one round of a large sync.
-const ROUND_PAGES: u64 = 8 * PIECE_PAGES;
 
 /// What [`Engine::log_dirty`] did.
 enum Logged {
@@ -40,9 +38,7 @@ enum Logged {
     Again,
 }
 
-/// After this many rounds of sending pages home, all that was dirty when the sync began is home: what is dirty now was
-/// written since. (The first round leaves out pages of which an older version was under way.)
-const HOME_ROUNDS: usize = 2;
+
 
 /// Which part of a file's state is to be durable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,16 +67,16 @@ impl Engine {
     ) -> Result<Lsn> {
         self.check_writable()?;
         let pages = page_range(range.start, range.end.saturating_sub(range.start));
-        let mut rounds = 0;
+        let mut sent_home = false;
         loop {
             let moment = inode.io_moment();
             match self.log_dirty(inode, &pages, kind)? {
                 Logged::Done => break,
-                Logged::TooMuch if rounds == HOME_ROUNDS => break,
+                // What is dirty now was written since the sync began.
+                Logged::TooMuch if sent_home => break,
                 Logged::TooMuch => {
                     self.send_home(inode, &pages)?;
-                    self.wait_writeback(inode, &pages);
-                    rounds += 1;
+                    sent_home = true;
                 }
                 Logged::Busy => inode.wait_io(moment),
                 Logged::Again => {}
@@ -158,6 +154,9 @@ impl Engine {
         if map.first_writeback(range.clone()).is_some() {
             return Ok(Logged::Busy);
         }
+        if inode.meta.lock().purged {
+            return Ok(Logged::Done);
+        }
         let mut op = Op::new();
         let mut logged: Vec<u64> = Vec::with_capacity(limit);
         for run in map.dirty_runs(range.clone(), PIECE_PAGES, UNLOGGED) {
@@ -224,15 +223,18 @@ impl Engine {
         }
     }
 
-    /// Writes all pages of the range home that were dirty and not logged when this began.
+    /// Writes all pages of the range home that were dirty and not logged when this began, and waits for those that
+    /// were under way.
     fn send_home(&self, inode: &Arc<Inode>, pages: &Range<u64>) -> Result<()> {
-        let mut from = pages.start;
+        inode.pages.write().mark_towrite(pages.clone());
         loop {
-            let next = inode.pages.read().dirty_runs(from..pages.end, PIECE_PAGES, READY).next();
-            let Some(run) = next else { return Ok(()) };
-            let end = run.start.saturating_add(ROUND_PAGES).min(pages.end);
-            self.write_back(inode, run.start..end, UNLOGGED, u64::MAX, IoClass::SyncWrite)?;
-            from = end;
+            self.write_back(inode, pages.clone(), CHOSEN, IoClass::SyncWrite)?;
+            self.wait_writeback(inode, pages);
+            // A page of which an older version was under way was left out.
+            let left = inode.pages.read().dirty_runs(pages.clone(), 1, CHOSEN).next().is_some();
+            if !left {
+                return Ok(());
+            }
         }
     }
 }
@@ -240,8 +242,8 @@ impl Engine {
 /// Dirty pages that the log does not have.
 const UNLOGGED: RunFilter =
     RunFilter { logged: LoggedFilter::NotLogged, only_towrite: false, skip_writeback: false };
-/// The same without those of which an older version is under way.
-const READY: RunFilter = RunFilter { skip_writeback: true, ..UNLOGGED };
+/// Those of them that were dirty when the sync began.
+const CHOSEN: RunFilter = RunFilter { only_towrite: true, ..UNLOGGED };
 
 /// Dirty pages of `pages` that the log does not have; stops counting beyond `limit`.
 fn count_unlogged(inode: &Inode, pages: &Range<u64>, limit: usize) -> usize {

@@ -227,7 +227,8 @@ impl File {
         self.engine().seek_hole(self.inode(), offset)
     }
 
-    /// Copies up to `length` bytes to `target`; answers how many. Not durable by itself.
+    /// Copies up to `length` bytes to `target`; answers how many. Not durable by itself, unless `target` was opened
+    /// with `data_sync`.
     pub fn copy_range(
         &self,
         offset: u64,
@@ -237,6 +238,10 @@ impl File {
     ) -> Result<u64> {
         target.check_writable()?;
         let from = (self.inode(), offset);
-        self.engine().copy_range(from, (target.inode(), target_offset), length)
+        let count = self.engine().copy_range(from, (target.inode(), target_offset), length)?;
+        if target.handle.data_sync && count > 0 {
+            target.sync_range(target_offset, count)?;
+        }
+        Ok(count)
     }
 }

@@ -35,6 +35,15 @@ struct Source {
 struct Plan {
     from_device: Vec<Source>,
     ready: Vec<(u64, PageMut)>,
+    /// The page that the plan goes up to: less than was asked for if memory is short.
+    reached: u64,
+}
+
+/// What a plan does when there is no memory for its first page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum NoMemory {
+    Wait,
+    GiveUp,
 }
 
 impl Engine {
@@ -87,20 +96,21 @@ impl Engine {
             return Ok(());
         }
         let result = self.read_runs(inode, &plan, class);
-        if result.is_err() {
+        if result != Ok(true) {
             abort(inode, &plan);
         }
         inode.io_ended();
         // A mismatch of a page that was changed meanwhile is no error: the caller looks again.
         match result {
             Err(Error::Corrupt(text)) if text == STALE => Ok(()),
-            other => other,
+            other => other.map(|_| ()),
         }
     }
 
-    fn read_runs(&self, inode: &Arc<Inode>, plan: &ReadPlan, class: IoClass) -> Result<()> {
+    /// True if all of the plan was read; false if memory was short for the rest.
+    fn read_runs(&self, inode: &Arc<Inode>, plan: &ReadPlan, class: IoClass) -> Result<bool> {
         for run in &plan.runs {
-            let sources = self.plan_run(inode, run.clone())?;
+            let sources = self.plan_run(inode, run.clone(), NoMemory::Wait)?;
             for (index, page) in sources.ready {
                 self.finish(inode, index, plan.token, page.freeze());
             }
@@ -110,50 +120,85 @@ impl Engine {
                 self.device.read(source.block * BLOCK_BYTES_U64, &mut slices, class)?;
                 self.finish_source(inode, plan.token, source)?;
             }
+            if sources.reached < run.end {
+                return Ok(false);
+            }
         }
-        Ok(())
+        Ok(true)
     }
 
-    /// Finds out where the pages of `run` come from, and gets memory for them.
-    fn plan_run(&self, inode: &Inode, run: Range<u64>) -> Result<Plan> {
-        let mut plan = Plan::default();
-        let mut at = run.start;
-        if at == 0 && inode.meta.lock().item.is_inline() {
-            plan.ready.push((0, self.inline_page(inode)?));
-            at = 1;
+    /// Finds out where the pages of `run` come from, and gets memory for them. Memory is waited for only while the plan
+    /// holds none: many readers that hold some and wait for more would wait for each other.
+    fn plan_run(&self, inode: &Inode, run: Range<u64>, no_memory: NoMemory) -> Result<Plan> {
+        let mut plan = Plan { reached: run.start, ..Plan::default() };
+        if run.start == 0 && inode.meta.lock().item.is_inline() {
+            let Some(page) = self.plan_page(true, no_memory)? else { return Ok(plan) };
+            plan.ready.push((0, self.inline_page(inode, page)?));
+            plan.reached = 1;
         }
-        for piece in extents::all_pieces(&self.store, inode.number, at, run.end)? {
-            self.plan_zeros(&mut plan, at..piece.file_block)?;
-            if piece.unwritten {
-                self.plan_zeros(&mut plan, piece.file_block..piece.end())?;
-            } else {
-                let mut pages = Vec::with_capacity(piece.blocks as usize);
-                let mut checksums = Vec::with_capacity(piece.blocks as usize);
-                for index in 0..piece.blocks {
-                    pages.push(self.page()?);
-                    checksums.push(piece.checksum(index).unwrap_or(0));
-                }
-                let (first, block) = (piece.file_block, piece.block);
-                plan.from_device.push(Source { first, block, pages, checksums });
+        for piece in extents::all_pieces(&self.store, inode.number, plan.reached, run.end)? {
+            let zeros_to = if piece.unwritten { piece.end() } else { piece.file_block };
+            if !self.plan_zeros(&mut plan, (run.start, zeros_to), no_memory)? {
+                return Ok(plan);
             }
-            at = piece.end();
+            if piece.unwritten {
+                continue;
+            }
+            let mut source = Source {
+                first: piece.file_block,
+                block: piece.block,
+                pages: Vec::with_capacity(piece.blocks as usize),
+                checksums: Vec::with_capacity(piece.blocks as usize),
+            };
+            while plan.reached < piece.end() {
+                let page = self.plan_page(plan.reached == run.start, no_memory)?;
+                let Some(page) = page else { break };
+                source.pages.push(page);
+                source.checksums.push(piece.checksum(plan.reached - piece.file_block).unwrap_or(0));
+                plan.reached += 1;
+            }
+            if !source.pages.is_empty() {
+                plan.from_device.push(source);
+            }
+            if plan.reached < piece.end() {
+                return Ok(plan);
+            }
         }
-        self.plan_zeros(&mut plan, at..run.end)?;
+        self.plan_zeros(&mut plan, (run.start, run.end), no_memory)?;
         Ok(plan)
     }
 
-    fn plan_zeros(&self, plan: &mut Plan, range: Range<u64>) -> Result<()> {
-        for index in range {
-            let mut page = self.page()?;
+    /// Plans pages of zeros up to `end`. False: no memory.
+    fn plan_zeros(
+        &self,
+        plan: &mut Plan,
+        (start, end): (u64, u64),
+        no_memory: NoMemory,
+    ) -> Result<bool> {
+        while plan.reached < end {
+            let page = self.plan_page(plan.reached == start, no_memory)?;
+            let Some(mut page) = page else { return Ok(false) };
             page.fill(0);
-            plan.ready.push((index, page));
+            plan.ready.push((plan.reached, page));
+            plan.reached += 1;
         }
-        Ok(())
+        Ok(true)
+    }
+
+    /// Memory for one more page of a plan; waits for it only for the first.
+    fn plan_page(&self, is_first: bool, no_memory: NoMemory) -> Result<Option<PageMut>> {
+        if let Some(page) = self.pool.alloc_for_overwrite() {
+            return Ok(Some(page));
+        }
+        if is_first && no_memory == NoMemory::Wait {
+            return self.page().map(Some);
+        }
+        self.evict(crate::reclaim::BATCH_PAGES);
+        Ok(self.pool.alloc_for_overwrite())
     }
 
     /// Page 0 of a file whose data is in its inline item.
-    fn inline_page(&self, inode: &Inode) -> Result<PageMut> {
-        let mut page = self.page()?;
+    fn inline_page(&self, inode: &Inode, mut page: PageMut) -> Result<PageMut> {
         page.fill(0);
         if let Some(data) = self.store.get(Key::inline(inode.number))? {
             let length = data.len().min(BLOCK_BYTES);
@@ -205,10 +250,14 @@ impl Engine {
         }
         let plan = inode.pages.write().begin_read(range.start..end);
         for run in &plan.runs {
-            let Ok(sources) = self.plan_run(inode, run.clone()) else {
-                abort(inode, &ReadPlan { token: plan.token, runs: vec![run.clone()] });
-                continue;
-            };
+            let sources = self.plan_run(inode, run.clone(), NoMemory::GiveUp);
+            let reached = sources.as_ref().map_or(run.start, |sources| sources.reached);
+            if reached < run.end {
+                let rest = reached..run.end;
+                let runs = std::iter::once(rest).collect();
+                abort(inode, &ReadPlan { token: plan.token, runs });
+            }
+            let Ok(sources) = sources else { continue };
             for (index, page) in sources.ready {
                 self.finish(inode, index, plan.token, page.freeze());
             }

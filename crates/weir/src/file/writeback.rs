@@ -34,12 +34,23 @@ use std::ops::Range;
 
 /// Most pages of one piece: 1 MiB, a good request for any disk.
 pub const PIECE_PAGES: u64 = 256;
+/// Most pages that one inode's writeback has under way: 8 MiB.
+const ROUND_PAGES: u64 = 8 * PIECE_PAGES;
 /// Most pages of one request after neighbours were joined.
 const REQUEST_PAGES: usize = 512;
 
 /// Log space for settling `pages` pages.
 fn settle_bytes(pages: u64) -> usize {
-    8192 + 48 * pages as usize
+    4096 + 56 * pages as usize
+}
+
+/// What [`Engine::collect`] took.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Collected {
+    /// How many pages.
+    pub pages: u64,
+    /// Nothing was left over for lack of log space or budget.
+    pub complete: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,7 +95,9 @@ impl Piece {
 }
 
 impl Engine {
-    /// Takes dirty pages of `range` of `inode` that pass `filter`, about `budget_pages` of them, and prepares them for writing.
+    /// Takes dirty pages of `range` of `inode` that pass `filter`, about `budget_pages` of them, and prepares them for
+    /// writing. Log space is waited for only while `pieces` is empty: what they hold has to be given back first. So the
+    /// answer may be incomplete; the caller writes, settles and comes again.
     pub fn collect(
         &self,
         inode: &Arc<Inode>,
@@ -92,23 +105,36 @@ impl Engine {
         filter: RunFilter,
         (budget_pages, room): (u64, Room),
         pieces: &mut Vec<Piece>,
-    ) -> Result<u64> {
+    ) -> Result<Collected> {
         let filter = RunFilter { skip_writeback: true, ..filter };
         let mut from = range.start;
-        let mut taken = 0;
-        while taken < budget_pages && from < range.end {
+        let mut collected = Collected { pages: 0, complete: true };
+        while from < range.end {
             let limit = PIECE_PAGES.min(self.max_piece_pages());
             let run = inode.pages.read().dirty_runs(from..range.end, limit, filter).next();
             let Some(run) = run else { break };
-            let bytes = settle_bytes(run.end - run.start);
-            let admission = self.admit(bytes, 0, room)?;
+            if collected.pages >= budget_pages {
+                collected.complete = false;
+                break;
+            }
+            let room = match room {
+                Room::Normal if !pieces.is_empty() => Room::NoWait,
+                room => room,
+            };
+            let admission = match self.admit(settle_bytes(run.end - run.start), 0, room) {
+                Err(Error::WouldBlock) if !pieces.is_empty() => {
+                    collected.complete = false;
+                    break;
+                }
+                other => other?,
+            };
             from = run.end;
             if let Some(piece) = self.take(inode, run, admission)? {
-                taken += piece.pages.len() as u64;
+                collected.pages += piece.pages.len() as u64;
                 pieces.push(piece);
             }
         }
-        Ok(taken)
+        Ok(collected)
     }
 
     /// Bytes of records that one operation may have, leaving room for estimates that are too low.
@@ -155,9 +181,11 @@ impl Engine {
         let rest = piece.pages.split_off(consecutive);
         if !rest.is_empty() {
             let mut pages = inode.pages.write();
-            for page in rest {
-                pages.end_writeback(page.index, piece.token, false);
-            }
+            let ends = rest.iter().map(|page| pages.end_writeback(page.index, piece.token, false));
+            // One that was written meanwhile has paid for itself already.
+            let paid = ends.filter(|end| !end.stale && !end.newly_dirty).count();
+            drop(pages);
+            self.pages_paid(paid as u64);
         }
         if let Err(error) = self.place(&mut piece) {
             for segment in piece.segments.iter().filter(|segment| segment.place == Place::New) {
@@ -179,6 +207,8 @@ impl Engine {
             return Ok(());
         }
         let durable = self.log.durable_lsn();
+        // Blocks that could not be written once are not relied on again.
+        let trusted = piece.inode.write_error.lock().0 == 0;
         let mut at = start;
         for part in &mapped {
             self.place_new(piece, at, part.file_block)?;
@@ -186,7 +216,8 @@ impl Engine {
             while at < part.end() {
                 let place = |page: u64| {
                     let page = &piece.pages[(page - start) as usize];
-                    let logged = page.is_logged && page.logged_lsn.is_some_and(|lsn| lsn <= durable);
+                    let is_durable = page.logged_lsn.is_some_and(|lsn| lsn <= durable);
+                    let logged = page.is_logged && is_durable && trusted;
                     match (part.unwritten, logged) {
                         (true, _) => Place::Unwritten,
                         (false, true) => Place::InPlace,
@@ -450,22 +481,25 @@ impl Engine {
         }
     }
 
-    /// Collects, writes and settles one batch of `inode`. Answers how many pages that were.
+    /// Collects, writes and settles dirty pages of `inode` until none of the range that pass `filter` are left but
+    /// those under writeback.
     pub fn write_back(
         &self,
         inode: &Arc<Inode>,
         range: Range<u64>,
         filter: RunFilter,
-        budget_pages: u64,
         class: IoClass,
-    ) -> Result<u64> {
-        let mut pieces = Vec::new();
-        let collected = self.collect(inode, range, filter, (budget_pages, Room::Normal), &mut pieces);
-        let pages: u64 = pieces.iter().map(|piece| piece.pages.len() as u64).sum();
-        self.write_out(&mut pieces, class);
-        self.settle(pieces)?;
-        collected?;
-        Ok(pages)
+    ) -> Result<()> {
+        loop {
+            let mut pieces = Vec::new();
+            let budget = (ROUND_PAGES, Room::Normal);
+            let collected = self.collect(inode, range.clone(), filter, budget, &mut pieces);
+            self.write_out(&mut pieces, class);
+            self.settle(pieces)?;
+            if collected?.complete {
+                return Ok(());
+            }
+        }
     }
 }
 

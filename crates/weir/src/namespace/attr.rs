@@ -1,7 +1,7 @@
 //! Attributes.
 
 use super::{MetaLocks, OP_RECORD_BYTES};
-use crate::engine::Engine;
+use crate::engine::{Engine, Room};
 use crate::error::{Error, Result};
 use crate::inode::{Inode, Meta};
 use crate::sync::Arc;
@@ -85,6 +85,12 @@ impl Engine {
         drop(meta);
         if let Some(inode) = self.inodes.find(inode.number) {
             self.dirty.add(&inode);
+            // Inodes with news are kept in memory: they must not be more than fit.
+            if self.inodes.is_over_limit(inode.number) && self.check_writable().is_ok() {
+                // Without log space it stays as it is, until a checkpoint has made some.
+                self.background.request_checkpoint();
+                let _ = self.commit_attributes(&inode, Room::Reserve);
+            }
         }
     }
 }

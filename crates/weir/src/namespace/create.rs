@@ -74,11 +74,10 @@ impl Engine {
         }
         meta.item.size += 1;
         meta.touch_data(item.ctime);
-        let lsn = metas.commit(self, op, admission)?;
+        metas.commit(self, op, admission)?;
         drop(metas);
-        let inode = self.adopt(number, item);
-        inode.meta.lock().logged(lsn, true);
-        Ok(inode)
+        // It may have been found, changed and forgotten already: what counts is what the store says.
+        self.inode(number)
     }
 
     /// A new regular file without a name; it is purged when its last user goes, unless it is linked
@@ -98,10 +97,8 @@ impl Engine {
         op.inode_added();
         op.put(Key::inode(number), &item.encode());
         op.put(Key::orphan(number), &[]);
-        let lsn = self.store.commit(op, admission)?;
-        let inode = self.adopt(number, item);
-        inode.meta.lock().logged(lsn, true);
-        Ok(inode)
+        self.store.commit(op, admission)?;
+        self.inode(number)
     }
 
     /// The item of a new inode in `parent`.

@@ -8,8 +8,8 @@ use super::remove::{drop_directory, drop_link};
 use super::{MetaLocks, OP_RECORD_BYTES, OP_SPACE_BLOCKS, check_name};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::format::item::Dirent;
-use crate::inode::Inode;
+use crate::format::item::{Dirent, MAX_LINKS};
+use crate::inode::{Inode, Meta};
 use crate::log::Admission;
 use crate::namespace::entry::{Found, Lookup};
 use crate::sync::{Arc, MutexGuard};
@@ -127,6 +127,11 @@ impl Engine {
         let mut concerned = vec![from.parent, to.parent, &moved];
         concerned.extend(victim);
         let mut metas = MetaLocks::new(&concerned);
+        let is_directory = source.file_type == FileType::Directory;
+        // A replaced directory makes room for the one that comes.
+        if is_directory && victim.is_none() && from.parent.number != to.parent.number {
+            check_links(metas.of(to.parent))?;
+        }
         if let Some(victim) = victim {
             if victim.file_type == FileType::Directory {
                 drop_directory(&mut metas, to.parent, victim, &mut op, now)?;
@@ -139,7 +144,6 @@ impl Engine {
         op.delete(source.key);
         let entry = Dirent { inode: source.inode, file_type: source.file_type, name: to.name };
         op.put(place, &entry.encode());
-        let is_directory = source.file_type == FileType::Directory;
         let meta = metas.of(from.parent);
         meta.item.size = meta.item.size.saturating_sub(1);
         if is_directory {
@@ -183,6 +187,11 @@ impl Engine {
         let mut metas = MetaLocks::new(&[from.parent, to.parent, &first, &second]);
         if from.parent.number != to.parent.number {
             let arriving = [(from.parent, to.parent, source), (to.parent, from.parent, other)];
+            for (_, enters, found) in arriving {
+                if found.file_type == FileType::Directory && source.file_type != other.file_type {
+                    check_links(metas.of(enters))?;
+                }
+            }
             for (leaves, enters, found) in arriving {
                 if found.file_type == FileType::Directory {
                     let meta = metas.of(leaves);
@@ -205,6 +214,11 @@ impl Engine {
         metas.commit(self, op, admission)?;
         Ok(())
     }
+}
+
+/// Refuses one more subdirectory of a directory that has as many as its link count can say.
+fn check_links(parent: &Meta) -> Result<()> {
+    if parent.item.links >= MAX_LINKS { Err(Error::TooManyLinks) } else { Ok(()) }
 }
 
 /// The `ops` locks of one or two directories. The caller holds the tree lock, so the order is free.

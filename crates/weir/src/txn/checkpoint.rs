@@ -89,6 +89,9 @@ struct Progress {
     began_ns: u64,
     /// LSN that the last checkpoint covers.
     covered_lsn: u64,
+    /// Attempts that failed before the freeze, and why the last one did.
+    failures: u64,
+    failure: Option<Error>,
 }
 
 /// Who makes checkpoints, and how far they are. Lock order: the role, then anything; `progress` is a leaf.
@@ -133,20 +136,27 @@ impl Checkpointer {
 }
 
 impl Engine {
-    /// Waits until `goal` checkpoints are complete (see [`Checkpointer::goal`]), or does the work in manual mode.
+    /// Waits until `goal` checkpoints are complete (see [`Checkpointer::goal`]), or does the work where there are no
+    /// threads (any more).
+    ///
+    /// # Errors
+    /// An attempt failed; the caller may try again.
     pub fn wait_checkpoint(&self, goal: u64) -> Result<()> {
-        if !self.background.has_threads() {
-            while self.checkpointer.completed() < goal {
-                self.check_shutdown()?;
-                self.checkpoint_step()?;
-            }
-            return Ok(());
-        }
-        self.background.request_checkpoint();
-        let mut progress = self.checkpointer.progress.lock();
-        while progress.completed < goal {
+        let failures = self.checkpointer.progress.lock().failures;
+        while self.checkpointer.completed() < goal {
             self.check_shutdown()?;
-            crate::sync::wait_for(&self.checkpointer.changed, &mut progress, 100_000);
+            if !self.background.has_threads() {
+                self.checkpoint_step()?;
+                continue;
+            }
+            self.background.request_checkpoint();
+            let mut progress = self.checkpointer.progress.lock();
+            if progress.completed < goal && progress.failures == failures {
+                crate::sync::wait_for(&self.checkpointer.changed, &mut progress, 100_000);
+            }
+            if progress.failures > failures && progress.completed < goal {
+                return Err(progress.failure.clone().unwrap_or(Error::WouldBlock));
+            }
         }
         Ok(())
     }
@@ -191,6 +201,8 @@ impl Engine {
                     let mut progress = self.checkpointer.progress.lock();
                     progress.started -= 1;
                     progress.phase = Phase::Running;
+                    progress.failures += 1;
+                    progress.failure = Some(error.clone());
                 } else {
                     self.checkpointer.enter(Phase::Aborted);
                     self.shut_down(&format!("checkpoint: {error}"));
@@ -243,11 +255,13 @@ impl Engine {
     }
 
     /// Writes logged pages home and commits attributes that only memory has, for some of `inodes`. Uses the log's
-    /// reserve; when even that is full, the rest waits for the next checkpoint.
+    /// reserve; when even that is full, the rest waits for the next checkpoint. So does what the device refuses: the
+    /// log keeps it, and the file's owner hears of it.
     fn bring_home(&self, inodes: &mut Vec<Arc<Inode>>, up_to: u64) -> Result<()> {
         let mut pieces = Vec::new();
         let mut pages = 0;
         let mut result = Ok(());
+        let mut again = None;
         for _ in 0..HOME_INODES {
             let Some(inode) = inodes.pop() else { break };
             let collected = self.commit_attributes(&inode, Room::Reserve).and_then(|()| {
@@ -255,15 +269,15 @@ impl Engine {
                 self.collect(&inode, 0..u64::MAX, owed_filter(up_to), budget, &mut pieces)
             });
             match collected {
-                Ok(count) => {
-                    pages += count;
-                    if count >= HOME_PAGES {
-                        // There may be more of this one.
-                        inodes.push(inode);
+                Ok(collected) => {
+                    pages += collected.pages;
+                    if !collected.complete {
+                        again = Some(inode);
+                        break;
                     }
                 }
                 Err(error) => {
-                    inodes.push(inode);
+                    again = Some(inode);
                     result = Err(error);
                 }
             }
@@ -273,7 +287,11 @@ impl Engine {
         }
         let some_done = !pieces.is_empty();
         self.write_out(&mut pieces, IoClass::Background);
-        self.settle(pieces)?;
+        match self.settle(pieces) {
+            Ok(()) => inodes.extend(again),
+            Err(Error::Io(_)) => {}
+            Err(error) => return Err(error),
+        }
         match result {
             // Settling gave log space back.
             Err(Error::WouldBlock) if some_done => Ok(()),

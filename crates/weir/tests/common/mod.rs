@@ -1,0 +1,231 @@
+//! What the tests of the public API share: devices, a clock that is set by hand, patterns.
+#![allow(dead_code)]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::time::Duration;
+use weir::device::memory::MemoryDevice;
+use weir::device::{
+    Device, DeviceError, DeviceInfo, DeviceResult, IoClass, OnDone, Operation, Request,
+};
+use weir::sync::Clock;
+use weir::*;
+
+pub const KIB: u64 = 1 << 10;
+pub const MIB: u64 = 1 << 20;
+
+/// A fresh volume on a memory device, with a log of `log_blocks` (0: the default size).
+pub fn formatted(size_bytes: u64, log_blocks: u64) -> Arc<dyn Device> {
+    let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(size_bytes));
+    format(&device, log_blocks);
+    device
+}
+
+pub fn format(device: &Arc<dyn Device>, log_blocks: u64) {
+    let options = CreateOptions {
+        volume_id: Some([7; 16]),
+        log_bytes: (log_blocks > 0).then_some(log_blocks * 4096),
+        ..CreateOptions::default()
+    };
+    Volume::format_device(device, &options).expect("format");
+}
+
+pub fn manual(memory_bytes: u64) -> VolumeOptions {
+    VolumeOptions {
+        background: BackgroundMode::Manual,
+        memory_bytes: Some(memory_bytes),
+        ..VolumeOptions::default()
+    }
+}
+
+pub fn threads(memory_bytes: u64) -> VolumeOptions {
+    VolumeOptions { memory_bytes: Some(memory_bytes), ..VolumeOptions::default() }
+}
+
+pub fn open(device: &Arc<dyn Device>, options: VolumeOptions) -> Volume {
+    Volume::open_device(device.clone(), options).expect("open")
+}
+
+/// A fresh volume of 32 MiB in manual mode.
+pub fn small_volume() -> Volume {
+    open(&formatted(32 * MIB, 0), manual(4 * MIB))
+}
+
+/// Bytes that tell where they belong.
+pub fn pattern(seed: u64, length: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    (0..length)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 32) as u8
+        })
+        .collect()
+}
+
+/// All bytes of a file.
+pub fn contents(file: &File) -> Vec<u8> {
+    let mut bytes = vec![0xee; file.size() as usize];
+    let count = file.read_at(0, &mut bytes).expect("read");
+    assert_eq!(count, bytes.len());
+    bytes
+}
+
+pub fn create(volume: &Volume, path: &str) -> File {
+    volume.open_file(path, OpenFlags::CREATE).expect("create")
+}
+
+pub fn names(volume: &Volume, path: &str) -> Vec<Vec<u8>> {
+    let mut names: Vec<_> =
+        volume.read_dir(path).expect("list").into_iter().map(|entry| entry.name).collect();
+    names.sort();
+    names
+}
+
+/// Aborts the test process when `body` takes longer than `seconds`: a deadlock.
+pub fn with_watchdog<R>(seconds: u64, body: impl FnOnce() -> R) -> R {
+    let done = Arc::new(AtomicBool::new(false));
+    let watched = done.clone();
+    let watchdog = std::thread::spawn(move || {
+        for _ in 0..seconds * 20 {
+            if watched.load(Ordering::Relaxed) {
+                return;
+            }
+            std::thread::park_timeout(Duration::from_millis(50));
+        }
+        eprintln!("no end after {seconds} s: a deadlock");
+        std::process::abort();
+    });
+    let result = body();
+    done.store(true, Ordering::Relaxed);
+    watchdog.thread().unpark();
+    watchdog.join().expect("watchdog");
+    result
+}
+
+/// A clock that stands still until it is moved.
+#[derive(Debug, Default)]
+pub struct HandClock {
+    now_ns: AtomicI64,
+}
+
+impl HandClock {
+    pub fn at(seconds: i64) -> Arc<Self> {
+        Arc::new(Self { now_ns: AtomicI64::new(seconds * 1_000_000_000) })
+    }
+    pub fn advance_s(&self, seconds: i64) {
+        self.now_ns.fetch_add(seconds * 1_000_000_000, Ordering::Relaxed);
+    }
+}
+
+impl Clock for HandClock {
+    fn realtime_ns(&self) -> i64 {
+        self.now_ns.load(Ordering::Relaxed)
+    }
+    fn monotonic_ns(&self) -> u64 {
+        self.now_ns.load(Ordering::Relaxed) as u64
+    }
+    fn sleep_us(&self, _: u64) {}
+}
+
+/// A device that counts reads, and fails on request.
+pub struct Probe {
+    inner: Arc<dyn Device>,
+    pub reads: AtomicU64,
+    pub read_bytes: AtomicU64,
+    /// Writes of this class fail while it is set.
+    pub fail_data_writes: AtomicBool,
+    pub fail_flushes: AtomicBool,
+    pub fail_reads: AtomicBool,
+    /// What a write of data from this block on does, once: it fails.
+    pub failed_writes: AtomicU64,
+}
+
+impl Probe {
+    pub fn new(inner: Arc<dyn Device>) -> Arc<Self> {
+        Arc::new(Self {
+            inner,
+            reads: AtomicU64::new(0),
+            read_bytes: AtomicU64::new(0),
+            fail_data_writes: AtomicBool::new(false),
+            fail_flushes: AtomicBool::new(false),
+            fail_reads: AtomicBool::new(false),
+            failed_writes: AtomicU64::new(0),
+        })
+    }
+
+    fn count(&self, length_bytes: u64) {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        self.read_bytes.fetch_add(length_bytes, Ordering::Relaxed);
+    }
+
+    fn refuses(&self, class: IoClass) -> bool {
+        let is_data =
+            matches!(class, IoClass::SyncWrite | IoClass::Writeback | IoClass::Background);
+        let fails = is_data && self.fail_data_writes.load(Ordering::Relaxed);
+        if fails {
+            self.failed_writes.fetch_add(1, Ordering::Relaxed);
+        }
+        fails
+    }
+}
+
+fn injected<T>(operation: &'static str) -> DeviceResult<T> {
+    Err(DeviceError {
+        operation,
+        offset_bytes: 0,
+        length_bytes: 0,
+        reason: "injected".into(),
+        no_space: false,
+    })
+}
+
+impl Device for Probe {
+    fn info(&self) -> DeviceInfo {
+        self.inner.info()
+    }
+    fn read(
+        &self,
+        offset_bytes: u64,
+        buffers: &mut [&mut [u8]],
+        class: IoClass,
+    ) -> DeviceResult<()> {
+        self.count(buffers.iter().map(|buffer| buffer.len() as u64).sum());
+        if self.fail_reads.load(Ordering::Relaxed) {
+            return injected("read");
+        }
+        self.inner.read(offset_bytes, buffers, class)
+    }
+    fn write(
+        &self,
+        offset_bytes: u64,
+        buffers: &[&[u8]],
+        class: IoClass,
+        fua: bool,
+    ) -> DeviceResult<()> {
+        if self.refuses(class) {
+            return injected("write");
+        }
+        self.inner.write(offset_bytes, buffers, class, fua)
+    }
+    fn flush(&self) -> DeviceResult<()> {
+        if self.fail_flushes.load(Ordering::Relaxed) {
+            return injected("flush");
+        }
+        self.inner.flush()
+    }
+    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> DeviceResult<()> {
+        self.inner.discard(offset_bytes, length_bytes)
+    }
+    fn submit(&self, request: Request, on_done: OnDone) {
+        match request.operation {
+            Operation::Read => self.count(0),
+            Operation::Write { .. } if self.refuses(request.class) => {
+                return on_done(injected("write"), request.buffers);
+            }
+            _ => {}
+        }
+        self.inner.submit(request, on_done);
+    }
+}
