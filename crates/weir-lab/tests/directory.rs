@@ -147,3 +147,31 @@ fn the_same_seed_gives_the_same_cases_and_metrics() {
     };
     assert_eq!(names("7"), names("7"));
 }
+
+#[test]
+fn the_library_runs_without_root_and_says_what_it_lacks() {
+    let scratch = Scratch::new("library");
+    let report = scratch.report(&[
+        "fsmark",
+        "--quick",
+        "--rounds",
+        "1",
+        "--on",
+        "weir",
+        "--size",
+        "512M",
+        "--files",
+        "50",
+        "--iterations",
+        "1",
+        "--threads",
+        "1",
+        "--mode",
+        "each,async-libaio",
+    ]);
+    assert!(median(&report, "fsmark", "each", "files_per_s") > 0.0);
+    assert!(median(&report, "fsmark", "each", "flushes_per_file") > 0.0);
+    let lacking = report["not_offered"].as_array().expect("list");
+    assert!(lacking.iter().any(|s| s["mode"] == "async-libaio" && s["failed"] == false));
+    scratch.assert_clean();
+}

@@ -223,3 +223,47 @@ fn clean_takes_away_what_a_killed_run_left() {
     let again = scratch.run(&["clean"]);
     assert_eq!(String::from_utf8_lossy(&again.stdout), "nothing to clean\n");
 }
+
+/// The `weir` program next to the test's own, when the workspace was built as a whole.
+fn weir_program() -> Option<String> {
+    let neighbour = std::path::Path::new(env!("CARGO_BIN_EXE_weir-lab")).with_file_name("weir");
+    let given = std::env::var_os("WEIR_BIN").map_or(neighbour, std::path::PathBuf::from);
+    given.is_file().then(|| given.to_string_lossy().into_owned())
+}
+
+#[test]
+fn a_weir_mount_is_a_target_like_any_other() {
+    let _alone = alone();
+    let Some(weir) = weir_program().filter(|_| loops_possible()) else {
+        eprintln!("skipped: no `weir` program (build the workspace, or set WEIR_BIN)");
+        return;
+    };
+    let scratch = Scratch::new("mount");
+    let report = scratch.report(&[
+        "fsmark",
+        "--quick",
+        "--rounds",
+        "1",
+        "--on",
+        "weir-mount,ext4",
+        "--weir-bin",
+        &weir,
+        "--size",
+        "512M",
+        "--files",
+        "50",
+        "--iterations",
+        "1",
+        "--threads",
+        "1",
+        "--mode",
+        "each",
+    ]);
+    for target in ["weir-mount", "ext4"] {
+        let flushes = rows(&report)
+            .find(|r| r["target"] == target && r["metric"] == "flushes_per_file")
+            .and_then(|r| r["median"].as_f64());
+        assert!(flushes.is_some_and(|f| f > 0.0), "{target}: {flushes:?}");
+    }
+    scratch.assert_clean();
+}

@@ -16,7 +16,7 @@ use crate::target::{AsyncMethod, OpenHow, SyncQueue, SyncScope};
 /// Options.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct FsmarkOptions {
-    /// Files per thread and iteration [default: 10000, quick: 800]
+    /// Files per thread and iteration [default: 10000, quick: 500]
     #[arg(long)]
     pub files: Option<u64>,
     /// Bytes per file [default: 4096]
@@ -51,7 +51,7 @@ impl Fsmark {
         };
         let default_files = match (quick, slow_flush) {
             (true, true) => 300,
-            (true, false) => 800,
+            (true, false) => 500,
             (false, true) => 3000,
             (false, false) => 10_000,
         };
