@@ -1,19 +1,21 @@
 //! Background work and the waits for it.
 //!
-//! Threads: the log thread (in `log`), one checkpointer, one flusher, one cleaner. The checkpointer never
+//! Threads: the log thread (in `log`), one checkpointer, one flusher, one cleaner, two for deferred syncs. The checkpointer never
 //! waits for log space (it is what makes some), the others may. In manual mode there are no
 //! threads, and whoever would wait does the work.
 //!
-//! Lock order: `signals` and `progress` are leaves.
+//! Lock order: `signals`, then `jobs`; `progress` is a leaf.
 
 use crate::cache::map::{LoggedFilter, RunFilter};
 use crate::cache::throttle::{DelayDebt, Demand, Limits, Pressure};
 use crate::device::IoClass;
 use crate::engine::{Engine, Room};
 use crate::error::{Error, Result};
+use crate::file::submit::SyncJob;
 use crate::format::BLOCK_BYTES_U64;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Arc, Condvar, JoinHandle, Mutex, spawn, wait_for};
+use std::collections::VecDeque;
 
 /// Pages that one round of the flusher writes.
 const FLUSH_PAGES: u64 = 4096;
@@ -55,6 +57,7 @@ pub struct Background {
     progressed: Condvar,
     threads: Mutex<Vec<JoinHandle<()>>>,
     running: AtomicBool,
+    jobs: Mutex<VecDeque<SyncJob>>,
     limits: Limits,
     debt: Mutex<DelayDebt>,
 }
@@ -69,6 +72,7 @@ impl Background {
             progressed: Condvar::new(),
             threads: Mutex::new(Vec::new()),
             running: AtomicBool::new(false),
+            jobs: Mutex::new(VecDeque::new()),
             limits,
             debt: Mutex::new(DelayDebt::default()),
         }
@@ -97,6 +101,17 @@ impl Background {
     /// There is something to purge.
     pub fn wake_cleaner(&self) {
         self.signal(|signals| signals.clean = true);
+    }
+
+    /// Leaves a sync to the sync threads.
+    pub fn defer(&self, job: SyncJob) {
+        self.jobs.lock().push_back(job);
+        self.signal(|_| {});
+    }
+
+    /// The oldest deferred sync.
+    pub fn next_job(&self) -> Option<SyncJob> {
+        self.jobs.lock().pop_front()
     }
 
     /// Wakes everybody (the volume was shut down).
@@ -142,10 +157,12 @@ impl Engine {
     pub fn start_background(self: &Arc<Self>) -> Result<()> {
         self.log.start_thread()?;
         self.background.running.store(true, Ordering::Release);
-        let bodies: [(&str, fn(&Arc<Self>)); 3] = [
+        let bodies: [(&str, fn(&Arc<Self>)); 5] = [
             ("weir-checkpoint", Self::checkpointer_loop),
             ("weir-flush", Self::flusher_loop),
             ("weir-clean", Self::cleaner_loop),
+            ("weir-sync-0", Self::sync_loop),
+            ("weir-sync-1", Self::sync_loop),
         ];
         for (name, body) in bodies {
             let engine = self.clone();
@@ -169,6 +186,8 @@ impl Engine {
             }
         }
         self.log.stop();
+        // Nobody else does what is left.
+        while self.log.drive() {}
     }
 
     fn checkpointer_loop(self: &Arc<Self>) {
@@ -222,6 +241,18 @@ impl Engine {
         }
         for inodes in old.chunks(FLUSH_INODES) {
             if self.flush_inodes(inodes, UNLOGGED).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn sync_loop(self: &Arc<Self>) {
+        loop {
+            let waiting = |_: &mut Signals| !self.background.jobs.lock().is_empty();
+            let go_on = self.background.wait_signal(FLUSH_INTERVAL_US, waiting);
+            // What was asked for before the end is still done.
+            while self.sync_step() {}
+            if !go_on {
                 return;
             }
         }

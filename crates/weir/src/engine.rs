@@ -63,6 +63,8 @@ pub struct Engine {
     pub counters: Counters,
     /// Pages dirty or under writeback, over all inodes.
     pub dirty_pages: AtomicU64,
+    /// Tickets that have not ended.
+    pub tickets: AtomicU64,
     /// The log is being replayed: what it leads to may use all of the ring.
     pub recovering: AtomicBool,
     /// Set once, when the volume must not be written any more.

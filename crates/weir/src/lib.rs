@@ -16,6 +16,7 @@ pub mod reclaim;
 pub mod recovery;
 pub mod stats;
 pub mod sync;
+mod ticket;
 pub mod tree;
 pub mod txn;
 mod types;
@@ -23,8 +24,10 @@ mod volume;
 
 pub use background::BackgroundWork;
 pub use error::{Error, Result};
+pub use file::fsync::SyncKind;
 pub use file::handle::{File, InodeHold};
 pub use namespace::xattr::XattrMode;
 pub use stats::Stats;
+pub use ticket::{Completion, CompletionQueue, SyncTicket};
 pub use types::*;
 pub use volume::Volume;

@@ -16,6 +16,7 @@ use crate::namespace::xattr::XattrMode;
 use crate::stats::Stats;
 use crate::sync::Arc;
 use crate::sync::atomic::Ordering;
+use crate::ticket::SyncTicket;
 use crate::types::{
     Attr, CreateOptions, DirEntry, FileType, NewInode, OpenFlags, RenameMode, SetAttr, StatFs,
     VolumeOptions,
@@ -120,6 +121,32 @@ impl Volume {
     /// Makes everything that happened before the call durable (`syncfs`). Blocks.
     pub fn sync(&self) -> Result<()> {
         self.engine.sync()
+    }
+
+    /// Submits [`Volume::sync`] and answers at once with a ticket.
+    ///
+    /// # Errors
+    /// [`Error::WouldBlock`] when 262,144 tickets of the volume have not ended.
+    pub fn sync_async(&self) -> Result<SyncTicket> {
+        self.engine.sync_async()
+    }
+
+    /// Everything up to this operation is durable. Does not block.
+    pub fn durable_lsn(&self) -> u64 {
+        self.engine.log.durable_lsn()
+    }
+
+    /// The last operation so far.
+    pub fn last_lsn(&self) -> u64 {
+        self.engine.log.last_lsn()
+    }
+
+    /// Watches until operation `lsn` is durable, without asking for it; false if `timeout_us` microseconds were not enough.
+    ///
+    /// # Errors
+    /// [`Error::Shutdown`].
+    pub fn wait_durable(&self, lsn: u64, timeout_us: Option<u64>) -> Result<bool> {
+        self.engine.log.wait_durable(lsn, timeout_us)
     }
 
     /// [`Volume::sync`], then a checkpoint: the log is empty afterwards, but for what other threads did meanwhile. Blocks.
@@ -384,6 +411,13 @@ impl Volume {
 impl Engine {
     /// See [`Volume::sync`].
     pub fn sync(&self) -> Result<()> {
+        let lsn = self.prepare_all()?;
+        self.commit_log(lsn)
+    }
+
+    /// The first half of a sync of everything: what was dirty is in the log's stream, or home. If part of that failed, the
+    /// rest is made durable before the first error is answered.
+    pub fn prepare_all(&self) -> Result<u64> {
         self.check_writable()?;
         let mut failed = None;
         for inode in self.dirty.all() {
@@ -396,8 +430,14 @@ impl Engine {
                 failed.get_or_insert(error);
             }
         }
-        self.commit_log(self.log.last_lsn())?;
-        failed.map_or(Ok(()), Err)
+        let lsn = self.log.last_lsn();
+        match failed {
+            None => Ok(lsn),
+            Some(error) => {
+                self.commit_log(lsn)?;
+                Err(error)
+            }
+        }
     }
 
     fn close(&self) -> Result<()> {
@@ -432,9 +472,9 @@ impl Engine {
         })
     }
 
-    fn background_step(&self, work: BackgroundWork) -> Result<bool> {
+    fn background_step(self: &Arc<Self>, work: BackgroundWork) -> Result<bool> {
         match work {
-            BackgroundWork::Log => Ok(self.log.drive()),
+            BackgroundWork::Log => Ok(self.sync_step() | self.log.drive()),
             BackgroundWork::Writeback => Ok(self.flush_batch()? > 0),
             BackgroundWork::Purge => self.purge_step(),
             BackgroundWork::Checkpoint => self.checkpoint_step(),

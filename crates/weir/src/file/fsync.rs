@@ -12,7 +12,7 @@ use super::writeback::{PIECE_PAGES, page_range};
 use crate::cache::map::{LoggedFilter, RunFilter};
 use crate::device::IoClass;
 use crate::engine::{Engine, Room};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::{BLOCK_BYTES, Key};
 use crate::inode::Inode;
 use crate::log::Admission;
@@ -70,7 +70,7 @@ impl Engine {
         let mut sent_home = false;
         loop {
             let moment = inode.io_moment();
-            match self.log_dirty(inode, &pages, kind)? {
+            match self.log_dirty(inode, &pages, kind, Room::Normal)? {
                 Logged::Done => break,
                 // What is dirty now was written since the sync began.
                 Logged::TooMuch if sent_home => break,
@@ -82,8 +82,25 @@ impl Engine {
                 Logged::Again => {}
             }
         }
-        let meta = inode.meta.lock();
-        Ok(if kind == SyncKind::Data { meta.data_lsn } else { meta.last_lsn })
+        Ok(last_lsn(inode, kind))
+    }
+
+    /// As [`Engine::prepare_sync`], if that needs no waiting.
+    pub fn prepare_at_once(
+        &self,
+        inode: &Arc<Inode>,
+        range: Range<u64>,
+        kind: SyncKind,
+    ) -> Result<Option<Lsn>> {
+        let pages = page_range(range.start, range.end.saturating_sub(range.start));
+        loop {
+            match self.log_dirty(inode, &pages, kind, Room::NoWait) {
+                Ok(Logged::Done) => return Ok(Some(last_lsn(inode, kind))),
+                Ok(Logged::TooMuch | Logged::Busy) | Err(Error::WouldBlock) => return Ok(None),
+                Ok(Logged::Again) => {}
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     /// Waits until `lsn` is durable, and shuts the volume down if that fails.
@@ -92,7 +109,13 @@ impl Engine {
     }
 
     /// Puts the dirty pages of `pages` into the log, if they are few.
-    fn log_dirty(&self, inode: &Arc<Inode>, pages: &Range<u64>, kind: SyncKind) -> Result<Logged> {
+    fn log_dirty(
+        &self,
+        inode: &Arc<Inode>,
+        pages: &Range<u64>,
+        kind: SyncKind,
+        room: Room,
+    ) -> Result<Logged> {
         if !self.needs_log(inode, pages, kind) {
             return Ok(Logged::Done);
         }
@@ -101,7 +124,7 @@ impl Engine {
         if count > limit {
             return Ok(Logged::TooMuch);
         }
-        let admission = self.admit(PAYLOAD_RECORD_BYTES, count, Room::Normal)?;
+        let admission = self.admit(PAYLOAD_RECORD_BYTES, count, room)?;
         let _map = inode.map.lock();
         // The mapping cannot change from here on, so where the pages live can be looked up before the
         // page map is locked.
@@ -171,7 +194,9 @@ impl Engine {
             }
         }
         let mut meta = inode.meta.lock();
-        meta.item.size = self.loggable_size(inode, &map, range, meta.item.size);
+        // What lies below the end of the range and is not logged reads as it was before, or as zeros.
+        let covered = range.end.saturating_mul(BLOCK_BYTES as u64).min(inode.size());
+        meta.item.size = meta.item.size.max(covered);
         op.put(Key::inode(inode.number), &meta.item.encode());
         let lsn = self.store.commit(op, admission)?;
         let times_left = meta.item.size != inode.size();
@@ -189,27 +214,6 @@ impl Engine {
             self.dirty.remove_if_clean(inode);
         }
         Ok(Logged::Done)
-    }
-
-    /// The size that may be logged: all that programs see if the whole file is covered; else no more
-    /// than what is logged or written already, and the range itself.
-    fn loggable_size(
-        &self,
-        inode: &Inode,
-        _map: &crate::cache::map::PageMap,
-        range: &Range<u64>,
-        logged_size: u64,
-    ) -> u64 {
-        let size = inode.size();
-        if range.start == 0 && range.end.saturating_mul(BLOCK_BYTES as u64) >= size {
-            return size;
-        }
-        let covered = range.end.saturating_mul(BLOCK_BYTES as u64).min(size);
-        if range.start.saturating_mul(BLOCK_BYTES as u64) <= logged_size {
-            logged_size.max(covered)
-        } else {
-            logged_size
-        }
     }
 
     /// Waits until no page of the range is under writeback.
@@ -244,6 +248,12 @@ const UNLOGGED: RunFilter =
     RunFilter { logged: LoggedFilter::NotLogged, only_towrite: false, skip_writeback: false };
 /// Those of them that were dirty when the sync began.
 const CHOSEN: RunFilter = RunFilter { only_towrite: true, ..UNLOGGED };
+
+/// The operation that a sync of `inode` has to wait for.
+fn last_lsn(inode: &Inode, kind: SyncKind) -> Lsn {
+    let meta = inode.meta.lock();
+    if kind == SyncKind::Data { meta.data_lsn } else { meta.last_lsn }
+}
 
 /// Dirty pages of `pages` that the log does not have; stops counting beyond `limit`.
 fn count_unlogged(inode: &Inode, pages: &Range<u64>, limit: usize) -> usize {

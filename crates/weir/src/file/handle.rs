@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::inode::Inode;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Arc, Mutex};
+use crate::ticket::SyncTicket;
 use crate::types::{AllocateMode, Attr, FileType};
 
 /// Keeps an inode alive: an unlinked one is purged when its last hold (or file) is dropped.
@@ -193,6 +194,17 @@ impl File {
     /// As [`File::fsync`], without attributes that are not needed to read the data back (times).
     pub fn fdatasync(&self) -> Result<()> {
         self.sync(SyncKind::Data)
+    }
+
+    /// Submits a sync of bytes `range` and answers at once with a ticket: nothing is waited for, unless a tree node has to be
+    /// read to find where the pages live. Ranged: pages outside are neither written nor waited for; the size that
+    /// becomes durable reaches to the end of the range, and what lies before the range and is not durable reads as before, or
+    /// as zeros, after a crash. Write errors are reported by [`File::fsync`] as well, once per handle.
+    ///
+    /// # Errors
+    /// [`Error::WouldBlock`] when 262,144 tickets of the volume have not ended.
+    pub fn fsync_async(&self, range: std::ops::Range<u64>, kind: SyncKind) -> Result<SyncTicket> {
+        self.engine().fsync_async(self.inode(), range, kind)
     }
 
     fn sync(&self, kind: SyncKind) -> Result<()> {

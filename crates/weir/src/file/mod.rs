@@ -3,6 +3,7 @@
 //! * [`read`]: cached reads, misses, read-ahead
 //! * [`write`]: buffered writes (delayed allocation)
 //! * [`fsync`]: making data durable: payload in the log, or home and then the log
+//! * [`submit`]: the same asynchronously, with tickets
 //! * [`writeback`]: dirty pages go home
 //! * [`extents`]: the mapping of file blocks to volume blocks
 //! * [`truncate`]: size changes, and removing ranges
@@ -24,6 +25,7 @@ pub mod fsync;
 pub mod handle;
 pub mod read;
 pub mod seek;
+pub mod submit;
 pub mod truncate;
 pub mod write;
 pub mod writeback;

@@ -39,7 +39,8 @@ impl Engine {
             // By number, without a hold: a size set now would bring the item back.
             return Err(Error::NotFound);
         }
-        if size < inode.size() { self.shrink(inode, size) } else { self.grow(inode, size) }
+        // The same size again gives back what was allocated behind the end.
+        if size <= inode.size() { self.shrink(inode, size) } else { self.grow(inode, size) }
     }
 
     /// The file gets longer (or only new times); one operation. The caller holds `ops`.

@@ -118,6 +118,7 @@ pub(super) fn assemble(device: Arc<dyn Device>, options: VolumeOptions, parts: P
         background: Background::new(limits),
         counters: Counters::default(),
         dirty_pages: AtomicU64::new(0),
+        tickets: AtomicU64::new(0),
         recovering: AtomicBool::new(false),
         shutdown: Mutex::new(None),
         is_shutdown: AtomicBool::new(false),

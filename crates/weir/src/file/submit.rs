@@ -1,0 +1,130 @@
+//! Asynchronous syncs: the request is submitted, a ticket is held.
+//!
+//! Submission does what needs no waiting: if the dirty pages of the range are few, none is under writeback and the log has
+//! room, they go into the open frame at once, and the log's thread (or a blocked caller who leads anyway) makes them durable with
+//! everybody else's. All else is left to the sync threads: sending many pages home, waiting for writeback or for log
+//! space. So a thousand small syncs share a flush, and a large one delays none of them.
+
+use super::fsync::SyncKind;
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::inode::Inode;
+use crate::sync::Arc;
+use crate::sync::atomic::Ordering;
+use crate::ticket::{Promise, SyncTicket, ticket};
+use crate::txn::Lsn;
+use std::ops::Range;
+
+/// Most tickets of a volume that have not ended.
+pub const MAX_TICKETS: u64 = 1 << 18;
+
+/// A request that could not be done at submission.
+pub enum SyncJob {
+    /// Part of a file.
+    File {
+        /// Which.
+        inode: Arc<Inode>,
+        /// Bytes.
+        range: Range<u64>,
+        /// How much of it.
+        kind: SyncKind,
+        /// Whom to tell.
+        promise: Promise,
+    },
+    /// Everything.
+    Volume {
+        /// Whom to tell.
+        promise: Promise,
+    },
+}
+
+impl Engine {
+    /// Submits a sync of bytes `range` of `inode`.
+    pub fn fsync_async(
+        self: &Arc<Self>,
+        inode: &Arc<Inode>,
+        range: Range<u64>,
+        kind: SyncKind,
+    ) -> Result<SyncTicket> {
+        self.check_writable()?;
+        self.admit_ticket()?;
+        let (ticket, promise) = ticket();
+        match self.prepare_at_once(inode, range.clone(), kind) {
+            Ok(Some(lsn)) => {
+                self.counters.fsyncs.add(1);
+                self.promise_at(lsn, promise);
+            }
+            Ok(None) => {
+                let inode = inode.clone();
+                self.background.defer(SyncJob::File { inode, range, kind, promise });
+            }
+            Err(error) => self.end_ticket(promise, Err(error)),
+        }
+        Ok(ticket)
+    }
+
+    /// Submits a sync of the whole volume.
+    pub fn sync_async(self: &Arc<Self>) -> Result<SyncTicket> {
+        self.check_writable()?;
+        self.admit_ticket()?;
+        let (ticket, promise) = ticket();
+        self.background.defer(SyncJob::Volume { promise });
+        Ok(ticket)
+    }
+
+    fn admit_ticket(&self) -> Result<()> {
+        if self.tickets.fetch_add(1, Ordering::AcqRel) >= MAX_TICKETS {
+            self.tickets.fetch_sub(1, Ordering::AcqRel);
+            return Err(Error::WouldBlock);
+        }
+        Ok(())
+    }
+
+    fn end_ticket(&self, promise: Promise, result: Result<()>) {
+        self.tickets.fetch_sub(1, Ordering::AcqRel);
+        promise.complete(result);
+    }
+
+    /// Completes `promise` when `lsn` is durable.
+    fn promise_at(self: &Arc<Self>, lsn: Lsn, promise: Promise) {
+        if lsn <= self.log.durable_lsn() {
+            return self.end_ticket(promise, Ok(()));
+        }
+        let engine = self.clone();
+        self.log.commit_async(
+            lsn,
+            Box::new(move |result| {
+                if let Err(error) = &result {
+                    engine.shut_down(&error.to_string());
+                }
+                engine.end_ticket(promise, result);
+            }),
+        );
+    }
+
+    /// Does one deferred request. False: there is none.
+    pub fn sync_step(self: &Arc<Self>) -> bool {
+        let Some(job) = self.background.next_job() else { return false };
+        self.run_job(job);
+        true
+    }
+
+    /// What a sync thread does with a request.
+    pub fn run_job(self: &Arc<Self>, job: SyncJob) {
+        match job {
+            SyncJob::File { inode, range, kind, promise } => {
+                match self.prepare_sync(&inode, range, kind) {
+                    Ok(lsn) => {
+                        self.counters.fsyncs.add(1);
+                        self.promise_at(lsn, promise);
+                    }
+                    Err(error) => self.end_ticket(promise, Err(error)),
+                }
+            }
+            SyncJob::Volume { promise } => match self.prepare_all() {
+                Ok(lsn) => self.promise_at(lsn, promise),
+                Err(error) => self.end_ticket(promise, Err(error)),
+            },
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! Tickets: asynchronous, ranged, many in flight, each of them true.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use weir::device::Device;
+use weir::device::memory::MemoryDevice;
+use weir::*;
+
+const MIB: u64 = 1 << 20;
+
+fn formatted(size_bytes: u64) -> Arc<dyn Device> {
+    let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(size_bytes));
+    Volume::format_device(&device, &CreateOptions::default()).expect("format");
+    device
+}
+
+fn options(background: BackgroundMode) -> VolumeOptions {
+    VolumeOptions { background, memory_bytes: Some(16 * MIB), ..VolumeOptions::default() }
+}
+
+fn threads(device: &Arc<dyn Device>) -> Volume {
+    Volume::open_device(device.clone(), options(BackgroundMode::Threads)).expect("open")
+}
+
+fn content(volume: &Volume, path: &str) -> Vec<u8> {
+    let file = volume.open_file(path, OpenFlags::READ).expect("open");
+    let mut bytes = vec![0; file.size() as usize];
+    assert_eq!(file.read_at(0, &mut bytes), Ok(bytes.len()));
+    bytes
+}
+
+#[test]
+fn thousands_of_tickets_end_and_are_true() {
+    let device = formatted(128 * MIB);
+    {
+        let volume = threads(&device);
+        let tickets: Vec<_> = (0..3000)
+            .map(|number| {
+                let file = volume.open_file(format!("/f{number}"), OpenFlags::CREATE).expect("create");
+                file.write_at(0, &[number as u8; 4096]).expect("write");
+                file.fsync_async(0..u64::MAX, SyncKind::Full).expect("submit")
+            })
+            .collect();
+        for ticket in tickets {
+            ticket.wait().expect("durable");
+        }
+        let stats = volume.stats();
+        assert!(stats.log.flushes < 1500, "{} flushes for 3000 syncs", stats.log.flushes);
+    }
+    let volume = threads(&device);
+    for number in 0..3000 {
+        assert_eq!(content(&volume, &format!("/f{number}")), vec![number as u8; 4096]);
+    }
+}
+
+#[test]
+fn large_and_small_tickets_end_together_with_blocking_syncs() {
+    let device = formatted(128 * MIB);
+    let volume = threads(&device);
+    let large = volume.open_file("/large", OpenFlags::CREATE).expect("create");
+    large.write_at(0, &vec![1; 3 << 20]).expect("write");
+    let queue = CompletionQueue::new().expect("queue");
+    large.fsync_async(0..u64::MAX, SyncKind::Data).expect("submit").deliver(&queue, 1);
+    let small = volume.open_file("/small", OpenFlags::CREATE).expect("create");
+    small.append(b"x").expect("append");
+    small.fsync().expect("fsync");
+    volume.sync_async().expect("submit").deliver(&queue, 2);
+    let mut ended = [queue.wait().user_data, queue.wait().user_data];
+    ended.sort_unstable();
+    assert_eq!(ended, [1, 2]);
+    assert_eq!(queue.take(), None);
+    volume.close().expect("close");
+    assert_eq!(content(&threads(&device), "/large"), vec![1; 3 << 20]);
+}
+
+#[test]
+fn a_range_leaves_other_pages_alone() {
+    let device = formatted(64 * MIB);
+    {
+        let volume = Volume::open_device(device.clone(), options(BackgroundMode::Manual)).expect("open");
+        let file = volume.open_file("/r", OpenFlags::CREATE).expect("create");
+        file.write_at(0, &[7; 64 * 4096]).expect("write");
+        let ticket = file.fsync_async(4096 * 8..4096 * 9, SyncKind::Data).expect("submit");
+        while volume.background_step(BackgroundWork::Log).expect("step") {}
+        ticket.wait().expect("durable");
+        assert_eq!(volume.stats().logged_pages, 1);
+    }
+    let volume = threads(&device);
+    let bytes = content(&volume, "/r");
+    assert_eq!(bytes.len(), 9 * 4096);
+    assert!(bytes[8 * 4096..].iter().all(|&byte| byte == 7));
+    assert!(bytes[..8 * 4096].iter().all(|&byte| byte == 0), "never written, so never stale");
+}
+
+struct Unpark(std::thread::Thread);
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+#[test]
+fn a_ticket_is_a_future_on_any_executor() {
+    let device = formatted(64 * MIB);
+    let volume = threads(&device);
+    let file = volume.open_file("/a", OpenFlags::CREATE).expect("create");
+    file.append(b"await me").expect("append");
+    let mut future = pin!(file.fsync_async(0..u64::MAX, SyncKind::Full).expect("submit"));
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut context = Context::from_waker(&waker);
+    loop {
+        match future.as_mut().poll(&mut context) {
+            Poll::Ready(result) => break result.expect("durable"),
+            Poll::Pending => std::thread::park(),
+        }
+    }
+    assert!(volume.durable_lsn() >= 1);
+}
+
+#[test]
+fn dropping_a_ticket_cancels_nothing() {
+    let device = formatted(64 * MIB);
+    {
+        let volume = threads(&device);
+        let file = volume.open_file("/d", OpenFlags::CREATE).expect("create");
+        file.append(b"still durable").expect("append");
+        drop(file.fsync_async(0..u64::MAX, SyncKind::Full).expect("submit"));
+        let last = volume.last_lsn();
+        assert_eq!(volume.wait_durable(last, Some(60_000_000)), Ok(true));
+    }
+    assert_eq!(content(&threads(&device), "/d"), b"still durable");
+}
