@@ -42,6 +42,8 @@ pub struct MountEntry {
     pub fs_type: String,
     /// What.
     pub source: OsString,
+    /// Mounted for reading only.
+    pub read_only: bool,
 }
 
 /// Undoes the octal escapes of `/proc` files.
@@ -65,11 +67,12 @@ fn parse_mount_entry(line: &[u8]) -> Option<MountEntry> {
     let mut fields = line.split(|&byte| byte == b' ');
     let device = String::from_utf8(fields.nth(2)?.to_vec()).ok()?;
     let dir = PathBuf::from(unescape(fields.nth(1)?));
+    let read_only = fields.next()?.split(|&byte| byte == b',').any(|option| option == b"ro");
     // A varying number of optional fields ends with a single dash.
     fields.find(|field| *field == b"-")?;
     let fs_type = String::from_utf8(fields.next()?.to_vec()).ok()?;
     let source = unescape(fields.next()?);
-    Some(MountEntry { device, dir, fs_type, source })
+    Some(MountEntry { device, dir, fs_type, source, read_only })
 }
 
 /// Every mount this process can see, oldest first.
@@ -273,8 +276,10 @@ mod tests {
         assert_eq!(entry.dir, Path::new("/mnt/a b"));
         assert_eq!(entry.fs_type, "fuse.weir");
         assert_eq!(entry.source, "/v\\x");
-        let plain = b"1 0 8:1 / / rw - ext4 /dev/sda1 rw";
-        assert_eq!(parse_mount_entry(plain).unwrap().dir, Path::new("/"));
+        assert!(!entry.read_only);
+        let plain = b"1 0 8:1 / / noatime,ro - ext4 /dev/sda1 rw";
+        let entry = parse_mount_entry(plain).unwrap();
+        assert!(entry.dir == Path::new("/") && entry.read_only);
         assert_eq!(parse_mount_entry(b"garbage"), None);
     }
 

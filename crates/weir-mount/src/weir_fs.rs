@@ -72,7 +72,26 @@ pub struct WeirFs {
     first_panic: Mutex<Option<String>>,
     panics: AtomicU64,
     device_errors: AtomicU64,
+    logged: Mutex<Logged>,
     log: LogSink,
+}
+
+/// What the log was told of device trouble: the same thing once, and not without end.
+#[derive(Debug, Default)]
+struct Logged {
+    last: String,
+    lines: u64,
+}
+
+impl Logged {
+    fn is_news(&mut self, text: &str) -> bool {
+        if self.last == text || self.lines >= MAX_LOGGED_ERRORS {
+            return false;
+        }
+        text.clone_into(&mut self.last);
+        self.lines += 1;
+        true
+    }
 }
 
 impl WeirFs {
@@ -88,6 +107,7 @@ impl WeirFs {
             first_panic: Mutex::new(None),
             panics: AtomicU64::new(0),
             device_errors: AtomicU64::new(0),
+            logged: Mutex::default(),
             log,
         })
     }
@@ -137,12 +157,10 @@ impl WeirFs {
     /// An engine error on its way to a program; device trouble is told to the log too.
     fn fail(&self, error: Error) -> Errno {
         if matches!(error, Error::Io(_) | Error::Corrupt(_) | Error::Shutdown(_)) {
-            let count = self.device_errors.fetch_add(1, Ordering::Relaxed) + 1;
-            if count <= MAX_LOGGED_ERRORS {
-                (self.log)(&error.to_string());
-            }
-            if count == MAX_LOGGED_ERRORS {
-                (self.log)("further errors are counted but not logged");
+            self.device_errors.fetch_add(1, Ordering::Relaxed);
+            let text = error.to_string();
+            if self.logged.lock().is_news(&text) {
+                (self.log)(&text);
             }
         }
         error.into()
@@ -640,5 +658,19 @@ impl FileSystemOps for WeirFs {
                  unmount and run weir fsck when you can"
             ));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_log_hears_of_the_same_trouble_once_and_of_new_trouble_up_to_a_limit() {
+        let mut logged = Logged::default();
+        assert!(logged.is_news("read at 1"));
+        assert!(!logged.is_news("read at 1"));
+        let told = (2..1000).filter(|place| logged.is_news(&format!("read at {place}"))).count();
+        assert_eq!(told as u64 + 1, MAX_LOGGED_ERRORS);
     }
 }

@@ -13,7 +13,7 @@ const CHUNK_BYTES: usize = 1 << 20;
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  weir cat disk.weir:/etc/fstab disk.weir:/etc/hosts")]
 pub struct CatArgs {
-    /// VOLUME:/path of a file
+    /// A file in a volume
     #[arg(value_name = "VOL:/PATH", value_parser = parse_place, required = true)]
     pub places: Vec<Place>,
 }

@@ -46,14 +46,13 @@ pub fn run(args: &InfoArgs) -> Outcome {
         Err(Error::InUse(who)) => (read_unlocked(path)?, Some(who)),
         result => (result.map_err(fail)?, None),
     };
-    let space = match in_use {
-        Some(_) => live_space(path),
-        None => {
-            let volume = open(path, true)?;
-            let space = volume.statfs();
-            volume.close().map_err(fail)?;
-            Some(space)
-        }
+    let space = if in_use.is_some() {
+        live_space(path)
+    } else {
+        let volume = open(path, true)?;
+        let space = volume.statfs();
+        volume.close().map_err(fail)?;
+        Some(space)
     };
     if args.json {
         return print_json(&as_json(path, &superblock, in_use.as_deref(), space.as_ref()));
@@ -63,7 +62,7 @@ pub fn run(args: &InfoArgs) -> Outcome {
 
 /// The newest valid superblock of a volume that someone else writes: a copy caught half written
 /// fails its checksum, and another one is valid.
-fn read_unlocked(path: &Path) -> Outcome<Superblock> {
+pub(super) fn read_unlocked(path: &Path) -> Outcome<Superblock> {
     let fail = |error: io::Error| Failure::host(path, &error);
     let file = File::open(path).map_err(fail)?;
     let end_block = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0))

@@ -17,7 +17,7 @@ use crate::show;
     after_help = "Examples:\n  weir ls disk.weir:/\n  weir ls -l disk.weir:/etc\n  weir ls --json disk.weir:/"
 )]
 pub struct LsArgs {
-    /// VOLUME:/path of a directory or file
+    /// A directory or file in a volume
     #[arg(value_name = "VOL:/PATH", value_parser = parse_place, default_value = None, required = true)]
     pub place: Place,
     /// One line each with mode, links, owner, size, time of change (UTC) and name

@@ -13,7 +13,7 @@ use crate::place::{Place, parse_place};
     after_help = "Examples:\n  weir mkdir disk.weir:/data\n  weir mkdir -p -m 700 disk.weir:/home/ada/.ssh"
 )]
 pub struct MkdirArgs {
-    /// VOLUME:/path of the new directory
+    /// The new directory, in a volume
     #[arg(value_name = "VOL:/PATH", value_parser = parse_place, required = true)]
     pub places: Vec<Place>,
     /// Make what is missing on the way; an existing directory is fine

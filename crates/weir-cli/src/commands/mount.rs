@@ -335,7 +335,7 @@ fn watch_signals(mut signals: Signals, controller: Controller, fs: &Arc<WeirFs>,
                 Ask::Politely => match controller.unmount(false) {
                     Ok(()) | Err(UnmountError::NotMounted) => {}
                     Err(error @ UnmountError::Busy(_)) => {
-                        eprintln!("weir: {dir}: {error}: still mounted; Ctrl-C again detaches it")
+                        eprintln!("weir: {dir}: {error}: Ctrl-C again detaches it");
                     }
                     Err(error) => eprintln!("weir: {dir}: cannot unmount: {error}"),
                 },

@@ -17,7 +17,7 @@ const BATCH: usize = 1024;
     after_help = "Examples:\n  weir rm disk.weir:/notes.txt\n  weir rm -r disk.weir:/build disk.weir:/tmp/x"
 )]
 pub struct RmArgs {
-    /// VOLUME:/path of a file, or with -r of a directory
+    /// A file in a volume, or with -r a directory
     #[arg(value_name = "VOL:/PATH", value_parser = parse_place, required = true)]
     pub places: Vec<Place>,
     /// Directories too, with everything in them

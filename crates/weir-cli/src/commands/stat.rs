@@ -15,7 +15,7 @@ use crate::show;
     after_help = "Examples:\n  weir stat disk.weir:/etc/fstab\n  weir stat --json disk.weir:/"
 )]
 pub struct StatArgs {
-    /// VOLUME:/path; a symbolic link is shown, not followed
+    /// A file in a volume; a symbolic link is shown, not followed
     #[arg(value_name = "VOL:/PATH", value_parser = parse_place)]
     pub place: Place,
     /// As JSON

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use weir_mount::{UnmountError, mount_point};
 
+use crate::commands::info::read_unlocked;
 use crate::failure::{Failure, Outcome};
 
 /// A server that needs longer than this to write what is left is reported.
@@ -69,7 +70,16 @@ pub fn run(args: &UmountArgs) -> Outcome {
     if args.lazy {
         return Ok(());
     }
-    wait_until_closed(&args.dir, Path::new(&entry.source))
+    let volume = Path::new(&entry.source);
+    wait_until_closed(&args.dir, volume)?;
+    match read_unlocked(volume) {
+        Ok(superblock) if !superblock.clean && !entry.read_only => Err(Failure::new(
+            volume.display(),
+            "unmounted, but its server could not close it: see what it said, then run weir fsck",
+        )),
+        // Closed; or mounted under another name, and so out of sight.
+        _ => Ok(()),
+    }
 }
 
 /// The server holds a lock on the volume until it is closed.
@@ -79,9 +89,9 @@ fn wait_until_closed(dir: &Path, volume: &Path) -> Outcome {
     let mut told = false;
     loop {
         match file.try_lock_shared() {
-            Ok(()) => return Ok(()),
-            Err(std::fs::TryLockError::Error(_)) => return Ok(()),
             Err(std::fs::TryLockError::WouldBlock) => {}
+            // Closed; or there is no telling, and so nothing to wait for.
+            Ok(()) | Err(std::fs::TryLockError::Error(_)) => return Ok(()),
         }
         if began.elapsed() > PATIENCE && !told {
             eprintln!("weir: {}: unmounted, writing what is left", dir.display());
