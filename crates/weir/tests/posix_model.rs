@@ -12,7 +12,8 @@ use weir::device::Device;
 use weir::*;
 
 const ROOT: usize = 0;
-const NAMES: [&[u8]; 5] = [b"a", b"b", b"cc", b"\xff\xfe", b"a name that is a little longer than the others"];
+const NAMES: [&[u8]; 5] =
+    [b"a", b"b", b"cc", b"\xff\xfe", b"a name that is a little longer than the others"];
 const ATTRIBUTES: [&[u8]; 3] = [b"user.one", b"security.two", b"trusted.three"];
 
 struct Node {
@@ -185,7 +186,9 @@ impl World {
 
     fn apply(&mut self, step: &Step) {
         match *step {
-            Step::Make { dir, name, kind, permissions } => self.make(dir, NAMES[name], kind, permissions),
+            Step::Make { dir, name, kind, permissions } => {
+                self.make(dir, NAMES[name], kind, permissions)
+            }
             Step::Symlink { dir, name, length } => self.symlink(dir, NAMES[name], length),
             Step::TmpFile { dir } => {
                 let dir = self.dir(dir);
@@ -364,13 +367,8 @@ impl World {
 
     fn rename(&mut self, from: (usize, &[u8]), to: (usize, &[u8]), mode: usize) {
         let mode = [RenameMode::Replace, RenameMode::NoReplace, RenameMode::Exchange][mode];
-        let renamed = self.volume.rename(
-            self.nodes[from.0].ino,
-            from.1,
-            self.nodes[to.0].ino,
-            to.1,
-            mode,
-        );
+        let renamed =
+            self.volume.rename(self.nodes[from.0].ino, from.1, self.nodes[to.0].ino, to.1, mode);
         if let Some(error) = self.rename_error(from, to, mode) {
             assert_eq!(renamed, Err(error));
             return;
@@ -479,7 +477,11 @@ impl World {
 
 fn config() -> ProptestConfig {
     let cases = std::env::var("PROPTEST_CASES").ok().and_then(|text| text.parse().ok());
-    ProptestConfig { cases: cases.unwrap_or(200), failure_persistence: None, ..ProptestConfig::default() }
+    ProptestConfig {
+        cases: cases.unwrap_or(200),
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    }
 }
 
 proptest! {

@@ -75,8 +75,11 @@ impl Model {
         let zeros = vec![0; length as usize];
         self.bytes.splice(start as usize..start as usize, zeros);
         let first = start / PAGE;
-        self.data =
-            self.data.iter().map(|&page| if page >= first { page + length / PAGE } else { page }).collect();
+        self.data = self
+            .data
+            .iter()
+            .map(|&page| if page >= first { page + length / PAGE } else { page })
+            .collect();
     }
 }
 
@@ -271,8 +274,11 @@ impl World {
         };
         assert_eq!(self.files[file].seek_data(offset), expected, "data in {file} from {offset}");
         let hole = (first..last).find(|page| !model.data.contains(page)).unwrap_or(last);
-        let expected =
-            if offset < size { Ok(offset.max(hole * PAGE).min(size)) } else { Err(Error::NoSuchExtent) };
+        let expected = if offset < size {
+            Ok(offset.max(hole * PAGE).min(size))
+        } else {
+            Err(Error::NoSuchExtent)
+        };
         assert_eq!(self.files[file].seek_hole(offset), expected, "hole in {file} from {offset}");
     }
 
@@ -324,7 +330,11 @@ fn run(memory_bytes: u64, log_blocks: u64, steps: &[Step]) {
 
 fn config() -> ProptestConfig {
     let cases = std::env::var("PROPTEST_CASES").ok().and_then(|text| text.parse().ok());
-    ProptestConfig { cases: cases.unwrap_or(150), failure_persistence: None, ..ProptestConfig::default() }
+    ProptestConfig {
+        cases: cases.unwrap_or(150),
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    }
 }
 
 proptest! {

@@ -81,7 +81,10 @@ impl Engine {
     /// Takes bytes `range` out: they read as zeros afterwards and whole blocks become free. The size stays. The
     /// caller holds `ops`.
     pub fn punch(&self, inode: &Arc<Inode>, range: Range<u64>) -> Result<()> {
-        let end = range.end.min(inode.size().next_multiple_of(BLOCK_BYTES_U64));
+        // Behind the end of the file there is nothing to keep of a block.
+        let reaches_end = range.end >= inode.size();
+        let end =
+            if reaches_end { range.end.next_multiple_of(BLOCK_BYTES_U64) } else { range.end };
         if range.start >= end {
             return Ok(());
         }
@@ -243,6 +246,11 @@ impl Engine {
     ) -> std::result::Result<Zeroed, ZeroStop> {
         let mut zeroed = Vec::new();
         for ((index, part), has_content) in zero.iter().zip(has_content) {
+            let state = pages.state(*index);
+            if !has_content && !state.dirty && !state.writeback {
+                // A hole, perhaps in the cache: zeros already, and it stays a hole.
+                continue;
+            }
             match pages.page_for_write(*index, &self.pool, OldContents::Keep) {
                 Ok(page) => {
                     page.bytes[part.clone()].fill(0);
@@ -250,11 +258,9 @@ impl Engine {
                     zeroed.push(*index);
                 }
                 Err(WriteRefused::NoMemory) => return Err(ZeroStop::NoMemory),
-                Err(WriteRefused::Absent | WriteRefused::Reading) if *has_content => {
+                Err(WriteRefused::Absent | WriteRefused::Reading) => {
                     return Err(ZeroStop::Missing(*index));
                 }
-                // A hole: zeros already.
-                Err(WriteRefused::Absent | WriteRefused::Reading) => {}
             }
         }
         Ok(zeroed)

@@ -183,7 +183,8 @@ fn injected<T>(operation: &'static str) -> DeviceResult<T> {
 
 impl Device for Probe {
     fn info(&self) -> DeviceInfo {
-        self.inner.info()
+        // So that flushes are asked for.
+        DeviceInfo { volatile_cache: true, fua: false, ..self.inner.info() }
     }
     fn read(
         &self,
