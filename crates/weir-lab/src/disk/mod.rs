@@ -162,6 +162,18 @@ impl Disk {
         Ok(Disk { spec, size_bytes, file, loop_node, run_dir: run_dir.to_owned() })
     }
 
+    /// Waits until nobody has the loop device any more: what a process held is let go a little
+    /// after its end. Formatting tells what is wrong if that does not happen.
+    pub fn wait_free(&self) {
+        let Some(node) = &self.loop_node else { return };
+        let begun = Instant::now();
+        let exclusive =
+            || OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(node).is_ok();
+        while !exclusive() && begun.elapsed() < Duration::from_secs(15) {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
     /// The device whose counters are the truth for this disk.
     pub fn device(&self) -> Option<BlockDevice> {
         self.loop_node.as_deref().and_then(BlockDevice::of_node)

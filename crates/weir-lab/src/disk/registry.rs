@@ -89,12 +89,14 @@ pub fn state_dir() -> PathBuf {
     }
 }
 
-/// Start time of a process, if it is alive (a zombie is not).
+/// Start time of a process, if it is alive. A zombie is not, but for one with threads that have not
+/// ended yet: they still hold what the process had open.
 pub fn start_ticks(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, rest) = stat.rsplit_once(") ")?;
     let mut fields = rest.split(' ');
-    if fields.next()? == "Z" {
+    let threads = || fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
+    if fields.next()? == "Z" && threads() <= 1 {
         return None;
     }
     fields.nth(18)?.parse().ok()
