@@ -117,7 +117,9 @@ fn every_step_of_a_history_leaves_a_clean_device() {
             }
             8 => drop(volume.remove_file(format!("/n{}", step % 4))),
             9 => file.allocate(AllocateMode::PunchHole, step * 37, 10_000).expect("punch"),
-            _ => file.allocate(AllocateMode::KeepSize, step * 997 % 50_000, 30_000).expect("allocate"),
+            _ => file
+                .allocate(AllocateMode::KeepSize, step * 997 % 50_000, 30_000)
+                .expect("allocate"),
         }
         let report = check(&device);
         let problems: Vec<_> = report.problems.iter().map(ToString::to_string).collect();

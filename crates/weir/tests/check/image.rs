@@ -8,11 +8,11 @@ use weir::device::buffer::AlignedBuf;
 use weir::device::memory::MemoryDevice;
 use weir::device::{Device, IoClass};
 use weir::format::bitmap::{self, BitmapHeader, WORDS};
-use weir::format::item::InodeItem;
+use weir::format::item::{Dirent, Extent, InodeItem};
 use weir::format::node::{ChildRef, Node, NodeBuilder, Placement};
 use weir::format::root::{Root, TreeRoot};
 use weir::format::superblock::{Superblock, choose_superblock};
-use weir::format::{BLOCK_BYTES, BLOCK_BYTES_U64, Key, NODE_BLOCKS, NODE_BYTES};
+use weir::format::{BLOCK_BYTES, BLOCK_BYTES_U64, Key, Kind, NODE_BLOCKS, NODE_BYTES};
 use weir::tree::walk::WalkVolume;
 use weir::tree::{self, Visitor, WalkProblem};
 
@@ -30,6 +30,8 @@ pub struct Image {
     pub wrong_counts: (i64, i64, i64),
     /// Where the nodes were written.
     pub nodes: Vec<u64>,
+    /// How many generations newer than the root they claim to be.
+    pub newer_nodes: u64,
 }
 
 #[derive(Default)]
@@ -72,7 +74,8 @@ pub fn flip(device: &MemoryDevice, block: u64, offset: usize) {
 
 pub fn load_root(device: &MemoryDevice, superblock: &Superblock) -> Root {
     let geometry = &superblock.geometry;
-    let bytes = read(device, superblock.root.block, geometry.root_slot_blocks() as usize * BLOCK_BYTES);
+    let bytes =
+        read(device, superblock.root.block, geometry.root_slot_blocks() as usize * BLOCK_BYTES);
     Root::decode(&bytes, geometry, &superblock.volume_id, &superblock.root).expect("root")
 }
 
@@ -119,6 +122,7 @@ impl Image {
             wrong_bits: Vec::new(),
             wrong_counts: (0, 0, 0),
             nodes: Vec::new(),
+            newer_nodes: 0,
         }
     }
 
@@ -147,7 +151,7 @@ impl Image {
         let place = Placement {
             volume_id: self.superblock.volume_id,
             block,
-            generation: self.root.generation,
+            generation: self.root.generation + self.newer_nodes,
             tree: 0,
         };
         let (bytes, node) = builder.finish(&place).expect("node");
@@ -184,8 +188,9 @@ impl Image {
     pub fn store(&mut self) {
         let items: Vec<_> = std::mem::take(&mut self.items).into_iter().collect();
         let mut level = 0;
-        let mut children = self
-            .write_level(0, &items, |builder, key, value: &Vec<u8>| builder.push_item(key, value).is_ok());
+        let mut children = self.write_level(0, &items, |builder, key, value: &Vec<u8>| {
+            builder.push_item(key, value).is_ok()
+        });
         while children.len() > 1 {
             level += 1;
             let below = std::mem::take(&mut children);
@@ -238,8 +243,30 @@ impl Image {
     }
 
     /// Items of one inode and kind.
-    pub fn items_of(&self, number: u64, kind: weir::format::Kind) -> Vec<(Key, Vec<u8>)> {
+    pub fn items_of(&self, number: u64, kind: Kind) -> Vec<(Key, Vec<u8>)> {
         let (first, last) = (Key::new(number, kind, 0), Key::new(number, kind, u64::MAX));
         self.items.range(first..=last).map(|(key, value)| (*key, value.clone())).collect()
+    }
+
+    /// The key of the entry `name` in `directory`, and the inode that it names.
+    pub fn entry(&self, directory: u64, name: &str) -> (Key, u64) {
+        self.items_of(directory, Kind::Dirent)
+            .into_iter()
+            .find_map(|(key, value)| {
+                let entry = Dirent::decode(&value).expect("an entry");
+                (entry.name == name.as_bytes()).then_some((key, entry.inode))
+            })
+            .unwrap_or_else(|| panic!("no entry {name}"))
+    }
+
+    /// The inode that a path names.
+    pub fn find(&self, path: &str) -> u64 {
+        path.split('/').filter(|name| !name.is_empty()).fold(1, |dir, name| self.entry(dir, name).1)
+    }
+
+    /// The extents of an inode.
+    pub fn extents(&self, number: u64) -> Vec<(Key, Extent)> {
+        let items = self.items_of(number, Kind::Extent).into_iter();
+        items.map(|(key, value)| (key, Extent::decode(&value).expect("an extent"))).collect()
     }
 }

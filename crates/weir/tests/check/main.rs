@@ -1,6 +1,8 @@
 //! `weir::check`: undamaged volumes are clean, every kind of damage is found, nothing panics.
 
 mod clean;
-#[allow(dead_code)]
+mod damage;
+mod flips;
+mod golden;
 mod image;
 mod sample;

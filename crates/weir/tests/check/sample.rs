@@ -50,9 +50,10 @@ pub fn open(device: &Arc<MemoryDevice>) -> Volume {
     Volume::open_device(device.clone(), manual()).expect("open")
 }
 
-/// Bytes that differ from page to page and are never zero.
+/// Bytes that differ from page to page and are never zero; the same all over a page, so that stored
+/// images are small.
 pub fn pattern(seed: u64, length: usize) -> Vec<u8> {
-    (0..length).map(|index| (seed * 31 + index as u64 * 7 / 3 + index as u64 / 4096) as u8 | 1).collect()
+    (0..length).map(|index| (seed * 31 + index as u64 / 4096 * 6) as u8 | 1).collect()
 }
 
 /// One of every kind of object, with fixed contents. Files stay small: it fits into 1 MiB.
@@ -76,9 +77,11 @@ pub fn populate(volume: &Volume) {
     let file = volume.resolve("/dir/file", true).expect("resolve");
     volume.link(file, root, b"hard").expect("link");
     volume.symlink(root, b"soft", b"dir/file", 1, 2).expect("symlink");
-    for (name, file_type) in
-        [(&b"fifo"[..], FileType::Fifo), (b"socket", FileType::Socket), (b"null", FileType::CharDevice)]
-    {
+    for (name, file_type) in [
+        (&b"fifo"[..], FileType::Fifo),
+        (b"socket", FileType::Socket),
+        (b"null", FileType::CharDevice),
+    ] {
         let new = NewInode { rdev: 0x103, ..NewInode::new(file_type, 0o600) };
         volume.make(root, name, &new).expect("mknod");
     }
