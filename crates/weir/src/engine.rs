@@ -24,7 +24,7 @@ use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Arc, Clock, Mutex};
 use crate::txn::Store;
 use crate::txn::checkpoint::Checkpointer;
-use crate::types::{Timestamp, VolumeOptions};
+use crate::types::{FileType, Timestamp, VolumeOptions};
 use std::collections::BTreeMap;
 
 /// See the module's head.
@@ -119,7 +119,12 @@ impl DirtyList {
         let clean = {
             let pages = inode.pages.read();
             pages.counts().dirty == 0 && pages.counts().writeback == 0
-        } && !inode.meta.lock().dirty;
+        } && {
+            // A hole may have taken the last dirty pages and left a size that the log does not have.
+            let meta = inode.meta.lock();
+            let size_logged = meta.item.size == inode.size();
+            !meta.dirty && (size_logged || inode.file_type != FileType::Regular)
+        };
         if clean {
             list.remove(&inode.number);
         } else {
