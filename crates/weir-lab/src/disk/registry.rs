@@ -157,6 +157,19 @@ impl Registry {
         stuck
     }
 
+    /// Unmounts what is mounted at `path` and ends the process that was noted right before it, its
+    /// server. Both stay noted: releasing them again later does nothing.
+    pub fn release_mount(&self, path: &Path) -> io::Result<()> {
+        let state = self.lock();
+        let mount = Resource::Mount { path: path.to_owned() };
+        let Some(at) = state.resources.iter().rposition(|r| *r == mount) else { return Ok(()) };
+        release(&mount)?;
+        match at.checked_sub(1).map(|server| &state.resources[server]) {
+            Some(server @ Resource::Process { .. }) => release(server),
+            _ => Ok(()),
+        }
+    }
+
     /// Forgets nothing and releases everything.
     pub fn release_all(&self) -> Vec<String> {
         self.release_to(0)
