@@ -199,7 +199,7 @@ fn a_volume_in_use_is_not_mounted_twice_nor_opened_nor_overwritten() {
         assert!(refused(1, arguments).contains("in use"));
     }
     let info = done(&["info", &volume]);
-    assert!(info.contains("in use: mounted at"), "{info}");
+    assert!(info.contains("in use: mounted at") && info.contains("flushes"), "{info}");
     bench.unmount();
 }
 

@@ -22,6 +22,7 @@ pub mod mount_point;
 pub mod ops;
 pub mod options;
 pub mod session;
+pub mod stats;
 pub mod tables;
 pub mod weir_fs;
 

@@ -7,8 +7,8 @@
 //! - Privileges of a file (set-user-id, set-group-id, `security.capability`) end when someone
 //!   writes to it; that there are none is remembered, so that a write does not have to look.
 //! - The attribute `weir.status` of the root directory says how the mount is: `ok`, or what went
-//!   wrong since it was mounted. Setting the attribute `weir.sync` of any inode makes everything
-//!   before durable: the kernel does not tell a FUSE server of `sync` and `syncfs`. (Neither is
+//!   wrong since it was mounted; `weir.stats` tells the engine's counters as JSON. Setting the attribute `weir.sync` of any inode makes everything
+//!   before durable: the kernel does not tell a FUSE server of `sync` and `syncfs`. (None of them is
 //!   stored or listed.)
 //!
 //! Creating an inode in a directory with a default ACL is two steps of the log (the inode, then its
@@ -29,6 +29,7 @@ use crate::ops::{
     Caller, FileSystemOps, Handle, Make, OpResult, Open, Seek, SetXattr, Visit, VisitPlus, Wait,
     WriteMode,
 };
+use crate::stats;
 use crate::tables::{Fact, Facts, HandleTable, InodeTable, OpenFile};
 
 /// File capabilities of a program; dropped by any write.
@@ -596,6 +597,9 @@ impl FileSystemOps for WeirFs {
         if name == STATUS && ino == Volume::ROOT {
             return Ok(self.status().into_bytes());
         }
+        if name == stats::ATTRIBUTE.as_bytes() && ino == Volume::ROOT {
+            return Ok(stats::to_json(&self.volume.stats()).to_string().into_bytes());
+        }
         if name == CAPABILITY && self.inodes.facts(ino).holds(Fact::Unprivileged) {
             return Err(Errno::ENODATA);
         }
@@ -618,7 +622,7 @@ impl FileSystemOps for WeirFs {
         if name == SYNC {
             return self.sync();
         }
-        if name == STATUS {
+        if name == STATUS || name == stats::ATTRIBUTE.as_bytes() {
             return Err(Errno::EPERM);
         }
         self.inodes.facts(ino).changing(|| {

@@ -12,6 +12,7 @@ use weir::format::geometry::{Geometry, TAIL_BLOCKS};
 use weir::format::superblock::{Superblock, choose_superblock};
 use weir::format::{BLOCK_BYTES, BLOCK_BYTES_U64};
 use weir::{Error, StatFs, Timestamp};
+use weir_mount::stats;
 
 use crate::failure::{Failure, Outcome};
 use crate::open::{mounted_at, once_closed, open, print, print_json};
@@ -22,7 +23,8 @@ use crate::size;
 #[derive(Debug, Args)]
 #[command(
     long_about = "Show what a volume is, whether it was closed cleanly, and how full it is. Of a \
-                  volume in use only what the superblock says is shown.",
+                  volume in use by another program only what the superblock says is shown; of a \
+                  mounted one also the counters since it was mounted.",
     after_help = "Examples:\n  weir info disk.weir\n  weir info --json disk.weir | jq .free_bytes"
 )]
 pub struct InfoArgs {
@@ -54,10 +56,19 @@ pub fn run(args: &InfoArgs) -> Outcome {
         volume.close().map_err(fail)?;
         Some(space)
     };
+    let counters = in_use.as_ref().and_then(|_| live_counters(path));
     if args.json {
-        return print_json(&as_json(path, &superblock, in_use.as_deref(), space.as_ref()));
+        let mut value = as_json(path, &superblock, in_use.as_deref(), space.as_ref());
+        if let Some(counters) = counters {
+            value["counters"] = counters;
+        }
+        return print_json(&value);
     }
-    print(as_text(path, &superblock, in_use.as_deref(), space.as_ref()).as_bytes())
+    let mut text = as_text(path, &superblock, in_use.as_deref(), space.as_ref());
+    if let Some(counters) = counters {
+        text.push_str(&counters_text(&counters));
+    }
+    print(text.as_bytes())
 }
 
 /// The newest valid superblock of a volume that someone else writes: a copy caught half written
@@ -96,6 +107,41 @@ fn live_space(path: &Path) -> Option<StatFs> {
         free_inodes: space.f_ffree,
         max_name_bytes: space.f_namemax as u32,
     })
+}
+
+/// The counters of the mount of a volume in use.
+fn live_counters(path: &Path) -> Option<Value> {
+    let dir = mounted_at(path)?;
+    let mut value = vec![0; 65_536];
+    let bytes = rustix::fs::getxattr(&dir, stats::ATTRIBUTE, &mut value).ok()?;
+    serde_json::from_slice(value.get(..bytes)?).ok()
+}
+
+/// A line for each group of counters: `name value`, histograms by their count and bounds.
+fn counters_text(counters: &Value) -> String {
+    let Some(groups) = counters.as_object() else { return String::new() };
+    let one = |name: &str, value: &Value| match value.as_object() {
+        Some(histogram) if histogram.contains_key("mean") => format!(
+            "{name} {}x mean {} p99<{}",
+            histogram.get("count").unwrap_or(&Value::Null),
+            histogram.get("mean").unwrap_or(&Value::Null),
+            histogram.get("p99_below").unwrap_or(&Value::Null)
+        ),
+        Some(_) => format!("{name} 0x"),
+        None => format!("{name} {}", value.to_string().trim_matches('"')),
+    };
+    let line = |(group, values): (&String, &Value)| {
+        let text = values.as_object().map_or_else(
+            || values.to_string(),
+            |values| {
+                let shown: Vec<String> =
+                    values.iter().map(|(name, value)| one(name, value)).collect();
+                shown.join(", ")
+            },
+        );
+        format!("{group:<11} {text}\n")
+    };
+    groups.iter().map(line).collect()
 }
 
 fn id_text(superblock: &Superblock) -> String {

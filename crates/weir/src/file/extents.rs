@@ -98,7 +98,15 @@ fn overlapping(
     let (rest, next) =
         store.collect(Key::extent(inode, start), Key::extent(inode, end - 1), limit)?;
     items.extend(rest);
-    Ok((items, next.filter(|key| key.inode == inode && key.kind == Kind::Extent).map(|k| k.offset)))
+    let Some(next) = next.filter(|key| key.inode == inode && key.kind == Kind::Extent) else {
+        return Ok((items, None));
+    };
+    // The key to go on from may be the one right behind the last item's: inside its extent.
+    let covered = match items.last() {
+        Some((key, value)) => key.offset.saturating_add(Extent::decode_head(value)?.1),
+        None => start,
+    };
+    Ok((items, Some(next.offset.max(covered))))
 }
 
 /// What file blocks `start .. end` are mapped to, in order, without the holes. The second part tells where to go on,
