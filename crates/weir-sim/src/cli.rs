@@ -64,6 +64,7 @@ impl RunArguments {
             threads: self.threads,
             shrink: !self.no_shrink,
             progress: !self.json,
+            hang: Some(Duration::from_secs(120)),
             ..SimOptions::default()
         }
     }

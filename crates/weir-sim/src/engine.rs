@@ -85,8 +85,15 @@ impl System for Engine {
         Ok(EngineSession { volume, slots: BTreeMap::new() })
     }
 
-    fn check(&self, _device: &Arc<SimDevice>) -> Result<Vec<String>> {
-        Ok(Vec::new())
+    fn check(&self, device: &Arc<SimDevice>) -> Result<Vec<String>> {
+        let device = Arc::clone(device) as Arc<dyn Device>;
+        let report = weir::check::check_device(&device, &weir::check::CheckOptions::default())?;
+        let mut defects: Vec<String> = report.problems.iter().map(ToString::to_string).collect();
+        // Everybody who held an unlinked inode open is gone.
+        if report.counts.orphans > 0 {
+            defects.push(format!("{} orphans are left", report.counts.orphans));
+        }
+        Ok(defects)
     }
 }
 

@@ -177,6 +177,28 @@ impl Op {
         )
     }
 
+    /// What an operation that is done in two steps does first: its range becomes zeros before the file
+    /// grows, or before what follows moves down.
+    pub fn first_half(&self) -> Option<Self> {
+        match self {
+            Self::Allocate {
+                target,
+                mode:
+                    AllocateMode::ZeroRange
+                    | AllocateMode::ZeroRangeKeepSize
+                    | AllocateMode::CollapseRange,
+                offset,
+                length,
+            } => Some(Self::Allocate {
+                target: target.clone(),
+                mode: AllocateMode::PunchHole,
+                offset: *offset,
+                length: *length,
+            }),
+            _ => None,
+        }
+    }
+
     /// What a user would sync after this operation: the file or directory, by its name
     /// afterwards, or by handle.
     pub fn subject(&self) -> Option<Target> {

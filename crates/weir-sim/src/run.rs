@@ -64,6 +64,8 @@ pub struct SimOptions {
     pub limits: Limits,
     /// Print progress every few seconds.
     pub progress: bool,
+    /// A case that takes longer hangs: say which, and end the process.
+    pub hang: Option<Duration>,
 }
 
 impl Default for SimOptions {
@@ -79,6 +81,7 @@ impl Default for SimOptions {
             shrink: true,
             limits: Limits::default(),
             progress: false,
+            hang: None,
         }
     }
 }
@@ -302,7 +305,13 @@ fn run_batch<S: System>(
     let failed = AtomicBool::new(false);
     let results = Mutex::new(Vec::new());
     let mutation = factory.options.mutation.as_deref();
+    let active = Mutex::new(BTreeMap::new());
+    let working = AtomicU64::new(threads.max(1) as u64);
     std::thread::scope(|scope| {
+        if let Some(limit) = factory.options.hang {
+            let (active, working) = (&active, &working);
+            scope.spawn(move || watch(factory.options, active, working, limit));
+        }
         for _ in 0..threads.max(1) {
             scope.spawn(|| {
                 let _active = crate::mutation::Active::switch_on(mutation);
@@ -312,18 +321,49 @@ fn run_batch<S: System>(
                     if number >= numbers.end || failed.load(Ordering::Relaxed) {
                         break;
                     }
+                    active.lock().insert(number, Instant::now());
                     let (tally, result) = factory.run(number);
+                    active.lock().remove(&number);
                     if result.is_err() {
                         failed.store(true, Ordering::Relaxed);
                     }
                     results.lock().push((number, tally, result));
                 }
+                working.fetch_sub(1, Ordering::Relaxed);
             });
         }
     });
     let mut results = results.into_inner();
     results.sort_by_key(|(number, ..)| *number);
     results
+}
+
+/// Ends the process when a case hangs: a thread that waits for ever cannot be stopped in another way.
+fn watch(
+    options: &SimOptions,
+    active: &Mutex<BTreeMap<u64, Instant>>,
+    working: &AtomicU64,
+    limit: Duration,
+) {
+    let mut pause = Duration::from_millis(1);
+    while working.load(Ordering::Relaxed) > 0 {
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(100));
+        let hanging =
+            active.lock().iter().find(|(_, begin)| begin.elapsed() > limit).map(|case| *case.0);
+        if let Some(number) = hanging {
+            eprintln!("FOUND: case {number} hangs; replay: {}", replay(options, number));
+            std::process::exit(3);
+        }
+    }
+}
+
+/// The command that repeats a case.
+fn replay(options: &SimOptions, number: u64) -> String {
+    let mutation =
+        options.mutation.as_ref().map_or_else(String::new, |name| format!(" --mutation {name}"));
+    let workload = options.workload.name();
+    format!("weir-sim --seed {} --workload {workload} --case {number}{mutation}", options.seed)
 }
 
 fn report<S: System>(
@@ -334,8 +374,6 @@ fn report<S: System>(
     case: Option<Case>,
     failure: Failure,
 ) -> Finding {
-    let mutation =
-        options.mutation.as_ref().map_or_else(String::new, |name| format!(" --mutation {name}"));
     let _active = crate::mutation::Active::switch_on(options.mutation.as_deref());
     let shrunk = case.as_ref().filter(|_| options.shrink).and_then(|case| shrink(system, case));
     Finding {
@@ -343,11 +381,7 @@ fn report<S: System>(
         name: case.map_or_else(|| "preparation".to_owned(), |case| case.name),
         failure,
         after_states: total.states,
-        replay: format!(
-            "weir-sim --seed {} --workload {} --case {number}{mutation}",
-            options.seed,
-            options.workload.name(),
-        ),
+        replay: replay(options, number),
         shrunk,
     }
 }

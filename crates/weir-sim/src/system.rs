@@ -27,9 +27,10 @@ impl SystemError {
         Self { errno, text: text.into(), shutdown: false }
     }
 
-    /// Caused by the environment (disk, space), not by the call: the model cannot foresee it.
+    /// Caused by the environment (disk, space, size of the log), not by the call: the model cannot
+    /// foresee it.
     pub const fn is_environmental(&self) -> bool {
-        matches!(self.errno, errno::EIO | errno::ENOSPC | errno::EROFS)
+        matches!(self.errno, errno::EIO | errno::ENOSPC | errno::EROFS | errno::EOPNOTSUPP)
     }
 }
 

@@ -11,6 +11,8 @@ pub mod file;
 pub mod format;
 pub mod inode;
 pub mod log;
+#[doc(hidden)]
+pub mod mutation;
 pub mod namespace;
 pub mod reclaim;
 pub mod recovery;

@@ -58,8 +58,7 @@ pub fn guard<T>(what: &str, body: impl FnOnce() -> T) -> Result<T, Failure> {
             .map(String::as_str)
             .or_else(|| payload.downcast_ref::<&str>().copied())
             .unwrap_or("(no message)");
-        let place = panics::last_place().unwrap_or_default();
-        Failure::new(format!("panic while {what}: {text}")).with([place])
+        Failure::new(format!("panic while {what}: {text}")).with(panics::last_place())
     })
 }
 
@@ -70,7 +69,7 @@ mod panics {
 
     thread_local! {
         static QUIET: Cell<u32> = const { Cell::new(0) };
-        static PLACE: RefCell<Option<String>> = const { RefCell::new(None) };
+        static PLACE: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
     }
 
     pub fn quiet<T>(body: impl FnOnce() -> T) -> T {
@@ -81,8 +80,10 @@ mod panics {
                 if QUIET.get() == 0 {
                     return previous(info);
                 }
-                let place = info.location().map(|place| format!("at {place}"));
-                PLACE.set(place);
+                let mut lines: Vec<String> =
+                    info.location().map(|place| format!("at {place}")).into_iter().collect();
+                lines.extend(callers());
+                PLACE.set(lines);
             }));
         });
         QUIET.set(QUIET.get() + 1);
@@ -91,7 +92,17 @@ mod panics {
         result
     }
 
-    pub fn last_place() -> Option<String> {
+    /// The engine's functions on the stack, innermost first.
+    fn callers() -> Vec<String> {
+        let backtrace = std::backtrace::Backtrace::force_capture().to_string();
+        let frames = backtrace.lines().filter_map(|line| {
+            let (_, name) = line.trim().split_once(": ")?;
+            (name.starts_with("weir::") || name.starts_with("<weir::")).then(|| format!("in {name}"))
+        });
+        frames.take(12).collect()
+    }
+
+    pub fn last_place() -> Vec<String> {
         PLACE.take()
     }
 }

@@ -20,7 +20,7 @@ use crate::image::Image;
 use crate::model::compare::{Strictness, compare};
 use crate::model::found::Found;
 use crate::model::history::{Durable, History};
-use crate::model::{Model, Outcome};
+use crate::model::{Model, Outcome, errno};
 use crate::op::{Op, Sync};
 use crate::rng::Rng;
 use crate::system::{Session, Settings, System, SystemError};
@@ -121,11 +121,20 @@ enum Depth {
     Later,
 }
 
+/// A session that is dropped only on purpose: after a panic in its midst, dropping it may wait for ever
+/// for what the panic has left half done.
+type Leaky<S> = std::mem::ManuallyDrop<S>;
+
+/// Lets a session go without unmounting: the process dies, but not in a panic.
+fn let_go<S>(session: Leaky<S>) -> Result<(), Failure> {
+    guard("dropping the volume", || drop(Leaky::into_inner(session)))
+}
+
 /// A mounted volume and what is known about it.
 struct Run<S> {
     device: Arc<SimDevice>,
     clock: Arc<SimClock>,
-    session: S,
+    session: Leaky<S>,
     disk: DiskState,
     history: History,
     seen: HashSet<(u64, u64)>,
@@ -211,7 +220,7 @@ impl<S: System> Explorer<'_, S> {
             self.system.open(&device, &clock, &case.settings)
         });
         let session = match opened {
-            Ok(Ok(session)) => session,
+            Ok(Ok(session)) => Leaky::new(session),
             // With faults on the way, mounting may fail, and the volume must be as it was.
             Ok(Err(error)) if !case.faults.is_empty() && error.is_environmental() => {
                 return self.check_unmountable(&device, &clock);
@@ -236,7 +245,7 @@ impl<S: System> Explorer<'_, S> {
         self.tally.faults += run.device.faults_struck();
         match result {
             Ok(true) => self.finish(run),
-            Ok(false) => Ok(()),
+            Ok(false) => let_go(run.session),
             Err(mut failure) => {
                 failure.operations = run.log;
                 Err(failure.with_trace(&run.device))
@@ -302,24 +311,36 @@ impl<S: System> Explorer<'_, S> {
             Ok(Outcome::Count(count)) => Some(*count),
             _ => None,
         };
-        let mut next = Model::clone(run.history.now());
+        let before = Arc::clone(run.history.now());
+        let mut next = Model::clone(&before);
         let expected = next.apply(op, granted);
+        // Some operations have a state in the middle, with its own place in the order.
+        let middle = before.half_way(op);
         let faulty = !self.case.faults.is_empty();
         match (&result, &expected) {
             (Err(error), _) if error.is_environmental() => {
-                let space = error.errno == crate::model::errno::ENOSPC;
-                if !faulty && !space {
+                let foreseen = matches!(error.errno, errno::ENOSPC | errno::EOPNOTSUPP);
+                if !faulty && !foreseen {
                     return Err(Failure::new(format!("{op} failed without a fault: {error}")));
                 }
                 self.tally.refused += 1;
                 // Not done, but a crash meanwhile may leave either state.
                 let effect = expected.is_ok() && !op.is_neutral();
+                let next = Arc::new(next);
                 if effect {
-                    run.history.push(Arc::new(next));
+                    run.history.extend(middle.map(Arc::new));
+                    run.history.push(Arc::clone(&next));
                 }
                 self.examine(run)?;
                 if effect {
-                    run.history.pop();
+                    run.history.back_to(&before);
+                    if matches!(op, Op::Append { .. }) {
+                        // A part may have gone home before it was cut off again: each in its place in
+                        // the order.
+                        let part = Model::clone(&next).counted_as(before.step());
+                        run.history.extend([Arc::new(part), Arc::new(Model::clone(&before))]);
+                    }
+                    self.adopt_half(run, op)?;
                 }
                 let shutdown = error.shutdown;
                 return Ok(if shutdown {
@@ -342,6 +363,7 @@ impl<S: System> Explorer<'_, S> {
             }
         }
         if !op.is_neutral() && result.is_ok() {
+            run.history.extend(middle.map(Arc::new));
             run.history.push(Arc::new(next));
         }
         self.examine(run)?;
@@ -349,6 +371,22 @@ impl<S: System> Explorer<'_, S> {
             self.acknowledge(run, op)?;
         }
         Ok(Executed::Went(describe(&result)))
+    }
+
+    /// An operation with a state in the middle failed: the live volume tells whether it got there.
+    fn adopt_half(&self, run: &mut Run<S::Session>, op: &Op) -> Result<(), Failure> {
+        let (Some(zeroing), Op::Allocate { target, offset, length, .. }) = (op.first_half(), op)
+        else {
+            return Ok(());
+        };
+        let mut half = Model::clone(run.history.now());
+        let read = Op::Read { target: target.clone(), offset: *offset, length: *length };
+        let found = guard("reading after an error", || run.session.apply(&read))?;
+        let applied = half.apply(&zeroing, None).is_ok();
+        if applied && found.is_ok() && found.ok() == Model::clone(&half).apply(&read, None).ok() {
+            run.history.push(Arc::new(half));
+        }
+        Ok(())
     }
 
     /// A sync returned: from now on more must survive, so all images are looked at again.
@@ -471,20 +509,20 @@ impl<S: System> Explorer<'_, S> {
         let Some((session, found)) = self.recover(device, clock, history)? else { return Ok(()) };
         let recovery = device.take_events();
         if self.case.silent_faults {
-            return Ok(());
+            return let_go(session);
         }
         self.check(device)?;
         if depth != Depth::Workload {
-            return Ok(());
+            return let_go(session);
         }
         let limits = &self.case.limits;
         if limits.recrash_one_in > 0 && self.rng.one_in(limits.recrash_one_in) {
             self.recrash(image, &recovery, history, clock.elapsed_ns())?;
         }
         if limits.go_on_one_in > 0 && self.rng.one_in(limits.go_on_one_in) {
-            self.go_on(session, device, clock, &found)?;
+            return self.go_on(session, device, clock, &found);
         }
-        Ok(())
+        let_go(session)
     }
 
     /// Mounts, reads everything and compares. `None`: a lying disk made it unreadable.
@@ -493,17 +531,20 @@ impl<S: System> Explorer<'_, S> {
         device: &Arc<SimDevice>,
         clock: &Arc<SimClock>,
         history: &History,
-    ) -> Result<Option<(S::Session, Found)>, Failure> {
+    ) -> Result<Option<(Leaky<S::Session>, Found)>, Failure> {
         let settings = &self.case.settings;
         let silent = self.case.silent_faults;
         let mut session = match guard("recovering", || self.system.open(device, clock, settings))? {
-            Ok(session) => session,
+            Ok(session) => Leaky::new(session),
             Err(error) if silent && error.is_environmental() => return Ok(None),
             Err(error) => return Err(Failure::new(format!("recovery failed: {error}"))),
         };
         let found = match guard("reading the recovered volume", || session.found())? {
             Ok(found) => found,
-            Err(error) if silent && error.is_environmental() => return Ok(None),
+            Err(error) if silent && error.is_environmental() => {
+                let_go(session)?;
+                return Ok(None);
+            }
             Err(error) => {
                 return Err(Failure::new(format!("the recovered volume cannot be read: {error}")));
             }
@@ -558,7 +599,7 @@ impl<S: System> Explorer<'_, S> {
     /// Uses the recovered volume, and crashes it again.
     fn go_on(
         &mut self,
-        session: S::Session,
+        session: Leaky<S::Session>,
         device: &Arc<SimDevice>,
         clock: &Arc<SimClock>,
         found: &Found,
@@ -579,7 +620,7 @@ impl<S: System> Explorer<'_, S> {
         };
         let examined = self.examine_point(&mut run, false, "right after the recovery");
         match examined.and_then(|()| self.run_ops(&mut run, &ops)) {
-            Ok(_) => Ok(()),
+            Ok(_) => let_go(run.session),
             Err(failure) => {
                 let log = run.log.into_iter().map(|line| format!("  {line}"));
                 Err(failure.with(["in use after the recovery:".to_owned()]).with(log))
@@ -622,10 +663,10 @@ impl<S: System> Explorer<'_, S> {
             }
         }
         if faulty {
-            return Ok(());
+            return let_go(run.session);
         }
         let clock = Arc::new(SimClock::starting_at(run.clock.elapsed_ns()));
-        let closed = guard("unmounting", || run.session.close())?;
+        let closed = guard("unmounting", || Leaky::into_inner(run.session).close())?;
         closed.map_err(|error| Failure::new(format!("unmounting failed: {error}")))?;
         model.close_all();
         let mut disk = run.disk;

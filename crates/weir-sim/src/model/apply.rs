@@ -152,6 +152,17 @@ impl Model {
         Ok(Outcome::Done)
     }
 
+    /// The state in the middle of `op`, if it has one and would succeed. It counts as the state before:
+    /// nothing acknowledges it.
+    pub fn half_way(&self, op: &Op) -> Option<Self> {
+        let zeroing = op.first_half()?;
+        Self::clone(self).apply(op, None).ok()?;
+        let mut half = self.clone();
+        half.apply(&zeroing, None).ok()?;
+        half.step = self.step;
+        Some(half)
+    }
+
     fn change(&mut self, ino: Ino) -> &mut Inode {
         let step = self.step;
         let inode = self

@@ -78,9 +78,14 @@ impl History {
         self.states.push_back(model);
     }
 
-    /// Takes the latest state back (the operation turned out to have failed).
-    pub fn pop(&mut self) {
-        if self.states.len() > 1 {
+    /// More states that an operation passes through, if any.
+    pub fn extend(&mut self, models: impl IntoIterator<Item = Arc<Model>>) {
+        self.states.extend(models);
+    }
+
+    /// Takes the states after `model` back: the operation turned out to have failed.
+    pub fn back_to(&mut self, model: &Arc<Model>) {
+        while self.states.len() > 1 && !Arc::ptr_eq(self.now(), model) {
             self.states.pop_back();
         }
     }

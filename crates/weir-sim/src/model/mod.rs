@@ -40,6 +40,7 @@ pub mod errno {
     pub const EROFS: Errno = 30;
     pub const ENOTEMPTY: Errno = 39;
     pub const ENODATA: Errno = 61;
+    pub const EOPNOTSUPP: Errno = 95;
 }
 
 /// Number of an inode in the model; unrelated to the engine's numbers.
@@ -162,6 +163,13 @@ impl Model {
     /// Operations applied so far.
     pub const fn step(&self) -> u64 {
         self.step
+    }
+
+    /// The same state, as one that follows `step` operations: no acknowledgement of a later one demands it.
+    #[must_use]
+    pub fn counted_as(mut self, step: u64) -> Self {
+        self.step = step;
+        self
     }
 
     /// The inode with this number.

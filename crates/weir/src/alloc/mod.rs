@@ -33,9 +33,10 @@ use std::ops::Range;
 
 use crate::device::Device;
 use crate::device::buffer::AlignedBuf;
-use crate::format::VolumeId;
+use crate::format::{NODE_BLOCKS, VolumeId};
 use crate::format::geometry::Geometry;
 use crate::format::root::GroupEntry;
+use crate::mutation::{self, Mutation};
 use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use crate::sync::{Arc, Mutex};
 use crate::{Error, Result};
@@ -284,7 +285,8 @@ impl Allocator {
             return Err(Error::NoSpace);
         }
         let want = want_blocks.min(u64::from(BITS)) as u32;
-        let wish = Wish { want, min: min_blocks as u32, hint, kind };
+        let keep_cells = self.metadata_reserve.load(Relaxed).div_ceil(NODE_BLOCKS);
+        let wish = Wish { want, min: min_blocks as u32, hint, kind, keep_cells };
         loop {
             let group = {
                 let mut space = self.space.lock();
@@ -415,7 +417,12 @@ impl Allocator {
         }
         committed.in_flight.extend(frozen.quarantined);
         let writes = committed.write_changed(&self.owner, generation);
-        Ok(AppliedSpace { writes, groups: committed.entries.clone() })
+        let groups = committed.entries.clone();
+        drop(committed);
+        if mutation::active(Mutation::ReuseBeforeCheckpoint) {
+            self.checkpoint_durable();
+        }
+        Ok(AppliedSpace { writes, groups })
     }
 
     /// The runs that [`Allocator::checkpoint_durable`] is about to free, sorted and merged: between the
@@ -462,10 +469,15 @@ impl Allocator {
     ///
     /// # Errors
     /// [`Error::NoSpace`] if that many are not free, besides earlier promises and (for users) the metadata
-    /// reserve.
+    /// reserve; or if free space is so scattered that the metadata reserve does not fit in as nodes.
     pub fn reserve(&self, blocks: u64, class: ReserveClass) -> Result<()> {
         let metadata_reserve = self.metadata_reserve.load(Relaxed);
-        self.space.lock().account.promise(blocks, class, metadata_reserve)
+        let mut space = self.space.lock();
+        let scattered = space.cells() < metadata_reserve / NODE_BLOCKS;
+        if class == ReserveClass::User && blocks > 0 && scattered {
+            return Err(Error::NoSpace);
+        }
+        space.account.promise(blocks, class, metadata_reserve)
     }
 
     /// Takes back a promise, kept or not.

@@ -16,6 +16,7 @@ use crate::error::{Error, Result};
 use crate::format::{BLOCK_BYTES, Key};
 use crate::inode::Inode;
 use crate::log::Admission;
+use crate::mutation::{self, Mutation};
 use crate::sync::Arc;
 use crate::txn::{Lsn, Op};
 use std::ops::Range;
@@ -74,6 +75,7 @@ impl Engine {
                 Logged::Done => break,
                 // What is dirty now was written since the sync began.
                 Logged::TooMuch if sent_home => break,
+                Logged::TooMuch if mutation::active(Mutation::SizeBeforeData) => break,
                 Logged::TooMuch => {
                     self.send_home(inode, &pages)?;
                     sent_home = true;

@@ -16,6 +16,7 @@ use crate::error::{Error, Result};
 use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64, Key, MAX_FILE_BYTES};
 use crate::inode::Inode;
 use crate::log::Admission;
+use crate::mutation::{self, Mutation};
 use crate::namespace::OP_RECORD_BYTES;
 use crate::sync::atomic::Ordering;
 use crate::sync::{Arc, MutexGuard};
@@ -132,7 +133,10 @@ impl Engine {
             op.settled(number, range.0, reached - range.0);
         }
         step.settle &= step.size.is_none();
-        let zeroed = std::mem::take(&mut step.zeroed);
+        let mut zeroed = std::mem::take(&mut step.zeroed);
+        if mutation::active(Mutation::SkipZeroTail) {
+            zeroed.clear();
+        }
         self.log_zeroed(inode, &zeroed, &mut op)?;
         if next.is_some() && !step.marker && step.size.is_some() {
             op.put(Key::orphan(number), &[]);

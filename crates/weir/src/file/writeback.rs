@@ -26,6 +26,7 @@ use crate::format::item::{Extent, INODE_INLINE};
 use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64, Key, MAX_INLINE_BYTES, checksum};
 use crate::inode::Inode;
 use crate::log::Admission;
+use crate::mutation::{self, Mutation};
 use crate::sync::atomic::Ordering;
 use crate::sync::{Arc, Condvar, Mutex};
 use crate::txn::{Home, Lsn, Op};
@@ -217,7 +218,8 @@ impl Engine {
                 let place = |page: u64| {
                     let page = &piece.pages[(page - start) as usize];
                     let is_durable = page.logged_lsn.is_some_and(|lsn| lsn <= durable);
-                    let logged = page.is_logged && is_durable && trusted;
+                    let logged = page.is_logged && is_durable && trusted
+                        || mutation::active(Mutation::OverwriteUnlogged);
                     match (part.unwritten, logged) {
                         (true, _) => Place::Unwritten,
                         (false, true) => Place::InPlace,

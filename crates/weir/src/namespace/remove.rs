@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::format::item::Extent;
 use crate::format::{Key, Kind};
 use crate::inode::Inode;
+use crate::mutation::{self, Mutation};
 use crate::sync::Arc;
 use crate::sync::atomic::Ordering;
 use crate::txn::Op;
@@ -160,7 +161,9 @@ pub(super) fn drop_link(
     meta.item.links = meta.item.links.saturating_sub(1);
     meta.touch_attributes(now);
     if meta.item.links == 0 {
-        op.put(Key::orphan(inode.number), &[]);
+        if !mutation::active(Mutation::ForgetOrphan) {
+            op.put(Key::orphan(inode.number), &[]);
+        }
         meta.orphan = true;
     }
 }

@@ -24,6 +24,7 @@ use crate::format::superblock::Superblock;
 use crate::format::{BLOCK_BYTES_U64, Key, NODE_BLOCKS};
 use crate::inode::Inode;
 use crate::log::ring::ReplayPoint;
+use crate::mutation::{self, Mutation};
 use crate::namespace::OP_RECORD_BYTES;
 use crate::sync::{Arc, Condvar, Mutex};
 use crate::tree::{self, NodeSink, TreeRoot};
@@ -243,7 +244,9 @@ impl Engine {
             Work::Merge(frozen) => Work::Space(self.merge(frozen)?),
             Work::Space(merged) => Work::Flush(self.write_space(merged)?),
             Work::Flush(published) => {
-                self.log.flush()?;
+                if !mutation::active(Mutation::SuperblockBeforeFlush) {
+                    self.log.flush()?;
+                }
                 self.checkpointer.enter(Phase::SuperCommitted);
                 Work::Super(published)
             }
@@ -357,13 +360,20 @@ impl Engine {
             tree: stored_tree(&tree),
             groups: applied.groups,
         };
-        let slot = 1 - self.geometry.root_slot_at(old.root.block).unwrap_or(1);
+        let current = self.geometry.root_slot_at(old.root.block).unwrap_or(1);
+        let overwrite = mutation::active(Mutation::OverwriteDurableRoot);
+        let slot = if overwrite { current } else { 1 - current };
         let block = self.geometry.root_block(slot);
         let (bytes, pointer) = root.encode(&self.geometry, &self.volume_id, block)?;
         self.device.write(block * BLOCK_BYTES_U64, &[&bytes], IoClass::Background, false)?;
         self.log.note_data_written();
-        let oldest = frozen.oldest_payload.unwrap_or(u64::MAX).min(checkpoint_lsn + 1);
+        let forget = mutation::active(Mutation::ForgetOwedPayload);
+        let owed = if forget { None } else { frozen.oldest_payload };
+        let oldest = owed.unwrap_or(u64::MAX).min(checkpoint_lsn + 1);
         let replay = self.log.replay_point(oldest);
+        if mutation::active(Mutation::ReleaseLogEarly) {
+            self.log.release_before(&replay);
+        }
         let superblock = Superblock {
             generation: old.generation + 1,
             root: pointer,

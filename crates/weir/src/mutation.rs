@@ -1,0 +1,114 @@
+//! Seeded bugs: with the feature `mutations`, a test switches one on for its thread and shows that the crash
+//! simulator finds it. Without the feature, [`active`] is the constant `false`.
+
+/// A bug that can be switched on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Mutation {
+    /// A commit is acknowledged without a flush.
+    AcknowledgeBeforeFlush,
+    /// Recovery takes the whole chain of frames for true, whatever is on the blocks that it names.
+    SkipTailVerification,
+    /// Recovery accepts frames whose predecessor or epoch is another one.
+    AcceptStaleFrame,
+    /// Recovery does not verify the payload of frames.
+    AcceptTornPayload,
+    /// Replay leaves the first frame out.
+    ReplayOneFrameLate,
+    /// A checkpoint forgets that the log still holds pages that are not home.
+    ForgetOwedPayload,
+    /// A checkpoint gives the log's space back before its superblock is durable.
+    ReleaseLogEarly,
+    /// A checkpoint hands freed blocks out before its superblock is durable.
+    ReuseBeforeCheckpoint,
+    /// The superblock is written without a flush of what it refers to.
+    SuperblockBeforeFlush,
+    /// A checkpoint overwrites the root that the durable superblock names.
+    OverwriteDurableRoot,
+    /// Unlinking the last name leaves no orphan item.
+    ForgetOrphan,
+    /// A cut leaves old bytes behind the new end of the file on the medium.
+    SkipZeroTail,
+    /// Pages overwrite their home although the log does not hold them.
+    OverwriteUnlogged,
+    /// A large fsync logs the size without waiting for the data.
+    SizeBeforeData,
+    /// Replay ignores deletions.
+    IgnoreDeletes,
+}
+
+impl Mutation {
+    /// All of them.
+    pub const ALL: [Self; 15] = [
+        Self::AcknowledgeBeforeFlush,
+        Self::SkipTailVerification,
+        Self::AcceptStaleFrame,
+        Self::AcceptTornPayload,
+        Self::ReplayOneFrameLate,
+        Self::ForgetOwedPayload,
+        Self::ReleaseLogEarly,
+        Self::ReuseBeforeCheckpoint,
+        Self::SuperblockBeforeFlush,
+        Self::OverwriteDurableRoot,
+        Self::ForgetOrphan,
+        Self::SkipZeroTail,
+        Self::OverwriteUnlogged,
+        Self::SizeBeforeData,
+        Self::IgnoreDeletes,
+    ];
+
+    /// The name on the simulator's command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::AcknowledgeBeforeFlush => "acknowledge-before-flush",
+            Self::SkipTailVerification => "skip-tail-verification",
+            Self::AcceptStaleFrame => "accept-stale-frame",
+            Self::AcceptTornPayload => "accept-torn-payload",
+            Self::ReplayOneFrameLate => "replay-one-frame-late",
+            Self::ForgetOwedPayload => "forget-owed-payload",
+            Self::ReleaseLogEarly => "release-log-early",
+            Self::ReuseBeforeCheckpoint => "reuse-before-checkpoint",
+            Self::SuperblockBeforeFlush => "superblock-before-flush",
+            Self::OverwriteDurableRoot => "overwrite-durable-root",
+            Self::ForgetOrphan => "forget-orphan",
+            Self::SkipZeroTail => "skip-zero-tail",
+            Self::OverwriteUnlogged => "overwrite-unlogged",
+            Self::SizeBeforeData => "size-before-data",
+            Self::IgnoreDeletes => "ignore-deletes",
+        }
+    }
+
+    /// The mutation with this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|mutation| mutation.name() == name)
+    }
+}
+
+#[cfg(feature = "mutations")]
+mod switch {
+    use super::Mutation;
+    use std::cell::Cell;
+
+    thread_local! {
+        static ACTIVE: Cell<Option<Mutation>> = const { Cell::new(None) };
+    }
+
+    /// Switches a bug on for the calling thread, or all off.
+    pub fn set(mutation: Option<Mutation>) {
+        ACTIVE.set(mutation);
+    }
+
+    /// This bug is on.
+    pub fn active(mutation: Mutation) -> bool {
+        ACTIVE.get() == Some(mutation)
+    }
+}
+
+#[cfg(feature = "mutations")]
+pub use switch::{active, set};
+
+/// No bug is ever on in a build without the feature `mutations`.
+#[cfg(not(feature = "mutations"))]
+#[inline(always)]
+pub const fn active(_mutation: Mutation) -> bool {
+    false
+}
