@@ -105,7 +105,7 @@ pub fn run(
     std::fs::create_dir_all(&root).during(|| format!("creating {}", root.display()))?;
     let fio_dir = root.join("fio");
     let fs = Arc::new(MountedFs::new(root.clone(), None, Cold::Advise));
-    let env = Env { fs, seed: 1, quick: true, cancel, registry, daemons: Vec::new() };
+    let env = Env { fs, seed: 1, quick: true, cancel, registry, daemons: &Vec::new };
     let appends = FsyncJobs::new(&FsyncOptions { jobs: vec![1], seconds: Some(SECONDS) }, true);
     let append_case = Case::new("seq").with("jobs", 1);
     let small = Fsmark::new(

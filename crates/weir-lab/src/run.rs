@@ -484,7 +484,7 @@ fn env_of<'a>(
         quick: plan.quick,
         cancel,
         registry,
-        daemons: (stage.daemons)(),
+        daemons: &*stage.daemons,
     }
 }
 

@@ -195,7 +195,7 @@ pub struct Env<'a> {
     /// For cgroups that a case enters.
     pub registry: &'a Arc<Registry>,
     /// Processes that work for the target.
-    pub daemons: Vec<u32>,
+    pub daemons: &'a (dyn Fn() -> Vec<u32> + Send + Sync),
 }
 
 impl Env<'_> {

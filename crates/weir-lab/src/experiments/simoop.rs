@@ -395,7 +395,7 @@ impl Experiment for Simoop {
         }
         let mark = env.registry.mark();
         if self.memory_bytes > 0 && is_root() {
-            cgroup::limit_memory(env.registry, self.memory_bytes, &env.daemons)?;
+            cgroup::limit_memory(env.registry, self.memory_bytes, &(env.daemons)())?;
         } else if self.memory_bytes > 0 {
             notes.push("not root: no memory limit, so no pressure".into());
         }
