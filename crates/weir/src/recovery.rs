@@ -21,8 +21,9 @@ use crate::error::{Error, Result};
 use crate::file::extents;
 use crate::format::item::InodeItem;
 use crate::format::record::Record;
-use crate::format::{BLOCK_BYTES, Key, Kind};
+use crate::format::{BLOCK_BYTES, Key, Kind, MAX_COUNTER};
 use crate::log::replay::{Recovered, ReplayFrame};
+use crate::mutation::{self, Mutation};
 use crate::sync::atomic::Ordering;
 use crate::tree::{self, Value};
 use crate::txn::Lsn;
@@ -44,6 +45,17 @@ struct Gathered {
     inodes: BTreeMap<u64, bool>,
     next_inode: u64,
     records: u64,
+}
+
+impl Gathered {
+    /// The inode number was given out.
+    fn use_inode(&mut self, number: u64) -> Result<()> {
+        if number >= MAX_COUNTER - 1 {
+            return Err(Error::Corrupt(format!("log: inode number {number} is impossibly large")));
+        }
+        self.next_inode = self.next_inode.max(number + 1);
+        Ok(())
+    }
 }
 
 impl Engine {
@@ -81,10 +93,11 @@ impl Engine {
                 Record::Put { key, value } => {
                     if key.kind == Kind::Inode {
                         gathered.inodes.insert(key.inode, true);
-                        gathered.next_inode = gathered.next_inode.max(key.inode + 1);
+                        gathered.use_inode(key.inode)?;
                     }
                     self.store.replay(key, Some(Value::from(value)));
                 }
+                Record::Delete { .. } if mutation::active(Mutation::IgnoreDeletes) => {}
                 Record::Delete { key } => {
                     if key.kind == Kind::Inode {
                         gathered.inodes.insert(key.inode, false);
@@ -111,7 +124,7 @@ impl Engine {
                     self.replay_home(inode, file_block, checksum)?;
                 }
                 Record::NextInode { next_inode } => {
-                    gathered.next_inode = gathered.next_inode.max(next_inode);
+                    gathered.use_inode(next_inode.saturating_sub(1))?;
                 }
                 Record::Wrote { .. } => {}
             }

@@ -4,7 +4,10 @@
 //! checksums in their `payload` records. `prev_digest` chains each frame to the one before, so
 //! that a frame of an earlier lap of the ring can never follow a cut tail.
 
-use super::{BLOCK_BYTES, FormatError, MAX_FRAME_BLOCKS, VolumeId, checksum_without_field, digest};
+use super::{
+    BLOCK_BYTES, FormatError, MAX_COUNTER, MAX_FRAME_BLOCKS, VolumeId, checksum_without_field,
+    digest,
+};
 use std::mem::offset_of;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -164,7 +167,8 @@ impl FrameHeader {
         let lengths_hold = header.meta_bytes as usize >= FRAME_HEADER_BYTES
             && header.total_blocks() <= MAX_FRAME_BLOCKS
             && header.total_blocks() == u64::from(raw.total_blocks.get())
-            && header.first_lsn <= header.last_lsn;
+            && header.first_lsn <= header.last_lsn
+            && [header.last_lsn, header.sequence, header.epoch].iter().all(|n| *n < MAX_COUNTER);
         lengths_hold.then_some(header)
     }
 

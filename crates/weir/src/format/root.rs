@@ -7,7 +7,9 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 
 use super::geometry::{GROUP_ENTRY_BYTES, Geometry, ROOT_HEADER_BYTES};
 use super::superblock::RootPointer;
-use super::{BLOCK_BYTES, FormatError, NODE_BLOCKS, VolumeId, checksum_without_field};
+use super::{
+    BLOCK_BYTES, FormatError, MAX_COUNTER, NODE_BLOCKS, VolumeId, checksum_without_field,
+};
 use crate::device::buffer::AlignedBuf;
 
 /// First bytes of a root.
@@ -224,6 +226,10 @@ impl Root {
         check(header.generation.get() == pointer.generation, "it is of another generation")?;
         check(header.group_count.get() == geometry.group_count(), "wrong number of groups")?;
         check(header.tree_count.get() == 1, "wrong number of trees")?;
+        let counters =
+            [header.generation, header.checkpoint_lsn, header.next_inode, header.inode_count];
+        let in_range = counters.iter().all(|counter| counter.get() < MAX_COUNTER);
+        check(in_range, "a counter is impossibly large")?;
         let tree = decode_tree(&header.trees[0], geometry)?;
         let raw_groups = <[RawGroup]>::ref_from_bytes(entries)
             .map_err(|_| FormatError::new(STRUCTURE, "the group table is cut"))?;

@@ -12,7 +12,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::geometry::{Geometry, TAIL_BLOCKS};
 use super::{
-    BLOCK_BYTES, BLOCK_BYTES_U64, FormatError, NODE_BYTES, VolumeId, checksum_without_field,
+    BLOCK_BYTES, BLOCK_BYTES_U64, FormatError, MAX_COUNTER, NODE_BYTES, VolumeId,
+    checksum_without_field,
 };
 use crate::Error;
 use crate::device::buffer::AlignedBuf;
@@ -322,6 +323,16 @@ impl Superblock {
             prev_digest: raw.replay_prev_digest.get(),
         };
         check(replay.position_blocks < geometry.log_blocks(), "replay starts outside of the ring")?;
+        let counters = [
+            raw.generation,
+            raw.root_generation,
+            raw.log_epoch,
+            raw.epoch_first_sequence,
+            raw.replay_sequence,
+            raw.durable_lsn,
+        ];
+        let in_range = counters.iter().all(|counter| counter.get() < MAX_COUNTER);
+        check(in_range, "a counter is impossibly large")?;
         let length = raw.label.iter().position(|&byte| byte == 0).unwrap_or(MAX_LABEL_BYTES);
         let (text, padding) = raw.label.split_at(length);
         check(padding.iter().all(|&byte| byte == 0), "the label is not padded with zeros")?;
