@@ -11,6 +11,18 @@ use crate::format::bitmap::WORDS;
 /// Number of bits.
 pub const BITS: u32 = GROUP_BLOCKS as u32;
 
+/// Bits of a cell: room for one tree node.
+pub const CELL_BITS: u32 = crate::format::NODE_BLOCKS as u32;
+
+/// The lowest bit of every cell of `word` that is all clear.
+fn clear_cells(word: u64) -> u64 {
+    let clear = !word;
+    let pairs = clear & (clear >> 1);
+    pairs & (pairs >> 2) & 0x1111_1111_1111_1111
+}
+
+const _: () = assert!(CELL_BITS == 4 && BITS.is_multiple_of(64));
+
 /// See the module's head.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Bitmap {
@@ -87,6 +99,34 @@ impl Bitmap {
             self.words[word] &= !mask;
         }
         changed
+    }
+
+    /// Cells (aligned groups of four bits) that `range` touches and that are all clear: room for a node each.
+    pub fn count_clear_cells(&self, range: Range<u32>) -> u32 {
+        let cells = range.start / CELL_BITS * CELL_BITS..range.end.next_multiple_of(CELL_BITS);
+        masks(cells).map(|(word, mask)| (clear_cells(self.words[word]) & mask).count_ones()).sum()
+    }
+
+    /// The first run of clear bits in `range` that lies outside of clear cells, up to `want` bits of one word.
+    pub fn find_scrap(&self, range: Range<u32>, want: u32) -> Option<Range<u32>> {
+        masks(range).find_map(|(index, mask)| {
+            let scrap = !self.words[index] & !(clear_cells(self.words[index]) * 0xf) & mask;
+            (scrap != 0).then(|| {
+                let start = scrap.trailing_zeros();
+                let length = (!(scrap >> start)).trailing_zeros().min(want);
+                let start = index as u32 * 64 + start;
+                start..start + length
+            })
+        })
+    }
+
+    /// The first clear cell in `range`.
+    pub fn find_cell(&self, range: Range<u32>) -> Option<Range<u32>> {
+        masks(range).find_map(|(index, mask)| {
+            let cells = clear_cells(self.words[index]) & mask;
+            let start = index as u32 * 64 + cells.trailing_zeros();
+            (cells != 0).then(|| start..start + CELL_BITS)
+        })
     }
 
     /// The first clear bit in `range`.
@@ -272,6 +312,30 @@ mod tests {
         assert_eq!(bitmap.clear(0..BITS), BITS - 1);
         assert_eq!(bitmap.find_run(0..BITS, BITS), Search::Found(0..BITS));
         assert_eq!(bitmap.run_around(5), 0..BITS);
+    }
+
+    #[test]
+    fn scraps_and_cells_are_what_a_list_says() {
+        for seed in 0_u64..200 {
+            let mut bitmap = Bitmap::full();
+            let mut state = seed + 1;
+            for _ in 0..60 {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                let start = (state >> 40) as u32 % 400;
+                bitmap.clear(start..start + (state >> 33) as u32 % 9);
+            }
+            let clear = |bit: u32| !bitmap.is_set(bit..bit + 1);
+            let cell = |number: u32| (number * 4..number * 4 + 4).all(clear);
+            let cells = (0..BITS / 4).filter(|&number| cell(number)).count() as u32;
+            assert_eq!(bitmap.count_clear_cells(0..BITS), cells);
+            assert_eq!(bitmap.count_clear_cells(401..402), u32::from(cell(100)));
+            let first = (0..BITS / 4).find(|&number| cell(number)).map(|n| n * 4..n * 4 + 4);
+            assert_eq!(bitmap.find_cell(0..BITS), first);
+            let scrap = (0..BITS).find(|&bit| clear(bit) && !cell(bit / 4));
+            let found = bitmap.find_scrap(0..BITS, 9);
+            assert_eq!(found.as_ref().map(|run| run.start), scrap);
+            assert!(found.is_none_or(|run| run.clone().all(|bit| clear(bit) && !cell(bit / 4))));
+        }
     }
 
     proptest! {

@@ -3,12 +3,16 @@
 //!
 //! **Invariants:** a group's `free` is the number of its clear bits; no free run of a group is longer
 //! than its `longest`; no bit below its `first`, and none from its `end` on, is clear. No group below `data_low` has a clear bit. No group
-//! above `node_top` has room for a node.
+//! above `node_top` has room for a node. A group's `cells` are its clear cells (a quarter of its free blocks while it is
+//! not in memory).
+//!
+//! Data must not scatter the last free blocks so that no node fits anywhere: when clear cells are few, data takes the free
+//! blocks outside of them first, and then one cell after the other.
 
 use std::ops::Range;
 
 use super::account::Account;
-use super::bitmap::{BITS, Bitmap, Search};
+use super::bitmap::{BITS, Bitmap, CELL_BITS, Search};
 use super::policy::{self, AllocKind, Strategy};
 use super::{Run, SpaceChange};
 use crate::format::NODE_BLOCKS;
@@ -23,6 +27,7 @@ struct Group {
     longest: u32,
     first: u32,
     end: u32,
+    cells: u32,
 }
 
 /// What is wanted, in blocks of one group: `1 <= min <= want <= BITS`.
@@ -32,6 +37,8 @@ pub(super) struct Wish {
     pub min: u32,
     pub hint: Option<u64>,
     pub kind: AllocKind,
+    /// Clear cells that data has to leave if there is another place.
+    pub keep_cells: u64,
 }
 
 /// Outcome of one try to allocate.
@@ -86,13 +93,23 @@ pub(super) struct Space {
     growing: Option<Range<u64>>,
     data_low: u32,
     node_top: u32,
+    /// Sum over the groups.
+    cells: u64,
 }
 
 impl Space {
     /// A space of groups with these numbers of free blocks, none in memory yet.
     pub(super) fn new(free_by_group: impl Iterator<Item = u32>) -> Self {
-        let group = |free| Group { used: None, free, longest: free, first: 0, end: BITS };
+        let group = |free| Group {
+            used: None,
+            free,
+            longest: free,
+            first: 0,
+            end: BITS,
+            cells: free / CELL_BITS,
+        };
         let groups: Vec<Group> = free_by_group.map(group).collect();
+        let cells = groups.iter().map(|group| u64::from(group.cells)).sum();
         let free = groups.iter().map(|group| u64::from(group.free)).sum();
         Self {
             account: Account::new(free),
@@ -102,6 +119,7 @@ impl Space {
             growing: None,
             data_low: 0,
             node_top: groups.len().saturating_sub(1) as u32,
+            cells,
             groups,
         }
     }
@@ -114,7 +132,15 @@ impl Space {
     pub(super) fn install(&mut self, group: u32, used: Bitmap) {
         let group = &mut self.groups[group as usize];
         debug_assert_eq!(group.free, used.count_clear());
+        let cells = used.count_clear_cells(0..BITS);
+        self.cells = self.cells - u64::from(group.cells) + u64::from(cells);
+        group.cells = cells;
         group.used = Some(used);
+    }
+
+    /// Places that a node surely fits in.
+    pub(super) fn cells(&self) -> u64 {
+        self.cells
     }
 
     /// Whether every block of the run is in use; `None` if its group is not in memory.
@@ -129,6 +155,16 @@ impl Space {
             return Step::NoSpace;
         }
         let strategy = Strategy::choose(wish.kind, wish.want);
+        // A run of data breaks at most the cells that it touches.
+        let breaks = u64::from(wish.want / CELL_BITS + 2);
+        let is_tight = wish.keep_cells > 0 && self.cells < wish.keep_cells.saturating_add(breaks);
+        if strategy != Strategy::Node && is_tight {
+            return match self.find_scrap(wish) {
+                Some(Stop::Found(place)) => Step::Taken(self.take(&place, Strategy::Small)),
+                Some(Stop::Load(group)) => Step::Load(group),
+                None => Step::NoSpace,
+            };
+        }
         let stop = match strategy {
             Strategy::Node => self.find_node(wish),
             Strategy::Small => self.at_hint(wish).or_else(|| self.find_small(wish)),
@@ -227,6 +263,27 @@ impl Space {
         None
     }
 
+    /// For data when cells are few: free blocks outside of cells, else a cell.
+    fn find_scrap(&self, wish: Wish) -> Option<Stop> {
+        let search = |find: &dyn Fn(&Bitmap, Range<u32>) -> Option<Range<u32>>| {
+            self.all_groups().find_map(|group| {
+                let state = self.group(group);
+                if state.free == 0 {
+                    return None;
+                }
+                let Some(used) = &state.used else { return Some(Stop::Load(group)) };
+                let bits = find(used, state.first..state.end)?;
+                (bits.len() as u32 >= wish.min).then_some(Stop::Found(Place { group, bits }))
+            })
+        };
+        search(&|used, range| used.find_scrap(range, wish.want)).or_else(|| {
+            search(&|used, range| {
+                let cell = used.find_cell(range)?;
+                Some(cell.start..cell.end.min(cell.start + wish.want))
+            })
+        })
+    }
+
     /// The groups that may have free blocks.
     fn all_groups(&self) -> Range<u32> {
         self.data_low..self.groups.len() as u32
@@ -310,7 +367,11 @@ impl Space {
     pub(super) fn set_used(&mut self, group: u32, bits: Range<u32>) -> u32 {
         let state = &mut self.groups[group as usize];
         let Some(used) = &mut state.used else { return 0 };
+        let before = used.count_clear_cells(bits.clone());
         let changed = used.set(bits.clone());
+        let broken = before - used.count_clear_cells(bits.clone());
+        state.cells -= broken;
+        self.cells -= u64::from(broken);
         state.free -= changed;
         if bits.start <= state.first {
             state.first = state.first.max(bits.end);
@@ -332,7 +393,11 @@ impl Space {
     pub(super) fn clear_used(&mut self, group: u32, bits: Range<u32>) -> u32 {
         let state = &mut self.groups[group as usize];
         let Some(used) = &mut state.used else { return 0 };
+        let before = used.count_clear_cells(bits.clone());
         let changed = used.clear(bits.clone());
+        let gained = used.count_clear_cells(bits.clone()) - before;
+        state.cells += gained;
+        self.cells += u64::from(gained);
         state.free += changed;
         state.first = state.first.min(bits.start);
         state.end = state.end.max(bits.end);
@@ -346,11 +411,13 @@ impl Space {
     #[cfg(test)]
     pub(super) fn check(&self) {
         let mut free = 0;
+        assert_eq!(self.cells, self.groups.iter().map(|group| u64::from(group.cells)).sum::<u64>());
         for (number, group) in self.groups.iter().enumerate() {
             free += u64::from(group.free);
             assert!(group.free == 0 || number as u32 >= self.data_low);
             let Some(used) = &group.used else { continue };
             assert_eq!(group.free, used.count_clear());
+            assert_eq!(group.cells, used.count_clear_cells(0..BITS));
             assert!(used.is_set(0..group.first));
             assert!(used.is_set(group.end..BITS));
             let Search::Longest(longest) = used.find_run(0..BITS, BITS + 1) else { unreachable!() };

@@ -87,9 +87,10 @@ impl Engine {
             self.dirty.add(&inode);
             // Inodes with news are kept in memory: they must not be more than fit.
             if self.inodes.is_over_limit(inode.number) && self.check_writable().is_ok() {
-                // Without log space it stays as it is, until a checkpoint has made some.
-                self.background.request_checkpoint();
-                let _ = self.commit_attributes(&inode, Room::Reserve);
+                // A failure is none of the reader's: the time stays in memory for the next attempt.
+                let committed =
+                    self.throttle(0).and_then(|()| self.commit_attributes(&inode, Room::Normal));
+                drop(committed);
             }
         }
     }
