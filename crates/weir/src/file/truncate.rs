@@ -137,6 +137,12 @@ impl Engine {
         if mutation::active(Mutation::SkipZeroTail) {
             zeroed.clear();
         }
+        if step.size.is_none() {
+            // What lies behind the size that the log has is not there after a crash: such a page stays
+            // merely dirty.
+            let logged_size = inode.meta.lock().item.size;
+            zeroed.retain(|index| index * BLOCK_BYTES_U64 < logged_size);
+        }
         self.log_zeroed(inode, &zeroed, &mut op)?;
         if next.is_some() && !step.marker && step.size.is_some() {
             op.put(Key::orphan(number), &[]);
@@ -152,6 +158,10 @@ impl Engine {
         }
         if let Some(size) = step.size {
             meta.item.size = size;
+        } else if let Some(last) = zeroed.last() {
+            // The page is logged as a whole: bytes of it behind the logged size would be left there.
+            let covered = inode.size().min((last + 1) * BLOCK_BYTES_U64);
+            meta.item.size = meta.item.size.max(covered);
         }
         meta.item.blocks = meta.item.blocks.saturating_sub(cut);
         meta.touch_data(now);
