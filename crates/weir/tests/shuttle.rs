@@ -1,0 +1,306 @@
+//! The engine's locks under the deterministic scheduler: every scenario runs under random schedules and under schedules with
+//! few preemptions (PCT). A schedule in which somebody waits for ever is a deadlock, which the scheduler reports with
+//! the seed that repeats it.
+//!
+//! ```text
+//! cargo test -p weir --features shuttle --test shuttle
+//! ```
+//!
+//! The volume has no threads of its own here: whoever waits for background work does it, and one
+//! thread of each scenario does nothing else. Time stands still.
+
+#![cfg(feature = "shuttle")]
+
+use shuttle::scheduler::{PctScheduler, RandomScheduler};
+use shuttle::thread;
+use shuttle::{Config, Runner};
+use std::sync::Arc;
+use weir::device::Device;
+use weir::device::memory::MemoryDevice;
+use weir::sync::Clock;
+use weir::*;
+
+const RANDOM_SCHEDULES: usize = 60;
+const PCT_SCHEDULES: usize = 40;
+const PAGE: usize = 4096;
+
+struct NoTime;
+
+impl Clock for NoTime {
+    fn realtime_ns(&self) -> i64 {
+        1_000_000_000
+    }
+    fn monotonic_ns(&self) -> u64 {
+        0
+    }
+    fn sleep_us(&self, _: u64) {
+        thread::yield_now();
+    }
+}
+
+/// A small disk whose writes have to be flushed.
+fn device() -> Arc<dyn Device> {
+    let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(2 << 20));
+    let options = CreateOptions {
+        volume_id: Some([7; 16]),
+        log_bytes: Some(64 * 4096),
+        ..CreateOptions::default()
+    };
+    Volume::format_device(&device, &options).expect("format");
+    device
+}
+
+fn open(device: &Arc<dyn Device>) -> Volume {
+    let options = VolumeOptions {
+        background: BackgroundMode::Manual,
+        memory_bytes: Some(256 << 10),
+        clock: Arc::new(NoTime),
+        ..VolumeOptions::default()
+    };
+    Volume::open_device(device.clone(), options).expect("open")
+}
+
+fn explore(scenario: fn()) {
+    let config = || {
+        let mut config = Config::new();
+        // Atomics of the scheduler are large, and the engine has hundreds of them in its histograms.
+        config.stack_size = 4 << 20;
+        config.max_steps = shuttle::MaxSteps::FailAfter(3_000_000);
+        config
+    };
+    Runner::new(RandomScheduler::new(RANDOM_SCHEDULES), config()).run(scenario);
+    Runner::new(PctScheduler::new(3, PCT_SCHEDULES), config()).run(scenario);
+}
+
+/// Runs `bodies` at once.
+fn all(bodies: Vec<Box<dyn FnOnce() + Send>>) {
+    let threads: Vec<_> = bodies.into_iter().map(|body| thread::spawn(body)).collect();
+    for thread in threads {
+        thread.join().expect("a thread of the scenario");
+    }
+}
+
+fn background(volume: &Volume, steps: usize) -> Box<dyn FnOnce() + Send> {
+    let volume = volume.clone();
+    Box::new(move || {
+        for step in 0..steps {
+            let work = match step % 4 {
+                0 => BackgroundWork::Writeback,
+                _ => BackgroundWork::Checkpoint,
+            };
+            volume.background_step(work).expect("background");
+        }
+    })
+}
+
+fn contents(file: &File) -> Vec<u8> {
+    let mut bytes = vec![0; file.size() as usize];
+    assert_eq!(file.read_at(0, &mut bytes), Ok(bytes.len()));
+    bytes
+}
+
+#[test]
+fn every_acknowledged_fsync_is_there_after_a_crash() {
+    explore(|| {
+        let device = device();
+        let volume = open(&device);
+        let mut bodies: Vec<Box<dyn FnOnce() + Send>> = vec![background(&volume, 8)];
+        for number in 0..3_u8 {
+            let volume = volume.clone();
+            bodies.push(Box::new(move || {
+                let path = format!("/{number}");
+                let file = volume.open_file(path, OpenFlags::CREATE).expect("create");
+                for round in 0..2 {
+                    file.write_at(round * 5000, &[number + 1; 5000]).expect("write");
+                    file.fsync().expect("fsync");
+                }
+            }));
+        }
+        all(bodies);
+        drop(volume);
+        let volume = open(&device);
+        for number in 0..3_u8 {
+            let file = volume.open_file(format!("/{number}"), OpenFlags::READ).expect("open");
+            assert!(contents(&file) == [number + 1; 10_000]);
+        }
+    });
+}
+
+#[test]
+fn write_truncate_fsync_and_writeback_of_one_file_agree() {
+    explore(|| {
+        let device = device();
+        let volume = open(&device);
+        let file = volume.open_file("/f", OpenFlags::CREATE).expect("create");
+        file.write_at(0, &[1; 6 * PAGE]).expect("write");
+        file.fsync().expect("fsync");
+        let (writer, cutter, syncer) = (file.clone(), file.clone(), file.clone());
+        all(vec![
+            background(&volume, 10),
+            Box::new(move || {
+                for round in 2..5 {
+                    writer.write_at(2 * PAGE as u64 + 100, &[round; 2 * PAGE]).expect("write");
+                }
+            }),
+            Box::new(move || {
+                cutter.truncate(5000).expect("truncate");
+                cutter.allocate(AllocateMode::Extend, 0, 8 * PAGE as u64).expect("allocate");
+            }),
+            Box::new(move || {
+                for _ in 0..2 {
+                    syncer.fsync().expect("fsync");
+                }
+            }),
+        ]);
+        let before = contents(&file);
+        assert!(before[..5000].iter().all(|&byte| byte == 1));
+        // Behind the cut there is only what was written after it: whole calls of the writer, or zeros.
+        let range = 2 * PAGE + 100..4 * PAGE + 100;
+        assert!(before[range.end..].iter().all(|&byte| byte == 0));
+        assert!(before[5000..range.start].iter().all(|&byte| byte == 0));
+        assert!(before[range.clone()].iter().all(|&byte| byte == before[range.start]));
+        file.fsync().expect("fsync");
+        drop((file, volume));
+        let volume = open(&device);
+        assert!(contents(&volume.open_file("/f", OpenFlags::READ).expect("open")) == before);
+    });
+}
+
+#[test]
+fn a_reader_never_brings_cut_data_back() {
+    explore(|| {
+        let device = device();
+        let volume = open(&device);
+        volume
+            .open_file("/f", OpenFlags::CREATE)
+            .and_then(|file| file.write_at(0, &[7; 6 * PAGE]))
+            .expect("write");
+        volume.close().expect("close");
+        // Nothing is cached.
+        let volume = open(&device);
+        let file = volume.open_file("/f", OpenFlags::READ_WRITE).expect("open");
+        let (reader, cutter) = (file.clone(), file.clone());
+        all(vec![
+            background(&volume, 6),
+            Box::new(move || {
+                let mut bytes = vec![0; 6 * PAGE];
+                for _ in 0..2 {
+                    reader.read_at(0, &mut bytes).expect("read");
+                    assert!(bytes.iter().all(|&byte| byte == 0 || byte == 7));
+                }
+            }),
+            Box::new(move || {
+                let page = PAGE as u64;
+                cutter.allocate(AllocateMode::PunchHole, page, 2 * page).expect("punch");
+                cutter.truncate(4 * page).expect("truncate");
+                cutter.truncate(6 * page).expect("grow");
+            }),
+        ]);
+        let bytes = contents(&file);
+        assert!(bytes[..PAGE].iter().all(|&byte| byte == 7));
+        assert!(bytes[PAGE..3 * PAGE].iter().all(|&byte| byte == 0));
+        assert!(bytes[3 * PAGE..4 * PAGE].iter().all(|&byte| byte == 7));
+        assert!(bytes[4 * PAGE..].iter().all(|&byte| byte == 0));
+    });
+}
+
+#[test]
+fn names_agree_with_checkpoints_in_between() {
+    explore(|| {
+        let device = device();
+        let volume = open(&device);
+        let dir = volume.create_dir("/d", 0o755).expect("mkdir").ino;
+        let mut bodies: Vec<Box<dyn FnOnce() + Send>> = vec![background(&volume, 12)];
+        for number in 0..2_u8 {
+            let volume = volume.clone();
+            bodies.push(Box::new(move || {
+                let new = NewInode::new(FileType::Regular, 0o600);
+                let own = [b'a' + number];
+                volume.make(Volume::ROOT, &own, &new).expect("make");
+                let replace = RenameMode::Replace;
+                volume.rename(Volume::ROOT, &own, dir, b"shared", replace).expect("rename");
+                volume.make(Volume::ROOT, &own, &new).expect("make");
+                // The other's file may have been replaced, moved away, or not be there yet.
+                let back = volume.rename(dir, b"shared", Volume::ROOT, &own, replace);
+                assert!(matches!(back, Ok(()) | Err(Error::NotFound)));
+                volume.fsync_dir(dir).expect("fsync");
+                volume.unlink(Volume::ROOT, &own).expect("unlink");
+            }));
+        }
+        all(bodies);
+        let left = volume.read_dir("/d").expect("list").len() as u64;
+        assert!(left <= 1);
+        assert_eq!(volume.statfs().inodes, 2 + left);
+        volume.close().expect("close");
+        let volume = open(&device);
+        assert_eq!(volume.read_dir("/d").expect("list").len() as u64, left);
+        assert_eq!(volume.statfs().inodes, 2 + left);
+    });
+}
+
+#[test]
+fn eviction_and_reads_agree_with_less_memory_than_data() {
+    explore(|| {
+        let device = device();
+        let volume = open(&device);
+        let file = volume.open_file("/f", OpenFlags::CREATE).expect("create");
+        for page in 0..80_u64 {
+            file.write_at(page * PAGE as u64, &[page as u8; PAGE]).expect("write");
+        }
+        file.fsync().expect("fsync");
+        let mut bodies: Vec<Box<dyn FnOnce() + Send>> = Vec::new();
+        for number in 0..2_u64 {
+            let file = file.clone();
+            bodies.push(Box::new(move || {
+                let mut bytes = [0; 2 * PAGE];
+                for step in 0..12_u64 {
+                    let page = (step * 29 + number * 11) % 79;
+                    file.read_at(page * PAGE as u64, &mut bytes).expect("read");
+                    for (index, bytes) in bytes.chunks(PAGE).enumerate() {
+                        assert!(bytes.iter().all(|&byte| u64::from(byte) == page + index as u64));
+                    }
+                }
+            }));
+        }
+        let writer = file.clone();
+        bodies.push(Box::new(move || {
+            for page in (0..80_u64).step_by(9) {
+                writer.write_at(page * PAGE as u64 + 10, &[page as u8; 100]).expect("write");
+            }
+        }));
+        all(bodies);
+        let stats = volume.stats();
+        assert!(stats.pages_in_use <= stats.pages_capacity);
+    });
+}
+
+#[test]
+fn the_last_user_of_an_unlinked_file_purges_it_once() {
+    explore(|| {
+        let device = device();
+        let volume = open(&device);
+        let file = volume.open_file("/f", OpenFlags::CREATE).expect("create");
+        file.write_at(0, &[1; 3 * PAGE]).expect("write");
+        let ino = file.ino();
+        let (opener, remover, user) = (volume.clone(), volume.clone(), file);
+        all(vec![
+            background(&volume, 6),
+            Box::new(move || {
+                if let Ok(file) = opener.open_inode(ino, true) {
+                    assert!(contents(&file) == [1; 3 * PAGE]);
+                    file.fsync().expect("fsync");
+                }
+                let change = SetAttr { size_bytes: Some(10), ..SetAttr::default() };
+                let changed = opener.setattr(ino, &change);
+                assert!(matches!(changed, Ok(_) | Err(Error::NotFound)));
+            }),
+            Box::new(move || remover.remove_file("/f").expect("unlink")),
+            Box::new(move || drop(user)),
+        ]);
+        assert_eq!(volume.getattr(ino), Err(Error::NotFound));
+        assert_eq!(volume.statfs().inodes, 1);
+        volume.close().expect("close");
+        let volume = open(&device);
+        assert_eq!(volume.statfs().inodes, 1);
+    });
+}

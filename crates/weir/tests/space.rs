@@ -1,0 +1,258 @@
+//! Space: no space is an answer at the entry of an operation and never later; a full volume can be opened, deleted from,
+//! synced and closed; what is deleted can be used again, and cycles leak nothing.
+
+mod common;
+
+use common::*;
+use std::sync::Arc;
+use weir::device::Device;
+use weir::*;
+
+const ROOT: u64 = Volume::ROOT;
+
+/// Fills the volume with files of `file_bytes` until there is no space. Answers bytes written.
+fn fill(volume: &Volume, prefix: &str, file_bytes: usize) -> u64 {
+    let data = pattern(1, file_bytes);
+    let mut total = 0;
+    for number in 0.. {
+        let file = match volume.open_file(format!("/{prefix}{number}"), OpenFlags::CREATE) {
+            Ok(file) => file,
+            Err(error) => {
+                assert_eq!(error, Error::NoSpace);
+                return total;
+            }
+        };
+        match file.write_at(0, &data) {
+            Ok(count) => {
+                total += count as u64;
+                if count < data.len() {
+                    return total;
+                }
+            }
+            Err(error) => {
+                assert_eq!(error, Error::NoSpace);
+                return total;
+            }
+        }
+    }
+    total
+}
+
+fn remove_all(volume: &Volume) {
+    for entry in volume.read_dir("/").expect("list") {
+        if entry.file_type == FileType::Directory {
+            volume.rmdir(ROOT, &entry.name).expect("rmdir on a full volume");
+        } else {
+            volume.unlink(ROOT, &entry.name).expect("unlink on a full volume");
+        }
+    }
+}
+
+/// Blocks that are free once everything pending is settled.
+fn settled_free(volume: &Volume) -> u64 {
+    for _ in 0..3 {
+        volume.checkpoint().expect("checkpoint");
+    }
+    while volume.background_step(BackgroundWork::Purge).expect("purge") {}
+    for _ in 0..3 {
+        volume.checkpoint().expect("checkpoint");
+    }
+    let space = volume.stats().space;
+    assert_eq!((space.reserved_blocks, space.pending_free_blocks), (0, 0));
+    space.free_blocks
+}
+
+fn volume_of(size_bytes: u64, log_blocks: u64) -> (Arc<dyn Device>, Volume) {
+    let device = formatted(size_bytes, log_blocks);
+    let volume = open(&device, manual(MIB));
+    (device, volume)
+}
+
+#[test]
+fn a_full_volume_can_be_opened_read_synced_deleted_from_and_closed() {
+    for (size_bytes, file_bytes) in [
+        (2 * MIB, 100),
+        (4 * MIB, 5000),
+        (16 * MIB, 300_000),
+        (16 * MIB, 40 << 20),
+        (8 * MIB, 1500),
+    ] {
+        let (device, volume) = volume_of(size_bytes, 64);
+        let mut written = fill(&volume, "f", file_bytes);
+        assert!(written > 0);
+        written += fill(&volume, "tiny", 1);
+        volume.sync().expect("everything that was accepted can be synced");
+        // A checkpoint makes the trees denser than was feared: a few more names may fit.
+        let more = (0..).find_map(|number| volume.create_dir(format!("/more{number}"), 0).err());
+        assert_eq!(more, Some(Error::NoSpace));
+        volume.checkpoint().expect("a checkpoint of a full volume");
+        volume.close().expect("close");
+
+        let volume = open(&device, manual(MIB));
+        let data = pattern(1, file_bytes);
+        let mut read = 0;
+        let is_file = |entry: &DirEntry| entry.file_type == FileType::Regular;
+        for entry in volume.read_dir("/").expect("list").into_iter().filter(is_file) {
+            let file = volume.open_inode(entry.ino, false).expect("open");
+            let content = contents(&file);
+            assert!(data.starts_with(&content));
+            read += content.len() as u64;
+        }
+        assert_eq!(read, written);
+        // Attributes, cuts and overwriting of what is in the cache need no space that is not there.
+        let kept = volume.lookup(ROOT, b"f0").expect("lookup").ino;
+        let change = SetAttr { permissions: Some(0o600), ..SetAttr::default() };
+        volume.setattr(kept, &change).expect("chmod on a full volume");
+        let file = volume.open_inode(kept, true).expect("open");
+        file.truncate(file.size() / 2).expect("truncate on a full volume");
+        file.fsync().expect("fsync on a full volume");
+        drop(file);
+        volume.sync().expect("sync");
+        remove_all(&volume);
+        volume.sync().expect("sync");
+        volume.close().expect("close");
+
+        let volume = open(&device, manual(MIB));
+        let again = fill(&volume, "f", file_bytes);
+        assert!(again as f64 > 0.9 * written as f64, "{again} of {written}");
+    }
+}
+
+#[test]
+fn cycles_of_filling_and_deleting_leak_no_block() {
+    let (device, mut volume) = volume_of(8 * MIB, 64);
+    let fresh = settled_free(&volume);
+    for round in 0..12_u64 {
+        let file_bytes = [700, 30_000, 4096, 1 << 20][round as usize % 4];
+        fill(&volume, "f", file_bytes);
+        if round % 3 == 0 {
+            volume.sync().expect("sync");
+        }
+        if round % 4 == 1 {
+            volume.close().expect("close");
+            volume = open(&formatted(MIB, 64), manual(MIB));
+            drop(volume);
+            volume = open(&device, manual(MIB));
+        }
+        remove_all(&volume);
+        let free = settled_free(&volume);
+        assert!(free + 4 >= fresh, "round {round}: {fresh} were free, {free} are");
+        assert_eq!(volume.statfs().inodes, 1);
+    }
+}
+
+#[test]
+fn every_kind_of_inode_and_attribute_gives_its_space_back() {
+    let (_device, volume) = volume_of(32 * MIB, 0);
+    let fresh = settled_free(&volume);
+    for _ in 0..3 {
+        let dir = volume.create_dir("/d", 0o755).expect("mkdir").ino;
+        for number in 0..300_u64 {
+            let name = format!("entry number {number}");
+            let attr = match number % 4 {
+                0 => volume.symlink(dir, name.as_bytes(), &[b'x'; 3000], 0, 0),
+                1 => volume.make(dir, name.as_bytes(), &NewInode::new(FileType::Directory, 0)),
+                2 => volume.make(dir, name.as_bytes(), &NewInode::new(FileType::Fifo, 0)),
+                _ => volume.make(dir, name.as_bytes(), &NewInode::new(FileType::Regular, 0)),
+            };
+            let ino = attr.expect("make").ino;
+            volume.setxattr(ino, b"user.large", &[1; 4000], XattrMode::Set).expect("set");
+            if number % 4 == 3 {
+                let file = volume.open_inode(ino, true).expect("open");
+                file.allocate(AllocateMode::KeepSize, number << 20, 40_000).expect("allocate");
+                file.write_at(number * 1000, &[1; 3000]).expect("write");
+            }
+        }
+        volume.checkpoint().expect("checkpoint");
+        for entry in volume.read_dir("/d").expect("list") {
+            if entry.file_type == FileType::Directory {
+                volume.rmdir(dir, &entry.name).expect("rmdir");
+            } else {
+                volume.unlink(dir, &entry.name).expect("unlink");
+            }
+        }
+        volume.rmdir(ROOT, b"d").expect("rmdir");
+        let free = settled_free(&volume);
+        assert!(free + 4 >= fresh, "{fresh} were free, {free} are");
+        assert_eq!(volume.statfs().inodes, 1);
+    }
+}
+
+#[test]
+fn statfs_counts_dirty_data_and_comes_back() {
+    let (_device, volume) = volume_of(32 * MIB, 0);
+    settled_free(&volume);
+    let before = volume.statfs();
+    let file = create(&volume, "/f");
+    file.write_at(0, &vec![1; 400 * 4096]).expect("write");
+    let dirty = volume.statfs();
+    assert!(dirty.free_blocks + 400 <= before.free_blocks, "delayed data counts");
+    assert!(dirty.available_blocks < dirty.free_blocks && dirty.free_blocks < dirty.total_blocks);
+    assert_eq!(file.attr().expect("attr").blocks, 400);
+    volume.checkpoint().expect("checkpoint");
+    let clean = volume.statfs();
+    assert!(clean.free_blocks.abs_diff(dirty.free_blocks) <= 24);
+    assert_eq!(file.attr().expect("attr").blocks, 400);
+    file.allocate(AllocateMode::PunchHole, 0, 200 * 4096).expect("punch");
+    assert_eq!(file.attr().expect("attr").blocks, 200);
+    assert!(volume.statfs().free_blocks + 24 >= clean.free_blocks + 200, "pending counts as free");
+}
+
+#[test]
+fn an_allocation_that_does_not_fit_fails_and_what_it_reserved_serves_writes() {
+    let (_device, volume) = volume_of(8 * MIB, 64);
+    let file = create(&volume, "/f");
+    assert_eq!(file.allocate(AllocateMode::Extend, 0, 1 << 40), Err(Error::NoSpace));
+    file.truncate(0).expect("truncate");
+    file.allocate(AllocateMode::Extend, 0, 4 * MIB).expect("allocate");
+    // With the rest full, the allocated part can be written for the first time.
+    fill(&volume, "rest", 100_000);
+    volume.sync().expect("sync");
+    assert_eq!(contents(&file), vec![0; 4 << 20]);
+}
+
+#[test]
+fn appends_are_all_or_nothing_when_space_ends() {
+    let (_device, volume) = volume_of(4 * MIB, 64);
+    let file = create(&volume, "/f");
+    let part = pattern(5, 100_000);
+    let mut count = 0;
+    let error = loop {
+        match file.append(&part) {
+            Ok(offset) => assert_eq!(offset, count * 100_000),
+            Err(error) => break error,
+        }
+        count += 1;
+    };
+    assert_eq!(error, Error::NoSpace);
+    assert_eq!(file.size(), count * 100_000);
+    let read = contents(&file);
+    assert!(read.chunks(100_000).all(|chunk| chunk == part));
+}
+
+#[test]
+fn an_overwrite_of_a_full_volume_never_loses_the_old_data() {
+    let (device, volume) = volume_of(8 * MIB, 64);
+    let file = create(&volume, "/f");
+    let mut size = 0;
+    while let Ok(count) = file.write_at(size, &[1; 65_536]) {
+        size += count as u64;
+    }
+    file.fsync().expect("fsync");
+    volume.checkpoint().expect("checkpoint");
+    let mut expected = vec![1_u8; size as usize];
+    for page in (0..size / 4096).rev() {
+        match file.write_at(page * 4096, &[2; 4096]) {
+            Ok(4096) => expected[page as usize * 4096..][..4096].fill(2),
+            Ok(count) => panic!("{count} bytes"),
+            Err(error) => assert_eq!(error, Error::NoSpace, "{:?}", volume.stats().space),
+        }
+        if page % 16 == 0 {
+            file.fsync().expect("fsync");
+        }
+    }
+    volume.close().expect("close");
+    drop((file, volume));
+    let volume = open(&device, manual(MIB));
+    assert!(contents(&volume.open_file("/f", OpenFlags::READ).expect("open")) == expected);
+}
