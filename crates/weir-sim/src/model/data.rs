@@ -141,14 +141,12 @@ impl FileData {
         }
     }
 
-    /// The size becomes at least `end`, as an operation with its place in the order.
+    /// The size becomes at least `end`, as an operation with its place in the order if it is smaller.
     pub fn grow(&mut self, end: u64) {
-        self.size = self.size.max(end);
-        for size in &mut self.sizes {
-            *size = (*size).max(end);
+        if end > self.size {
+            self.size = end;
+            self.sizes = vec![end];
         }
-        self.sizes.sort_unstable();
-        self.sizes.dedup();
     }
 
     /// The size becomes `size`; what lies beyond is gone, and zeros when the file grows again.

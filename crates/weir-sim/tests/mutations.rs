@@ -1,0 +1,57 @@
+//! Every seeded bug of the engine is found, and within how many crash states.
+#![cfg(feature = "mutations")]
+
+use weir::mutation::Mutation;
+use weir_sim::explore::Limits;
+use weir_sim::{SimOptions, Workload, run};
+
+/// Runs until something is found; answers after how many crash states.
+fn states_until_found(mutation: Mutation, workload: Workload, states: u64) -> Option<u64> {
+    let options = SimOptions {
+        states,
+        workload,
+        mutation: Some(mutation.name().to_owned()),
+        threads: 2,
+        shrink: false,
+        limits: Limits::default(),
+        ..SimOptions::default()
+    };
+    run(&options).finding.map(|finding| finding.after_states)
+}
+
+/// The workload that meets the bug soonest, and a generous bound.
+const fn hunt(mutation: Mutation) -> (Workload, u64) {
+    match mutation {
+        Mutation::AcceptStaleFrame
+        | Mutation::ForgetOwedPayload
+        | Mutation::ForgetOrphan
+        | Mutation::SkipZeroTail
+        | Mutation::OverwriteUnlogged
+        | Mutation::SizeBeforeData
+        | Mutation::ReuseBeforeCheckpoint
+        | Mutation::ReleaseLogEarly => (Workload::Random, 200_000),
+        _ => (Workload::Exhaustive, 20_000),
+    }
+}
+
+#[test]
+fn without_a_mutation_the_same_workloads_are_green() {
+    for workload in [Workload::Exhaustive, Workload::Random] {
+        let options = SimOptions { states: 10_000, workload, threads: 2, ..SimOptions::default() };
+        let report = run(&options);
+        assert!(report.finding.is_none(), "{}", weir_sim::cli::text(&report, true));
+    }
+}
+
+#[test]
+fn every_mutation_is_found() {
+    let mut missed = Vec::new();
+    for mutation in Mutation::ALL {
+        let (workload, states) = hunt(mutation);
+        match states_until_found(mutation, workload, states) {
+            Some(after) => println!("{}: found after {after} crash states", mutation.name()),
+            None => missed.push(mutation.name()),
+        }
+    }
+    assert!(missed.is_empty(), "not found: {missed:?}");
+}
