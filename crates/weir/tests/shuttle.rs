@@ -20,8 +20,8 @@ use weir::device::memory::MemoryDevice;
 use weir::sync::Clock;
 use weir::*;
 
-const RANDOM_SCHEDULES: usize = 60;
-const PCT_SCHEDULES: usize = 40;
+const RANDOM_SCHEDULES: usize = 600;
+const PCT_SCHEDULES: usize = 400;
 const PAGE: usize = 4096;
 
 struct NoTime;

@@ -256,3 +256,49 @@ fn an_overwrite_of_a_full_volume_never_loses_the_old_data() {
     let volume = open(&device, manual(MIB));
     assert!(contents(&volume.open_file("/f", OpenFlags::READ).expect("open")) == expected);
 }
+
+#[test]
+fn scattered_free_blocks_take_data_and_never_starve_a_checkpoint() {
+    let (device, volume) = volume_of(16 * MIB, 64);
+    // Files of one block each, side by side; then every other one goes.
+    let full = fill(&volume, "f", 4096) / 4096;
+    volume.sync().expect("sync");
+    let mut removed = 0;
+    for number in (0..full).step_by(2) {
+        volume.remove_file(format!("/f{number}")).expect("unlink");
+        removed += 1;
+    }
+    settled_free(&volume);
+    // One large file has to take the holes. Not all of them: each is an extent, and the tree that holds those needs
+    // room for whole nodes.
+    let file = create(&volume, "/large");
+    let mut data = pattern(3, removed as usize * 4096);
+    let written = file.write_at(0, &data).expect("write");
+    assert!(written > data.len() / 5, "{:?}", volume.stats().space);
+    data.truncate(written);
+    file.fsync().expect("fsync");
+    volume.checkpoint().expect("checkpoint");
+    // Metadata alone may grow only as long as its nodes find room.
+    let value = vec![1; 4000];
+    let refused = (1..full).step_by(2).find_map(|number| {
+        let ino = volume.resolve(format!("/f{number}"), true).expect("resolve");
+        volume.setxattr(ino, b"user.large", &value, XattrMode::Set).err()
+    });
+    assert_eq!(refused, Some(Error::NoSpace));
+    volume.checkpoint().expect("checkpoint");
+    for number in (1..full).step_by(2) {
+        let path = format!("/f{number}");
+        let change = SetAttr { permissions: Some(0o600), ..SetAttr::default() };
+        let ino = volume.resolve(&path, true).expect("resolve");
+        volume.setattr(ino, &change).expect("chmod");
+        if number % 8 == 1 {
+            volume.checkpoint().expect("checkpoint");
+        }
+        volume.remove_file(path).expect("unlink");
+    }
+    volume.close().expect("close");
+    drop((file, volume));
+    let volume = open(&device, manual(MIB));
+    let file = volume.open_file("/large", OpenFlags::READ).expect("open");
+    assert!(contents(&file) == data);
+}

@@ -480,6 +480,17 @@ impl Allocator {
         space.account.promise(blocks, class, metadata_reserve)
     }
 
+    /// What could be promised to users at this moment.
+    pub fn user_room_blocks(&self) -> u64 {
+        let metadata_reserve = self.metadata_reserve.load(Relaxed);
+        let space = self.space.lock();
+        if space.cells() < metadata_reserve / NODE_BLOCKS {
+            return 0;
+        }
+        let kept = space.account.reserved().saturating_add(metadata_reserve);
+        space.account.free().saturating_sub(kept)
+    }
+
     /// Takes back a promise, kept or not.
     pub fn release(&self, blocks: u64) {
         self.space.lock().account.release(blocks);
