@@ -8,8 +8,10 @@
 //!   (locks are local, and write errors are reported by `fsync`, as on other file systems).
 //! - `opendir` answers ENOSYS when the kernel then stops asking (`FUSE_NO_OPENDIR_SUPPORT`):
 //!   directory reading has no state here.
-//! - With `FUSE_HANDLE_KILLPRIV_V2` the kernel does not ask for `security.capability` before each
-//!   write and we clear set-user-id bits. Whether the caller lacks `CAP_FSETID` is told for writes
+//! - With `FUSE_HANDLE_KILLPRIV_V2` the kernel asks for `security.capability` not before each write,
+//!   but before the first one after it learned an inode's attributes (any refresh makes it forget,
+//!   so each new file costs one such round trip; `-o noxattr` ends that), and we clear set-user-id
+//!   bits. Whether the caller lacks `CAP_FSETID` is told for writes
 //!   only (for truncation the protocol has a flag that `fuser` does not pass on, for `fallocate` and
 //!   `copy_file_range` it has none); elsewhere every caller but uid 0 is taken to lack it.
 //! - `fuser` 0.18 does not know TMPFILE, SYNCFS and STATX: `O_TMPFILE` fails with EOPNOTSUPP (programs
@@ -703,11 +705,18 @@ impl fuser::Filesystem for FuserTransport {
         size: u32,
         reply: ReplyXattr,
     ) {
+        if !self.options.xattr {
+            // The kernel never asks again.
+            return reply.error(errno(Errno::ENOSYS));
+        }
         let name = name.as_bytes().to_vec();
         self.run(Class::Normal, move |ops| reply_xattr(reply, size, ops.getxattr(ino.0, &name)));
     }
 
     fn listxattr(&self, _request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        if !self.options.xattr {
+            return reply.error(errno(Errno::ENOSYS));
+        }
         self.run(Class::Normal, move |ops| {
             let list = ops.listxattr(ino.0).map(|names| {
                 let mut list = Vec::new();

@@ -181,6 +181,19 @@ fn extended_attributes_keep_their_rules() {
 }
 
 #[test]
+fn without_attributes_the_kernel_stops_asking_for_them() {
+    let ops = MemoryFs::new();
+    let Some(mount) = TestMount::new(Arc::clone(&ops) as _, "noxattr") else { return };
+    for number in 0..10 {
+        fs::write(mount.path().join(format!("f{number}")), "x").unwrap();
+    }
+    assert_eq!(ops.xattr_reads.load(Ordering::SeqCst), 0);
+    let mut value = [0_u8; 16];
+    let read = rustix::fs::getxattr(mount.path().join("f0"), "user.k", &mut value);
+    assert_eq!(read, Err(Errno::OPNOTSUPP));
+}
+
+#[test]
 fn a_busy_mount_is_not_taken_off_and_says_who_uses_it() {
     let Some(mount) = TestMount::new(MemoryFs::new(), "") else { return };
     let file = File::create(mount.path().join("f")).unwrap();

@@ -41,6 +41,7 @@ const READY: &str = "ready ";
         relatime noatime strictatime\n  \
         sync dirsync               every write, every change of a directory is synchronous\n  \
         acl noacl                  POSIX access control lists (default: acl)\n  \
+        xattr noxattr              extended attributes (without: new files are made faster)\n  \
         writeback_cache            the kernel collects small writes (default: off)\n  \
         fsname=NAME                what mount and df show\n  \
         threads=N max_background=N max_write=BYTES   tuning of the connection\n\n\

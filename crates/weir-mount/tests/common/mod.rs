@@ -45,6 +45,7 @@ pub struct MemoryFs {
     held: Mutex<bool>,
     changed: Condvar,
     pub waiting_fsyncs: AtomicU64,
+    pub xattr_reads: AtomicU64,
 }
 
 fn attr(ino: u64, file_type: FileType, permissions: u32, caller: Caller) -> Attr {
@@ -130,6 +131,7 @@ impl MemoryFs {
             held: Mutex::new(false),
             changed: Condvar::new(),
             waiting_fsyncs: AtomicU64::new(0),
+            xattr_reads: AtomicU64::new(0),
         })
     }
     fn state(&self) -> MutexGuard<'_, State> {
@@ -415,6 +417,7 @@ impl FileSystemOps for MemoryFs {
         self.write(to, to_offset, &buffer, WriteMode::default()).map(|copied| copied as u64)
     }
     fn getxattr(&self, ino: u64, name: &[u8]) -> OpResult<Vec<u8>> {
+        self.xattr_reads.fetch_add(1, Ordering::SeqCst);
         self.state().node(ino)?.xattrs.get(name).cloned().ok_or(Errno::ENODATA)
     }
     fn setxattr(
