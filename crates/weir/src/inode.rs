@@ -183,7 +183,7 @@ impl Meta {
     /// Attributes changed: ctime and change counter move.
     pub fn touch_attributes(&mut self, now: Timestamp) {
         self.item.ctime = now;
-        self.item.change_counter += 1;
+        self.item.change_counter = self.item.change_counter.wrapping_add(1);
         self.dirty = true;
     }
 

@@ -6,10 +6,10 @@ use super::links::Inodes;
 use super::report::{Counts, Findings, Place, ProblemKind};
 use super::space::{Claim, Reached};
 use crate::Volume;
-use crate::format::item::{Dirent, Extent, InodeItem, MAX_LINKS, Xattr, name_hash};
+use crate::format::item::{Dirent, Extent, InodeItem, Xattr, name_hash};
 use crate::format::node::Node;
 use crate::format::{
-    BLOCK_BYTES_U64, Key, Kind, MAX_FILE_BYTES, MAX_INLINE_BYTES, MAX_SYMLINK_BYTES, NODE_BLOCKS,
+    BLOCK_BYTES_U64, Key, Kind, MAX_FILE_BLOCKS, MAX_INLINE_BYTES, MAX_SYMLINK_BYTES, NODE_BLOCKS,
 };
 use crate::tree::{Visitor, WalkProblem};
 use crate::types::FileType;
@@ -201,7 +201,6 @@ impl<'a, 'b> Items<'a, 'b> {
         let wrong = [
             (number == Volume::ROOT && !is_directory, "the root is no directory"),
             (number == Volume::ROOT && item.links == 0, "the root has no links"),
-            (item.links > MAX_LINKS, "too many links"),
             (!is_directory && item.parent != 0, "a parent, but it is no directory"),
             (!is_directory && item.subdirectories != 0, "subdirectories, but it is no directory"),
             (!may_be_inline && item.is_inline(), "inline data, but its type has none"),
@@ -287,7 +286,7 @@ impl<'a, 'b> Items<'a, 'b> {
         let (block, blocks, unwritten) = Extent::decode_head(value)?;
         self.counts.file_blocks += blocks;
         let file_end = key.offset.saturating_add(blocks);
-        if file_end > MAX_FILE_BYTES.div_ceil(BLOCK_BYTES_U64) {
+        if file_end > MAX_FILE_BLOCKS {
             self.problem(ProblemKind::Item, key, || "beyond the largest file".to_owned());
         }
         let claim = self.reached.claim(block, blocks);
@@ -324,6 +323,7 @@ impl<'a, 'b> Items<'a, 'b> {
         }
         if !unwritten
             && claim != Claim::Outside
+            && file_end <= MAX_FILE_BLOCKS
             && let Some(data) = &mut self.data
         {
             data.add(key.inode, key.offset, block, value.get(16..).unwrap_or(&[]), size);

@@ -6,9 +6,9 @@
 //! **Invariant:** the extents of an inode do not overlap; a block belongs to at most one extent.
 
 use crate::alloc::Run;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::item::Extent;
-use crate::format::{Key, Kind, MAX_WRITTEN_EXTENT_BLOCKS};
+use crate::format::{Key, Kind, MAX_FILE_BLOCKS, MAX_WRITTEN_EXTENT_BLOCKS};
 use crate::tree::Value;
 use crate::txn::{Op, Store};
 
@@ -50,7 +50,7 @@ impl Piece {
     }
 
     fn clipped(key: Key, item: Value, start: u64, end: u64) -> Result<Option<Self>> {
-        let (block, blocks, unwritten) = Extent::decode_head(&item)?;
+        let (block, blocks, unwritten) = head(key, &item)?;
         let from = key.offset.max(start);
         let to = key.offset.saturating_add(blocks).min(end);
         if from >= to {
@@ -67,6 +67,17 @@ impl Piece {
             skip,
         }))
     }
+}
+
+/// The head of an extent item: (block, blocks, unwritten). Its end is a file block that can be, so that
+/// sums of places cannot overflow.
+fn head(key: Key, item: &[u8]) -> Result<(u64, u64, bool)> {
+    let (block, blocks, unwritten) = Extent::decode_head(item)?;
+    if key.offset > MAX_FILE_BLOCKS - blocks {
+        let inode = key.inode;
+        return Err(Error::Corrupt(format!("inode {inode}: an extent beyond the largest file")));
+    }
+    Ok((block, blocks, unwritten))
 }
 
 /// The first key of `inode`'s extents.
@@ -90,7 +101,7 @@ fn overlapping(
     if let Some((key, value)) = store.get_le(Key::extent(inode, start), floor(inode))?
         && key.offset < start
     {
-        let (_, blocks, _) = Extent::decode_head(&value)?;
+        let (_, blocks, _) = head(key, &value)?;
         if key.offset.saturating_add(blocks) > start {
             items.push((key, value));
         }
@@ -169,7 +180,7 @@ pub fn cut(
     let (items, next) = overlapping(store, inode, start, end, limit)?;
     let mut blocks_cut = 0;
     for (key, value) in items {
-        let (block, blocks, unwritten) = Extent::decode_head(&value)?;
+        let (block, blocks, unwritten) = head(key, &value)?;
         let from = key.offset.max(start);
         let to = key.offset.saturating_add(blocks).min(end);
         if from >= to {
@@ -240,7 +251,7 @@ pub fn left_neighbour(store: &Store, inode: u64, file_block: u64) -> Result<Opti
     let Some((key, value)) = store.get_le(Key::extent(inode, file_block - 1), floor(inode))? else {
         return Ok(None);
     };
-    let (_, blocks, unwritten) = Extent::decode_head(&value)?;
+    let (_, blocks, unwritten) = head(key, &value)?;
     if key.offset + blocks != file_block || unwritten {
         return Ok(None);
     }
@@ -252,6 +263,6 @@ pub fn placement_hint(store: &Store, inode: u64, file_block: u64) -> Result<Opti
     let Some((key, value)) = store.get_le(Key::extent(inode, file_block), floor(inode))? else {
         return Ok(None);
     };
-    let (block, blocks, _) = Extent::decode_head(&value)?;
+    let (block, blocks, _) = head(key, &value)?;
     Ok(Some(block + (file_block - key.offset).min(blocks)))
 }

@@ -2,6 +2,7 @@
 //!
 //! `docs/FORMAT.md`, section "Items", specifies them. Decoders accept arbitrary bytes.
 
+use super::geometry::MAX_GROUPS;
 use super::{
     FormatError, GROUP_BLOCKS, MAX_UNWRITTEN_EXTENT_BLOCKS, MAX_WRITTEN_EXTENT_BLOCKS,
     MAX_XATTR_BYTES,
@@ -157,6 +158,12 @@ impl InodeItem {
         if item.size > super::MAX_FILE_BYTES {
             return Err(error("size over 8 EiB - 1"));
         }
+        if item.links > MAX_LINKS || item.subdirectories > MAX_LINKS {
+            return Err(error("more links than an inode can have"));
+        }
+        if item.blocks > MAX_GROUPS * GROUP_BLOCKS {
+            return Err(error("more blocks than the largest volume has"));
+        }
         if item.flags & !INODE_INLINE != 0 {
             return Err(error("unknown flags"));
         }
@@ -302,6 +309,9 @@ impl Extent {
             return Err(error("number of checksums does not match the length"));
         }
         let last = block.checked_add(blocks - 1).ok_or_else(|| error("address overflow"))?;
+        if last >= MAX_GROUPS * GROUP_BLOCKS {
+            return Err(error("beyond the largest volume"));
+        }
         if block == 0 || block / GROUP_BLOCKS != last / GROUP_BLOCKS {
             return Err(error("not inside one group"));
         }

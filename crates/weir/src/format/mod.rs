@@ -47,6 +47,9 @@ pub const MIN_VOLUME_BYTES: u64 = 1 << 20;
 /// Largest file: 8 EiB - 1.
 pub const MAX_FILE_BYTES: u64 = i64::MAX as u64;
 
+/// Blocks of the largest file.
+pub const MAX_FILE_BLOCKS: u64 = MAX_FILE_BYTES / BLOCK_BYTES_U64 + 1;
+
 /// Generations, LSNs, sequence, epoch and inode numbers stay below this: they grow by one at a time
 /// and never get there. Decoders refuse larger ones, so that counting on never overflows.
 pub const MAX_COUNTER: u64 = 1 << 62;

@@ -5,7 +5,7 @@
 //! never allocates, and answers malformed bytes with an error and then ends.
 
 use super::key::{Key, Kind};
-use super::{FormatError, MAX_VALUE_BYTES};
+use super::{FormatError, MAX_FILE_BLOCKS, MAX_VALUE_BYTES};
 
 /// Bytes of a record before its body.
 pub const RECORD_HEADER_BYTES: usize = 4;
@@ -243,6 +243,13 @@ impl<'a> Body<'a> {
     fn u32(&mut self) -> Result<u32, FormatError> {
         Ok(u32::from_le_bytes(self.take()?))
     }
+    fn file_block(&mut self) -> Result<u64, FormatError> {
+        let file_block = self.u64()?;
+        if file_block > MAX_FILE_BLOCKS {
+            return Err(FormatError::new("record", "a place beyond the largest file"));
+        }
+        Ok(file_block)
+    }
     fn key(&mut self) -> Result<Key, FormatError> {
         let (inode, offset) = (self.u64()?, self.u64()?);
         let [kind] = self.take()?;
@@ -275,7 +282,7 @@ fn decode_body(kind: u8, bytes: &[u8]) -> Result<Record<'_>, FormatError> {
         FREE => Record::Free { block: body.u64()?, length_blocks: body.u32()? },
         PAYLOAD => Record::Payload {
             inode: body.u64()?,
-            file_block: body.u64()?,
+            file_block: body.file_block()?,
             home_block: body.u64()?,
             index: body.u32()?,
             checksum: body.u32()?,
@@ -291,14 +298,14 @@ fn decode_body(kind: u8, bytes: &[u8]) -> Result<Record<'_>, FormatError> {
         }
         HOME => Record::Home {
             inode: body.u64()?,
-            file_block: body.u64()?,
+            file_block: body.file_block()?,
             block: body.u64()?,
             checksum: body.u32()?,
         },
         NEXT_INODE => Record::NextInode { next_inode: body.u64()? },
         SETTLED => Record::Settled {
             inode: body.u64()?,
-            file_block: body.u64()?,
+            file_block: body.file_block()?,
             length_blocks: body.u64()?,
         },
         _ => return Err(FormatError::new("record", format!("unknown kind {kind}"))),

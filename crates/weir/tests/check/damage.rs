@@ -89,7 +89,7 @@ fn wrong_inodes_are_found() {
     let edits: [(&str, &[ProblemKind], &str, fn(&mut weir::format::item::InodeItem)); 15] = [
         ("links", &[LinkCount], "/dir/file", |item| item.links += 1),
         ("directory links", &[LinkCount], "/dir", |item| item.links += 1),
-        ("too many links", &[LinkCount, InodeField], "/small", |item| item.links = u32::MAX),
+        ("too many links", &[ProblemKind::Item], "/small", |item| item.links = u32::MAX),
         ("subdirectories", &[SubdirectoryCount], "/dir", |item| item.subdirectories += 1),
         ("entries", &[EntryCount], "/dir", |item| item.size += 1),
         ("parent", &[Parent], "/dir/sub", |item| item.parent = 1),

@@ -46,7 +46,7 @@ static ALLOCATOR: Watched = Watched;
 /// No part of a volume of 4 MiB justifies a request of this size.
 const ABSURD_BYTES: usize = 96 << 20;
 /// A case takes milliseconds; one that takes this long never ends.
-const HANG: Duration = Duration::from_secs(120);
+const HANG: Duration = Duration::from_secs(30);
 /// Where a walk through a damaged volume stops: it may have cycles.
 const MAX_VISITED: usize = 2000;
 
