@@ -1,25 +1,75 @@
 //! Weir: a crash-safe file system that a program links into itself.
+//!
+//! A volume is one file or one block device. This page is the whole API:
+//!
+//! * [`Volume`]: [`Volume::create`], [`Volume::open`], [`Volume::close`]; names by path ([`Volume::open_file`],
+//!   [`Volume::create_dir`] …) and by inode number ([`Volume::lookup`], [`Volume::make`] …); [`Volume::sync`],
+//!   [`Volume::checkpoint`], [`Volume::stats`]
+//! * [`File`]: [`File::read_at`], [`File::write_at`], [`File::append`], [`File::truncate`], [`File::allocate`];
+//!   durability: [`File::fsync`], [`File::fdatasync`], and without waiting: [`File::fsync_async`]
+//! * [`SyncTicket`], [`CompletionQueue`]: durability as something to hold
+//! * [`Error`]: what can go wrong, with [`Error::errno`]
+//! * [`check`]: fsck
+//! * [`device`]: the [`device::Device`] trait, for volumes on something else than a file
+//!
+//! Everything is `Send + Sync` and may be called from any thread. Nothing is durable before a sync says so; after a
+//! crash, the effects of all metadata operations up to some point are there, and that point is never before
+//! the last one that a sync covered.
+//!
+//! ```
+//! # fn main() -> weir::Result<()> {
+//! use weir::{CreateOptions, OpenFlags, Volume, VolumeOptions};
+//!
+//! let directory = std::env::temp_dir();
+//! let path = directory.join(format!("weir-doc-{}.weir", std::process::id()));
+//! Volume::create(&path, &CreateOptions { size_bytes: Some(16 << 20), ..CreateOptions::default() })?;
+//! let volume = Volume::open(&path, VolumeOptions::default())?;
+//! let file = volume.open_file("/journal", OpenFlags::CREATE)?;
+//! file.append(b"first entry\n")?;
+//! file.fsync()?;
+//! volume.close()?;
+//! # std::fs::remove_file(&path)?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The other modules are the engine's parts. They are public for the simulator, fsck, the lab and the command line of this
+//! repository, and hidden here because they change with the engine: `docs/ARCHITECTURE.md` is their map.
 
+#[doc(hidden)]
 pub mod alloc;
+#[doc(hidden)]
 pub mod background;
+#[doc(hidden)]
 pub mod cache;
 pub mod check;
 pub mod device;
+#[doc(hidden)]
 pub mod engine;
 mod error;
+#[doc(hidden)]
 pub mod file;
+#[doc(hidden)]
 pub mod format;
+#[doc(hidden)]
 pub mod inode;
+#[doc(hidden)]
 pub mod log;
 #[doc(hidden)]
 pub mod mutation;
+#[doc(hidden)]
 pub mod namespace;
+#[doc(hidden)]
 pub mod reclaim;
+#[doc(hidden)]
 pub mod recovery;
 pub mod stats;
+#[doc(hidden)]
 pub mod sync;
 mod ticket;
+#[doc(hidden)]
 pub mod tree;
+#[doc(hidden)]
 pub mod txn;
 mod types;
 mod volume;
