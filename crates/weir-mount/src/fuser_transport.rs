@@ -45,6 +45,8 @@ use crate::weir_fs;
 
 /// How long the kernel may trust a name or attributes. There is no other writer.
 const VALID: Duration = Duration::from_secs(365 * 86_400);
+/// The same where the kernel writes back later: it does not notice that this allocates blocks.
+const VALID_WITH_WRITEBACK: Duration = Duration::from_secs(1);
 /// Inode numbers are never given out twice.
 const GENERATION: Generation = Generation(0);
 /// Block size told to programs.
@@ -56,6 +58,8 @@ pub(crate) struct FuserTransport {
     dispatcher: Arc<Dispatcher>,
     options: TransportOptions,
     stateless_dirs: bool,
+    /// How long the kernel may trust what it is told.
+    valid: Duration,
 }
 
 thread_local! {
@@ -69,7 +73,8 @@ impl FuserTransport {
         dispatcher: Arc<Dispatcher>,
         options: TransportOptions,
     ) -> Self {
-        Self { ops, dispatcher, options, stateless_dirs: false }
+        let valid = if options.writeback_cache { VALID_WITH_WRITEBACK } else { VALID };
+        Self { ops, dispatcher, options, stateless_dirs: false, valid }
     }
 
     /// Serves `job` by its class. A panic drops the reply object inside, which answers EIO.
@@ -179,16 +184,16 @@ fn negative_attr() -> FileAttr {
     }
 }
 
-fn reply_entry(reply: ReplyEntry, result: Result<Attr, Errno>) {
+fn reply_entry(reply: ReplyEntry, valid: Duration, result: Result<Attr, Errno>) {
     match result {
-        Ok(attr) => reply.entry(&VALID, &fuser_attr(&attr), GENERATION),
+        Ok(attr) => reply.entry(&valid, &fuser_attr(&attr), GENERATION),
         Err(error) => reply.error(errno(error)),
     }
 }
 
-fn reply_attr(reply: ReplyAttr, result: Result<Attr, Errno>) {
+fn reply_attr(reply: ReplyAttr, valid: Duration, result: Result<Attr, Errno>) {
     match result {
-        Ok(attr) => reply.attr(&VALID, &fuser_attr(&attr)),
+        Ok(attr) => reply.attr(&valid, &fuser_attr(&attr)),
         Err(error) => reply.error(errno(error)),
     }
 }
@@ -298,10 +303,11 @@ impl fuser::Filesystem for FuserTransport {
     }
 
     fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let valid = self.valid;
         let name = name.as_bytes().to_vec();
         self.run(Class::Normal, move |ops| match ops.lookup(parent.0, &name) {
-            Err(Errno::ENOENT) => reply.entry(&VALID, &negative_attr(), GENERATION),
-            result => reply_entry(reply, result),
+            Err(Errno::ENOENT) => reply.entry(&valid, &negative_attr(), GENERATION),
+            result => reply_entry(reply, valid, result),
         });
     }
 
@@ -316,7 +322,8 @@ impl fuser::Filesystem for FuserTransport {
         _handle: Option<FileHandle>,
         reply: ReplyAttr,
     ) {
-        self.run(Class::Normal, move |ops| reply_attr(reply, ops.getattr(ino.0)));
+        let valid = self.valid;
+        self.run(Class::Normal, move |ops| reply_attr(reply, valid, ops.getattr(ino.0)));
     }
 
     fn setattr(
@@ -337,6 +344,7 @@ impl fuser::Filesystem for FuserTransport {
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
+        let valid = self.valid;
         let caller = caller(request);
         let owner_changes = uid.is_some() || gid.is_some();
         let change = SetAttr {
@@ -349,7 +357,7 @@ impl fuser::Filesystem for FuserTransport {
             kill_suid_sgid: owner_changes || (size.is_some() && caller.uid != 0),
         };
         let class = if size.is_some() { Class::Blocking } else { Class::Normal };
-        self.run(class, move |ops| reply_attr(reply, ops.setattr(caller, ino.0, &change)));
+        self.run(class, move |ops| reply_attr(reply, valid, ops.setattr(caller, ino.0, &change)));
     }
 
     fn readlink(&self, _request: &Request, ino: INodeNo, reply: ReplyData) {
@@ -369,6 +377,7 @@ impl fuser::Filesystem for FuserTransport {
         rdev: u32,
         reply: ReplyEntry,
     ) {
+        let valid = self.valid;
         let Some(file_type) = FileType::from_mode(mode) else {
             reply.error(errno(Errno::EINVAL));
             return;
@@ -376,7 +385,7 @@ impl fuser::Filesystem for FuserTransport {
         let new = Make { file_type, permissions: mode & 0o7777, umask, rdev };
         let (caller, name) = (caller(request), name.as_bytes().to_vec());
         self.run(Class::Normal, move |ops| {
-            reply_entry(reply, ops.make(caller, parent.0, &name, &new));
+            reply_entry(reply, valid, ops.make(caller, parent.0, &name, &new));
         });
     }
 
@@ -389,11 +398,12 @@ impl fuser::Filesystem for FuserTransport {
         umask: u32,
         reply: ReplyEntry,
     ) {
+        let valid = self.valid;
         let file_type = FileType::Directory;
         let new = Make { file_type, permissions: mode & 0o7777, umask, rdev: 0 };
         let (caller, name) = (caller(request), name.as_bytes().to_vec());
         self.run(Class::Normal, move |ops| {
-            reply_entry(reply, ops.make(caller, parent.0, &name, &new));
+            reply_entry(reply, valid, ops.make(caller, parent.0, &name, &new));
         });
     }
 
@@ -415,10 +425,11 @@ impl fuser::Filesystem for FuserTransport {
         target: &Path,
         reply: ReplyEntry,
     ) {
+        let valid = self.valid;
         let (caller, name) = (caller(request), name.as_bytes().to_vec());
         let target = target.as_os_str().as_bytes().to_vec();
         self.run(Class::Normal, move |ops| {
-            reply_entry(reply, ops.symlink(caller, parent.0, &name, &target));
+            reply_entry(reply, valid, ops.symlink(caller, parent.0, &name, &target));
         });
     }
 
@@ -450,8 +461,11 @@ impl fuser::Filesystem for FuserTransport {
         name: &OsStr,
         reply: ReplyEntry,
     ) {
+        let valid = self.valid;
         let name = name.as_bytes().to_vec();
-        self.run(Class::Normal, move |ops| reply_entry(reply, ops.link(ino.0, parent.0, &name)));
+        self.run(Class::Normal, move |ops| {
+            reply_entry(reply, valid, ops.link(ino.0, parent.0, &name))
+        });
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
@@ -473,13 +487,14 @@ impl fuser::Filesystem for FuserTransport {
         flags: i32,
         reply: ReplyCreate,
     ) {
+        let valid = self.valid;
         let new = Make { file_type: FileType::Regular, permissions: mode & 0o7777, umask, rdev: 0 };
         let (caller, name) = (caller(request), name.as_bytes().to_vec());
         let (open, exclusive) = (open_mode(OpenFlags(flags)), flags & libc::O_EXCL != 0);
         self.run(Class::Normal, move |ops| {
             match ops.create(caller, parent.0, &name, &new, open, exclusive) {
                 Ok((attr, handle)) => reply.created(
-                    &VALID,
+                    &valid,
                     &fuser_attr(&attr),
                     GENERATION,
                     FileHandle(handle.0),
@@ -633,11 +648,12 @@ impl fuser::Filesystem for FuserTransport {
         offset: u64,
         mut reply: ReplyDirectoryPlus,
     ) {
+        let valid = self.valid;
         self.run(Class::Normal, move |ops| {
             let result = ops.readdir_plus(ino.0, offset, &mut |entry, attr| {
                 let name = OsStr::from_bytes(&entry.name);
                 let attr = fuser_attr(attr);
-                !reply.add(INodeNo(entry.ino), entry.cookie, name, &VALID, &attr, GENERATION)
+                !reply.add(INodeNo(entry.ino), entry.cookie, name, &valid, &attr, GENERATION)
             });
             match result {
                 Ok(()) => reply.ok(),
