@@ -3,7 +3,8 @@
 //! Nothing here knows how files are stored; everything here knows what the Linux FUSE client does:
 //!
 //! - We are the only writer, so entries, negative entries and attributes are valid for a year and
-//!   the page cache is kept across opens; the kernel invalidates what its own requests change.
+//!   the page cache is kept across opens; the kernel invalidates what its own requests change (all
+//!   but the blocks that its late writes allocate: with `writeback_cache` a second must do).
 //! - `open` answers `FOPEN_NOFLUSH`: a FLUSH round trip on every `close` would carry nothing
 //!   (locks are local, and write errors are reported by `fsync`, as on other file systems).
 //! - `opendir` answers ENOSYS when the kernel then stops asking (`FUSE_NO_OPENDIR_SUPPORT`):
@@ -464,7 +465,7 @@ impl fuser::Filesystem for FuserTransport {
         let valid = self.valid;
         let name = name.as_bytes().to_vec();
         self.run(Class::Normal, move |ops| {
-            reply_entry(reply, valid, ops.link(ino.0, parent.0, &name))
+            reply_entry(reply, valid, ops.link(ino.0, parent.0, &name));
         });
     }
 
