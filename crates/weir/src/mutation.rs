@@ -16,7 +16,7 @@ pub enum Mutation {
     ReplayOneFrameLate,
     /// A checkpoint forgets that the log still holds pages that are not home.
     ForgetOwedPayload,
-    /// A checkpoint gives the log's space back before its superblock is durable.
+    /// Each phase of a checkpoint gives the log's space back, before any superblock says so.
     ReleaseLogEarly,
     /// A checkpoint hands freed blocks out before its superblock is durable.
     ReuseBeforeCheckpoint,

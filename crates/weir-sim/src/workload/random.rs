@@ -23,6 +23,8 @@ pub struct Shape {
     pub sync_one_in: u64,
     /// Of how many operations one is background work.
     pub background_one_in: u64,
+    /// Background work comes in single phases of checkpoints, with writeback in between.
+    pub single_phases: bool,
 }
 
 impl Shape {
@@ -40,7 +42,8 @@ impl Shape {
             writers: 1 + rng.below(4) as u8,
             growth: rng.below(10),
             sync_one_in: 3 + rng.below(12),
-            background_one_in: 3 + rng.below(20),
+            background_one_in: 2 + rng.below(20) / (1 + rng.below(4)),
+            single_phases: rng.one_in(2),
         }
     }
 }
@@ -77,6 +80,12 @@ impl Generator<'_> {
     }
 
     fn step(&mut self) {
+        if self.shape.single_phases && self.rng.one_in(self.shape.background_one_in) {
+            let work = BackgroundWork::Checkpoint;
+            let checkpoint = Op::Background { work, steps: 1 };
+            let op = if self.rng.one_in(3) { Op::Writeback } else { checkpoint };
+            return self.push(op);
+        }
         if self.rng.one_in(self.shape.background_one_in) {
             let op = match self.rng.below(6) {
                 0 => Op::Checkpoint,

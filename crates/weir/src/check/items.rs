@@ -316,7 +316,8 @@ impl<'a, 'b> Items<'a, 'b> {
                 format!("ends at file block {file_end}, the file has {size} bytes")
             });
         }
-        if inline && key.offset == 0 {
+        // Blocks reserved by `fallocate` may wait behind inline data.
+        if inline && key.offset == 0 && !unwritten {
             self.problem(ProblemKind::Inline, key, || {
                 "the first block is inline and in an extent".to_owned()
             });

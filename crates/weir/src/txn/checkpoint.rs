@@ -224,6 +224,9 @@ impl Engine {
     }
 
     fn checkpoint_phase(&self, work: Work) -> Result<Option<Work>> {
+        if mutation::active(Mutation::ReleaseLogEarly) {
+            self.log.release_before(&self.log.replay_point(self.log.last_lsn() + 1));
+        }
         Ok(Some(match work {
             Work::Home { mut inodes, up_to } => {
                 self.bring_home(&mut inodes, up_to)?;
@@ -371,9 +374,6 @@ impl Engine {
         let owed = if forget { None } else { frozen.oldest_payload };
         let oldest = owed.unwrap_or(u64::MAX).min(checkpoint_lsn + 1);
         let replay = self.log.replay_point(oldest);
-        if mutation::active(Mutation::ReleaseLogEarly) {
-            self.log.release_before(&replay);
-        }
         let superblock = Superblock {
             generation: old.generation + 1,
             root: pointer,

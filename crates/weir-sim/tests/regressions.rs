@@ -1,0 +1,93 @@
+//! The shortest workloads of bugs that the simulator has found in the engine, each with what went wrong.
+
+use weir::{AllocateMode, BackgroundWork};
+use weir_sim::engine::Engine;
+use weir_sim::explore::{Case, Limits, explore, prepare};
+use weir_sim::fault::FaultPlan;
+use weir_sim::op::{Op, Sync, Target};
+use weir_sim::system::Settings;
+
+fn file() -> Target {
+    Target::Path("/f".to_owned())
+}
+
+fn create() -> Op {
+    Op::Create { path: "/f".to_owned(), permissions: 0o644 }
+}
+
+const fn steps(work: BackgroundWork) -> Op {
+    Op::Background { work, steps: 100 }
+}
+
+/// Looks at all crash states of `ops`, closely.
+fn survives(settings: Settings, ops: Vec<Op>) {
+    let (image, model) = prepare(&Engine, &settings, &[]).expect("a new volume");
+    let limits =
+        Limits { outcomes_per_point: 40, recrash_one_in: 4, go_on_one_in: 8, ..Limits::default() };
+    let case = Case {
+        name: "regression".to_owned(),
+        seed: 1,
+        settings,
+        image,
+        model,
+        ops,
+        faults: FaultPlan::default(),
+        silent_faults: false,
+        limits,
+    };
+    let (tally, result) = explore(&Engine, &case);
+    assert!(result.is_ok(), "{:#?}", result.err());
+    assert!(tally.states > 10, "{tally:?}");
+}
+
+/// An append that ran out of space in its midst answered with an error, but had made the file longer.
+#[test]
+fn an_append_that_runs_out_of_space_leaves_the_file_as_it_was() {
+    let append = |tag| Op::Append { target: file(), length: 160_000, tag };
+    let mut ops = vec![create()];
+    ops.extend((1..6).map(append));
+    ops.push(Op::Read { target: file(), offset: 0, length: 1 << 20 });
+    ops.push(Op::Sync(Sync::All));
+    survives(Settings::SMALL, ops);
+}
+
+/// A hole took the last dirty pages; the inode counted as clean, and the size of the write before
+/// was lost at unmount.
+#[test]
+fn a_size_survives_the_unmount_when_a_hole_takes_the_pages_that_made_it() {
+    for work in [BackgroundWork::Writeback, BackgroundWork::Checkpoint] {
+        let ops = vec![
+            create(),
+            Op::Write { target: file(), offset: 0, length: 45_056, tag: 1 },
+            Op::Writeback,
+            Op::Write { target: file(), offset: 45_056, length: 18_666, tag: 2 },
+            Op::Allocate {
+                target: file(),
+                mode: AllocateMode::PunchHole,
+                offset: 45_056,
+                length: 161_237,
+            },
+            steps(work),
+        ];
+        survives(Settings::SMALL, ops);
+    }
+}
+
+/// A hole in a page that the log did not know yet logged the page, but not the size: recovery wrote it
+/// behind the end of the file.
+#[test]
+fn a_hole_in_a_page_that_was_never_synced_leaves_nothing_behind_the_end() {
+    for mode in [AllocateMode::ZeroRangeKeepSize, AllocateMode::PunchHole] {
+        let ops = vec![
+            create(),
+            Op::Append { target: file(), length: 81, tag: 1 },
+            Op::Allocate { target: file(), mode, offset: 37, length: 4096 },
+            steps(BackgroundWork::Checkpoint),
+            Op::Append { target: file(), length: 9000, tag: 2 },
+            Op::Allocate { target: file(), mode, offset: 5000, length: 100 },
+            Op::Mkdir { path: "/d".to_owned() },
+            Op::Sync(Sync::Full(Target::Path("/d".to_owned()))),
+        ];
+        survives(Settings::SMALL, ops);
+    }
+}
