@@ -73,12 +73,9 @@ impl Device for Overlay {
     ) -> DeviceResult<()> {
         let size_bytes = self.info().size_bytes;
         check_transfer("write", size_bytes, offset_bytes, buffers.iter().copied())?;
-        let mut block = offset_bytes / BLOCK_BYTES_U64;
-        let mut blocks = self.blocks.write();
-        for content in buffers.iter().flat_map(|buffer| buffer.chunks_exact(BLOCK_BYTES)) {
-            blocks.insert(block, content.into());
-            block += 1;
-        }
+        let contents = buffers.iter().flat_map(|buffer| buffer.chunks_exact(BLOCK_BYTES));
+        let contents = contents.map(Box::<[u8]>::from);
+        self.blocks.write().extend((offset_bytes / BLOCK_BYTES_U64..).zip(contents));
         Ok(())
     }
 

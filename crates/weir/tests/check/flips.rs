@@ -76,7 +76,9 @@ fn contents(volume: &Volume) -> Contents {
         for entry in entries {
             let path = format!("{path}/{}", String::from_utf8_lossy(&entry.name));
             if let Ok(names) = volume.listxattr(entry.ino) {
-                names.iter().for_each(|name| drop(volume.getxattr(entry.ino, name)));
+                for name in names {
+                    let _ = volume.getxattr(entry.ino, &name);
+                }
             }
             let data = match volume.getattr(entry.ino).map(|attr| attr.file_type) {
                 Ok(FileType::Directory) => {
@@ -159,9 +161,8 @@ fn watched<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
         let _ = sender.send(());
         result
     });
-    if receiver.recv_timeout(HANG) == Err(mpsc::RecvTimeoutError::Timeout) {
-        panic!("it hangs");
-    }
+    let ended = receiver.recv_timeout(HANG) != Err(mpsc::RecvTimeoutError::Timeout);
+    assert!(ended, "it hangs");
     let result = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     let largest = LARGEST.load(Ordering::Relaxed);
     assert!(largest < ABSURD_BYTES, "{largest} bytes were asked for at once");
@@ -213,7 +214,7 @@ fn apply_hits(image: &mut [u8], hits: &[(u32, u16, Hit)]) {
             Hit::Byte(value) => image[at] = *value,
             Hit::Zero => image[block..block + BLOCK_BYTES].fill(0),
             Hit::CopyOf(other) => {
-                image.copy_within(pick(*other)..pick(*other) + BLOCK_BYTES, block)
+                image.copy_within(pick(*other)..pick(*other) + BLOCK_BYTES, block);
             }
         }
     }
