@@ -139,7 +139,11 @@ impl EngineSession {
             }
         }
         let file = self.file(target)?;
-        if data_only { file.fdatasync()? } else { file.fsync()? }
+        if data_only {
+            file.fdatasync()?
+        } else {
+            file.fsync()?
+        }
         Ok(Outcome::Done)
     }
 
@@ -301,9 +305,7 @@ impl EngineSession {
             node.xattrs.insert(text(&name), value);
         }
         node.body = match attr.file_type {
-            FileType::Regular => {
-                FoundBody::File(self.contents(attr, &mut node.unreadable)?)
-            }
+            FileType::Regular => FoundBody::File(self.contents(attr, &mut node.unreadable)?),
             FileType::Directory => FoundBody::Directory(self.entries(attr.ino)?),
             FileType::Symlink => FoundBody::Symlink(text(&self.volume.readlink(attr.ino)?)),
             _ => FoundBody::Special,

@@ -141,7 +141,10 @@ pub enum Op {
     /// A checkpoint from start to end.
     Checkpoint,
     /// Up to this many steps of one kind of background work.
-    Background { work: BackgroundWork, steps: u32 },
+    Background {
+        work: BackgroundWork,
+        steps: u32,
+    },
     /// Starts writeback of everything dirty, without making it durable.
     Writeback,
     /// Reads and compares with the model.
@@ -307,7 +310,7 @@ impl fmt::Display for Op {
             Self::Checkpoint => write!(formatter, "checkpoint"),
             Self::Background { work, steps } => {
                 write!(formatter, "background {work:?}, up to {steps} steps")
-            },
+            }
             Self::Writeback => write!(formatter, "writeback"),
             Self::Read { target, offset, length } => {
                 write!(formatter, "read {target} at {offset} length {length}")

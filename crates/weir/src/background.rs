@@ -228,9 +228,7 @@ impl Engine {
     /// Writes what has been dirty for some rounds.
     fn flush_old(&self, round: u64, seen: &mut std::collections::BTreeMap<u64, u64>) {
         let dirty = self.dirty.all();
-        seen.retain(|number, _| {
-            dirty.binary_search_by_key(number, |inode| inode.number).is_ok()
-        });
+        seen.retain(|number, _| dirty.binary_search_by_key(number, |inode| inode.number).is_ok());
         let mut old = Vec::new();
         for inode in dirty {
             let first = *seen.entry(inode.number).or_insert(round);
@@ -298,7 +296,11 @@ impl Engine {
     }
 
     /// Writes dirty pages of `inodes` home, together.
-    pub fn flush_inodes(&self, inodes: &[Arc<crate::inode::Inode>], filter: RunFilter) -> Result<u64> {
+    pub fn flush_inodes(
+        &self,
+        inodes: &[Arc<crate::inode::Inode>],
+        filter: RunFilter,
+    ) -> Result<u64> {
         let mut pieces = Vec::new();
         let mut pages = 0;
         let mut result = Ok(());

@@ -11,7 +11,6 @@
 use crate::alloc::Allocator;
 use crate::background::Background;
 use crate::cache::page::{PageMut, PagePool};
-use crate::reclaim::Reclaim;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::format::geometry::Geometry;
@@ -19,6 +18,7 @@ use crate::format::item::InodeItem;
 use crate::format::{Key, VolumeId};
 use crate::inode::{Inode, InodeTable};
 use crate::log::{Admission, AdmissionClass, Log, OpRecords};
+use crate::reclaim::Reclaim;
 use crate::stats::Counters;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Arc, Clock, Mutex};
@@ -211,7 +211,12 @@ impl Engine {
     }
 
     /// Log space only, for work that must not be throttled (writeback, purge).
-    pub fn admit(&self, record_bytes: usize, payload_pages: usize, room: Room) -> Result<Admission> {
+    pub fn admit(
+        &self,
+        record_bytes: usize,
+        payload_pages: usize,
+        room: Room,
+    ) -> Result<Admission> {
         let blocks = OpRecords::blocks_for(record_bytes, payload_pages as u64);
         let recovering = self.recovering.load(Ordering::Acquire);
         let class = match room {
@@ -286,7 +291,9 @@ impl Engine {
             return Ok(());
         }
         if *tries > 1000 {
-            return Err(Error::Io("no page of the cache can be freed: raise the memory cap".into()));
+            return Err(Error::Io(
+                "no page of the cache can be freed: raise the memory cap".into(),
+            ));
         }
         self.relieve_memory()
     }

@@ -3,8 +3,8 @@
 //! The policy (`cache::eviction`) works on chunks of 64 pages; this module shows it the page maps.
 //! Lock order: the policy's lock, then an inode's `pages` (tried, never waited for).
 
-use crate::cache::map::PageMap;
 use crate::cache::eviction::{Eviction, Key, Residency, Residents};
+use crate::cache::map::PageMap;
 use crate::engine::Engine;
 use crate::sync::Mutex;
 

@@ -136,12 +136,16 @@ impl Engine {
     fn replay_home(&self, inode: u64, file_block: u64, checksum: u32) -> Result<()> {
         let (pieces, _) = extents::pieces(&self.store, inode, file_block, file_block + 1)?;
         let Some(piece) = pieces.first() else {
-            return Err(Error::Corrupt(format!("log: page {file_block} of inode {inode} has no home")));
+            return Err(Error::Corrupt(format!(
+                "log: page {file_block} of inode {inode} has no home"
+            )));
         };
         let (key, mut extent) = piece.whole()?;
         match extent.checksums.get_mut((file_block - key.offset) as usize) {
             Some(field) => *field = checksum,
-            None => return Err(Error::Corrupt("log: a page went home to an unwritten extent".into())),
+            None => {
+                return Err(Error::Corrupt("log: a page went home to an unwritten extent".into()));
+            }
         }
         self.store.replay(key, Some(Value::from(extent.encode())));
         Ok(())

@@ -12,9 +12,7 @@ pub use std::sync::{Arc, Weak};
 
 #[cfg(not(feature = "shuttle"))]
 mod imp {
-    pub use parking_lot::{
-        Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard,
-    };
+    pub use parking_lot::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
     pub use std::sync::atomic;
     pub use std::thread::{JoinHandle, yield_now};
 

@@ -20,8 +20,8 @@ use weir::device::memory::MemoryDevice;
 use weir::sync::Clock;
 use weir::*;
 
-const RANDOM_SCHEDULES: usize = 600;
-const PCT_SCHEDULES: usize = 400;
+const RANDOM_SCHEDULES: usize = 250;
+const PCT_SCHEDULES: usize = 150;
 const PAGE: usize = 4096;
 
 struct NoTime;

@@ -38,7 +38,8 @@ fn thousands_of_tickets_end_and_are_true() {
         let volume = threads(&device);
         let tickets: Vec<_> = (0..3000)
             .map(|number| {
-                let file = volume.open_file(format!("/f{number}"), OpenFlags::CREATE).expect("create");
+                let file =
+                    volume.open_file(format!("/f{number}"), OpenFlags::CREATE).expect("create");
                 file.write_at(0, &[number as u8; 4096]).expect("write");
                 file.fsync_async(0..u64::MAX, SyncKind::Full).expect("submit")
             })
@@ -79,7 +80,8 @@ fn large_and_small_tickets_end_together_with_blocking_syncs() {
 fn a_range_leaves_other_pages_alone() {
     let device = formatted(64 * MIB);
     {
-        let volume = Volume::open_device(device.clone(), options(BackgroundMode::Manual)).expect("open");
+        let volume =
+            Volume::open_device(device.clone(), options(BackgroundMode::Manual)).expect("open");
         let file = volume.open_file("/r", OpenFlags::CREATE).expect("create");
         file.write_at(0, &[7; 64 * 4096]).expect("write");
         let ticket = file.fsync_async(4096 * 8..4096 * 9, SyncKind::Data).expect("submit");

@@ -97,7 +97,8 @@ mod panics {
         let backtrace = std::backtrace::Backtrace::force_capture().to_string();
         let frames = backtrace.lines().filter_map(|line| {
             let (_, name) = line.trim().split_once(": ")?;
-            (name.starts_with("weir::") || name.starts_with("<weir::")).then(|| format!("in {name}"))
+            (name.starts_with("weir::") || name.starts_with("<weir::"))
+                .then(|| format!("in {name}"))
         });
         frames.take(12).collect()
     }

@@ -239,8 +239,7 @@ mod tests {
         data.write(0, &[1; 100]);
         let mut data = data.synced();
         data.write(100, &[2; 9000]);
-        let allowed: Vec<u64> =
-            (0..10_000).filter(|size| data.may_have_size(*size)).collect();
+        let allowed: Vec<u64> = (0..10_000).filter(|size| data.may_have_size(*size)).collect();
         assert_eq!(allowed, [100, 4096, 8192, 9100]);
     }
 

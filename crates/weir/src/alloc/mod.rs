@@ -33,9 +33,9 @@ use std::ops::Range;
 
 use crate::device::Device;
 use crate::device::buffer::AlignedBuf;
-use crate::format::{NODE_BLOCKS, VolumeId};
 use crate::format::geometry::Geometry;
 use crate::format::root::GroupEntry;
+use crate::format::{NODE_BLOCKS, VolumeId};
 use crate::mutation::{self, Mutation};
 use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use crate::sync::{Arc, Mutex};

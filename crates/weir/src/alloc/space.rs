@@ -59,6 +59,9 @@ struct Place {
     bits: Range<u32>,
 }
 
+/// Finds bits of one group in a range.
+type FindBits<'a> = dyn Fn(&Bitmap, Range<u32>) -> Option<Range<u32>> + 'a;
+
 /// A search ends early with what was found, or with the group it needs.
 enum Stop {
     Found(Place),
@@ -265,7 +268,7 @@ impl Space {
 
     /// For data when cells are few: free blocks outside of cells, else a cell.
     fn find_scrap(&self, wish: Wish) -> Option<Stop> {
-        let search = |find: &dyn Fn(&Bitmap, Range<u32>) -> Option<Range<u32>>| {
+        let search = |find: &FindBits<'_>| {
             self.all_groups().find_map(|group| {
                 let state = self.group(group);
                 if state.free == 0 {

@@ -127,8 +127,12 @@ pub trait Device: Send + Sync {
     /// Capacity and abilities; constant.
     fn info(&self) -> DeviceInfo;
     /// Reads into `buffers`, one after the other, from `offset_bytes` on. Blocks.
-    fn read(&self, offset_bytes: u64, buffers: &mut [&mut [u8]], class: IoClass)
-    -> DeviceResult<()>;
+    fn read(
+        &self,
+        offset_bytes: u64,
+        buffers: &mut [&mut [u8]],
+        class: IoClass,
+    ) -> DeviceResult<()>;
     /// Writes `buffers`, one after the other, from `offset_bytes` on. Blocks; not durable before a flush, or with
     /// `fua`.
     fn write(

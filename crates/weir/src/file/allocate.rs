@@ -274,7 +274,9 @@ impl Engine {
         let cost = parts.iter().map(Op::record_bytes).sum::<usize>() + op.record_bytes();
         let record_bytes = cost + (parts.len() + 1) * OP_RECORD_BYTES;
         if record_bytes as u64 > self.log.fill().ring_blocks * BLOCK_BYTES_U64 / 2 {
-            return Err(Error::NotSupported("shifting so many extents at once with a log of this size"));
+            return Err(Error::NotSupported(
+                "shifting so many extents at once with a log of this size",
+            ));
         }
         let admission = self.admit(record_bytes, 0, Room::Reserve)?;
         let now = self.now();

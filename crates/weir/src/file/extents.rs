@@ -192,11 +192,8 @@ pub fn cut(
         let keep_head = from - key.offset;
         let keep_tail = key.offset + blocks - to;
         if keep_head > 0 || keep_tail > 0 {
-            let whole = if unwritten {
-                Extent::unwritten(block, blocks)
-            } else {
-                Extent::decode(&value)?
-            };
+            let whole =
+                if unwritten { Extent::unwritten(block, blocks) } else { Extent::decode(&value)? };
             if keep_head > 0 {
                 op.put(key, &whole.part(0, keep_head).encode());
             }
@@ -215,7 +212,13 @@ pub fn cut(
 /// Maps file blocks from `file_block` on to `extent` (any length; stored in items of legal size). The
 /// range must be unmapped. With `left`, the extent item that ends there is extended where it
 /// fits.
-pub fn insert(op: &mut Op, inode: u64, file_block: u64, extent: &Extent, left: Option<(Key, Extent)>) {
+pub fn insert(
+    op: &mut Op,
+    inode: u64,
+    file_block: u64,
+    extent: &Extent,
+    left: Option<(Key, Extent)>,
+) {
     let mut done = 0;
     if let Some((key, left)) = left
         && !left.is_unwritten()

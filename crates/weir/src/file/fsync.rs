@@ -39,8 +39,6 @@ enum Logged {
     Again,
 }
 
-
-
 /// Which part of a file's state is to be durable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SyncKind {

@@ -139,7 +139,11 @@ impl File {
     }
 
     fn check_writable(&self) -> Result<()> {
-        if self.handle.writable { Ok(()) } else { Err(Error::Invalid("the file is open for reading")) }
+        if self.handle.writable {
+            Ok(())
+        } else {
+            Err(Error::Invalid("the file is open for reading"))
+        }
     }
 
     /// Writes `data` at `offset`; the file grows if need be. Blocks only for the throttle, for space, and for

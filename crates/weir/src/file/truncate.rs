@@ -84,8 +84,7 @@ impl Engine {
     pub fn punch(&self, inode: &Arc<Inode>, range: Range<u64>) -> Result<()> {
         // Behind the end of the file there is nothing to keep of a block.
         let reaches_end = range.end >= inode.size();
-        let end =
-            if reaches_end { range.end.next_multiple_of(BLOCK_BYTES_U64) } else { range.end };
+        let end = if reaches_end { range.end.next_multiple_of(BLOCK_BYTES_U64) } else { range.end };
         if range.start >= end {
             return Ok(());
         }
@@ -120,7 +119,12 @@ impl Engine {
     ///
     /// The pages leave the cache in the moment in which the mapping changes, under the `pages` lock: that
     /// voids every read that has looked at the old mapping, which would bring cut data back.
-    fn cut_step(&self, inode: &Arc<Inode>, step: &mut CutStep, admission: Admission) -> Result<bool> {
+    fn cut_step(
+        &self,
+        inode: &Arc<Inode>,
+        step: &mut CutStep,
+        admission: Admission,
+    ) -> Result<bool> {
         let number = inode.number;
         let now = self.now();
         let mut op = Op::new();
@@ -293,7 +297,8 @@ impl Engine {
     fn log_zeroed(&self, inode: &Inode, zeroed: &[u64], op: &mut Op) -> Result<()> {
         for &index in zeroed {
             let (pieces, _) = extents::pieces(&self.store, inode.number, index, index + 1)?;
-            let home = pieces.first().filter(|piece| !piece.unwritten).map_or(0, |piece| piece.block);
+            let home =
+                pieces.first().filter(|piece| !piece.unwritten).map_or(0, |piece| piece.block);
             if let Some(page) = inode.pages.read().peek(index) {
                 op.payload(inode.number, index, home, page.clone());
             }

@@ -57,7 +57,8 @@ impl Engine {
         let mut done = 0;
         while done < data.len() {
             let at = offset + done as u64;
-            let chunk_end = ((at / BLOCK_BYTES_U64 + self.chunk_pages()) * BLOCK_BYTES_U64).min(end);
+            let chunk_end =
+                ((at / BLOCK_BYTES_U64 + self.chunk_pages()) * BLOCK_BYTES_U64).min(end);
             let chunk = &data[done..done + (chunk_end - at) as usize];
             match self.write_chunk(inode, at, chunk) {
                 Ok(count) => done += count,

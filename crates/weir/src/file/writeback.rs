@@ -588,10 +588,7 @@ impl Pending {
 
 /// The newest operation whose payload may go home: durable in the log.
 pub fn owed_filter(up_to: Lsn) -> RunFilter {
-    RunFilter {
-        logged: crate::cache::map::LoggedFilter::OwedUpTo(up_to),
-        ..RunFilter::default()
-    }
+    RunFilter { logged: crate::cache::map::LoggedFilter::OwedUpTo(up_to), ..RunFilter::default() }
 }
 
 /// Pages that cover bytes `offset .. offset + length`.

@@ -300,8 +300,7 @@ impl Extent {
             return Err(error("unknown flags"));
         }
         let unwritten = flags & EXTENT_UNWRITTEN != 0;
-        let limit =
-            if unwritten { MAX_UNWRITTEN_EXTENT_BLOCKS } else { MAX_WRITTEN_EXTENT_BLOCKS };
+        let limit = if unwritten { MAX_UNWRITTEN_EXTENT_BLOCKS } else { MAX_WRITTEN_EXTENT_BLOCKS };
         if blocks == 0 || blocks > limit {
             return Err(error("length out of range"));
         }

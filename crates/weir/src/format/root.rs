@@ -7,9 +7,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 
 use super::geometry::{GROUP_ENTRY_BYTES, Geometry, ROOT_HEADER_BYTES};
 use super::superblock::RootPointer;
-use super::{
-    BLOCK_BYTES, FormatError, MAX_COUNTER, NODE_BLOCKS, VolumeId, checksum_without_field,
-};
+use super::{BLOCK_BYTES, FormatError, MAX_COUNTER, NODE_BLOCKS, VolumeId, checksum_without_field};
 use crate::device::buffer::AlignedBuf;
 
 /// First bytes of a root.

@@ -57,7 +57,9 @@ impl Engine {
                 // Two names of one inode: POSIX says that nothing happens.
                 return Ok(());
             }
-            (_, Lookup::Present(victim)) => Some(self.replace((&from, &source), (&to, &victim), admission)?),
+            (_, Lookup::Present(victim)) => {
+                Some(self.replace((&from, &source), (&to, &victim), admission)?)
+            }
             (_, Lookup::Absent(place)) => {
                 self.move_entry((&from, &source), (&to, place), None, Op::new(), admission)?;
                 None
@@ -107,8 +109,7 @@ impl Engine {
             return Err(Error::NotEmpty);
         }
         // The victim's own lock: nothing may be created in it while it goes.
-        let _victim_ops =
-            (victim.file_type == FileType::Directory).then(|| inode.ops.lock());
+        let _victim_ops = (victim.file_type == FileType::Directory).then(|| inode.ops.lock());
         self.move_entry((from, source), (to, victim.key), Some(&inode), Op::new(), admission)?;
         drop(_victim_ops);
         Ok(inode)

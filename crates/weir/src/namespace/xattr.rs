@@ -30,7 +30,9 @@ fn check_attribute(name: &[u8]) -> Result<()> {
     if prefixes.iter().any(|prefix| name.len() > prefix.len() && name.starts_with(prefix)) {
         Ok(())
     } else {
-        Err(Error::NotSupported("attributes outside of user, trusted, security and system.posix_acl"))
+        Err(Error::NotSupported(
+            "attributes outside of user, trusted, security and system.posix_acl",
+        ))
     }
 }
 

@@ -330,12 +330,8 @@ impl Engine {
 
     fn merge(&self, frozen: Frozen) -> Result<Merged> {
         let generation = self.superblock.lock().root.generation + 1;
-        let mut sink = Sink {
-            engine: self,
-            allocs: Vec::new(),
-            frees: Vec::new(),
-            pending: Vec::new(),
-        };
+        let mut sink =
+            Sink { engine: self, allocs: Vec::new(), frees: Vec::new(), pending: Vec::new() };
         let delta = frozen.delta.clone();
         let changes = delta.iter().map(|(key, value)| (*key, value.clone()));
         let tree = tree::merge(&self.store.nodes, &frozen.tree, changes, generation, 0, &mut sink)?;

@@ -16,8 +16,8 @@ use crate::error::{Error, Result};
 use crate::format::{BLOCK_BYTES, Key, NODE_BLOCKS};
 use crate::log::{Admission, Boundary, Log};
 use crate::sync::{Arc, Mutex, RwLock};
-use std::collections::BTreeMap;
 use crate::tree::{self, TreeRoot, Value, cache::NodeCache};
+use std::collections::BTreeMap;
 
 /// How often a look-up starts over before the mismatch is believed.
 const MAX_RETRIES: usize = 16;
@@ -113,7 +113,14 @@ impl Store {
     ) -> Self {
         let running = Delta::default();
         let state = State { running, frozen: None, tree, next_inode, inode_count };
-        let store = Self { state: RwLock::new(state), nodes, log, alloc, obligations: Obligations::default(), base_reserve_blocks };
+        let store = Self {
+            state: RwLock::new(state),
+            nodes,
+            log,
+            alloc,
+            obligations: Obligations::default(),
+            base_reserve_blocks,
+        };
         store.update_reserve(&store.state.read());
         store
     }

@@ -30,7 +30,8 @@ pub(crate) fn create(path: &Path, options: &CreateOptions, progress: Progress<'_
     let is_device = existing.as_ref().is_some_and(is_block_device);
     match existing {
         None => {
-            let size_bytes = options.size_bytes.ok_or(Error::Invalid("a new image needs a size"))?;
+            let size_bytes =
+                options.size_bytes.ok_or(Error::Invalid("a new image needs a size"))?;
             check_size(size_bytes)?;
             let device = PosixDevice::create(path, size_bytes / BLOCK_BYTES_U64 * BLOCK_BYTES_U64)?;
             let device: Arc<dyn Device> = Arc::new(device);

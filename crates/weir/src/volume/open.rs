@@ -94,8 +94,7 @@ pub(super) fn assemble(device: Arc<dyn Device>, options: VolumeOptions, parts: P
     let alloc = Arc::new(alloc);
     let nodes = NodeCache::new(device.clone(), volume_id, geometry.total_blocks(), shares.nodes);
     let counts = (next_inode, inode_count);
-    let store =
-        Store::new(nodes, log.clone(), alloc.clone(), tree, counts, BASE_RESERVE_BLOCKS);
+    let store = Store::new(nodes, log.clone(), alloc.clone(), tree, counts, BASE_RESERVE_BLOCKS);
     // Foreground operations may fill half of the ring: delays end there.
     let usable_log_bytes = geometry.log_blocks() * BLOCK_BYTES_U64 / 2;
     let limits = Limits::new(shares.pages, shares.delta, usable_log_bytes);
@@ -219,11 +218,7 @@ fn scan_log(
 /// Makes the next log epoch durable, so that frames behind the recovered ones stay cut for ever. The
 /// first flush makes what was recovered durable too: after a mere crash of the process it may only
 /// be in the device's cache.
-fn begin_epoch(
-    device: &dyn Device,
-    old: Superblock,
-    recovered: &Recovered,
-) -> Result<Superblock> {
+fn begin_epoch(device: &dyn Device, old: Superblock, recovered: &Recovered) -> Result<Superblock> {
     device.flush()?;
     let superblock = Superblock {
         generation: old.generation + 1,
