@@ -1,7 +1,7 @@
 //! Many threads on one volume with little memory and a small log: what is read is what was written, nothing is lost, and
 //! nobody waits for ever (a watchdog aborts the process).
 //!
-//! Data races are looked for with ThreadSanitizer; it needs a nightly toolchain with the `rust-src` component:
+//! Data races are looked for with `ThreadSanitizer`; it needs a nightly toolchain with the `rust-src` component:
 //!
 //! ```text
 //! RUSTFLAGS=-Zsanitizer=thread cargo +nightly test -Zbuild-std --target x86_64-unknown-linux-gnu \
@@ -47,7 +47,7 @@ fn run(threads: u64, body: impl Fn(u64) + Sync) {
 fn record(owner: u64, place: u64, version: u64) -> [u8; 512] {
     let mut bytes = [0; 512];
     for (index, word) in bytes.chunks_mut(8).enumerate() {
-        let value = owner << 56 | place << 28 | version << 4 | index as u64 % 16;
+        let value = (owner << 56) | (place << 28) | (version << 4) | (index as u64 % 16);
         word.copy_from_slice(&value.to_le_bytes());
     }
     bytes
@@ -56,7 +56,7 @@ fn record(owner: u64, place: u64, version: u64) -> [u8; 512] {
 /// Version of an intact record (0: never written).
 fn version(bytes: &[u8], owner: u64, place: u64) -> u64 {
     let word = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
-    let version = word >> 4 & 0xff_ffff;
+    let version = (word >> 4) & 0xff_ffff;
     if word == 0 {
         assert!(bytes.iter().all(|&byte| byte == 0), "torn record");
         return 0;
@@ -188,7 +188,7 @@ fn appends_of_many_threads_are_whole_and_all_there() {
     let mut seen = BTreeSet::new();
     for bytes in bytes.chunks(512) {
         let word = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
-        let (owner, place) = (word >> 56, word >> 28 & 0xff_ffff);
+        let (owner, place) = (word >> 56, (word >> 28) & 0xff_ffff);
         assert_eq!(version(bytes, owner, place), place);
         assert!(seen.insert((owner, place)));
     }

@@ -219,7 +219,7 @@ fn damaged_data_is_an_error_and_never_wrong_bytes() {
     let dynamic: std::sync::Arc<dyn weir::device::Device> = device.clone();
     format(&dynamic, 0);
     let volume = open(&dynamic, manual(4 * MIB));
-    create(&volume, "/f").write_at(0, &[0xab; 40_000]).expect("write");
+    create(&volume, "/f").write_at(0, &vec![0xab; 40_000]).expect("write");
     volume.close().expect("close");
     let mut image = device.image();
     // Blocks of the log may hold the same.
@@ -297,7 +297,7 @@ fn times_move_as_posix_says() {
     let file = create(&volume, "/d/f");
     let ino = file.ino();
     assert_eq!(seconds(ino), (1000, 1000, 1000));
-    let mut counter = volume.getattr(ino).expect("getattr").change_counter;
+    let counter = volume.getattr(ino).expect("getattr").change_counter;
 
     let mut at = 1000;
     let mut step =
@@ -355,8 +355,7 @@ fn times_move_as_posix_says() {
 
     let attr = volume.getattr(ino).expect("getattr");
     assert_eq!((attr.atime, attr.btime.seconds), (past, 1000));
-    std::mem::swap(&mut counter, &mut { attr.change_counter });
-    assert!(counter >= 10);
+    assert!(attr.change_counter >= counter + 10);
     volume.close().expect("close");
 }
 
@@ -367,7 +366,7 @@ fn access_times_follow_the_policy() {
         let (volume, clock) = timed_volume(policy);
         let file = create(&volume, "/f");
         file.write_at(0, b"abc").expect("write");
-        let mut read = || {
+        let read = || {
             clock.advance_s(10);
             file.read_at(0, &mut [0; 3]).expect("read");
             atime(&volume)
@@ -504,7 +503,7 @@ fn an_unlinked_file_lives_on_until_its_last_handle_goes() {
 
     // The next opening purges what is unlinked.
     let file = create(&volume, "/g");
-    file.write_at(0, &[1; 100_000]).expect("write");
+    file.write_at(0, &vec![1; 100_000]).expect("write");
     volume.unlink(ROOT, b"g").expect("unlink");
     volume.sync().expect("sync");
     drop((file, volume));

@@ -187,7 +187,7 @@ impl World {
     fn apply(&mut self, step: &Step) {
         match *step {
             Step::Make { dir, name, kind, permissions } => {
-                self.make(dir, NAMES[name], kind, permissions)
+                self.make(dir, NAMES[name], kind, permissions);
             }
             Step::Symlink { dir, name, length } => self.symlink(dir, NAMES[name], length),
             Step::TmpFile { dir } => {

@@ -235,7 +235,7 @@ fn an_overwrite_of_a_full_volume_never_loses_the_old_data() {
     let (device, volume) = volume_of(8 * MIB, 64);
     let file = create(&volume, "/f");
     let mut size = 0;
-    while let Ok(count) = file.write_at(size, &[1; 65_536]) {
+    while let Ok(count) = file.write_at(size, &vec![1; 65_536]) {
         size += count as u64;
     }
     file.fsync().expect("fsync");

@@ -205,7 +205,7 @@ impl World {
     fn allocate(&mut self, file: usize, mode: AllocateMode, offset: u64, length: u64) {
         let model = &mut self.models[file];
         let (size, end) = (model.size(), offset + length);
-        let aligned = offset % PAGE == 0 && length % PAGE == 0;
+        let aligned = offset.is_multiple_of(PAGE) && length.is_multiple_of(PAGE);
         let invalid = match mode {
             AllocateMode::CollapseRange => !aligned || end >= size,
             AllocateMode::InsertRange => !aligned || offset >= size || size > 2 * LIMIT,
