@@ -383,11 +383,10 @@ impl SimDevice {
             _ => {}
         }
         let stale = fault == Some(FaultKind::StaleRead);
-        let mut index = first;
-        for part in buffers.iter_mut().flat_map(|buffer| buffer.chunks_exact_mut(BLOCK_BYTES)) {
+        let parts = buffers.iter_mut().flat_map(|buffer| buffer.chunks_exact_mut(BLOCK_BYTES));
+        for (index, part) in (first..).zip(parts) {
             let previous = if stale { state.previous.get(&index) } else { None };
             part.copy_from_slice(previous.unwrap_or_else(|| state.view.block(index)).bytes());
-            index += 1;
         }
         Ok(())
     }

@@ -139,11 +139,8 @@ impl EngineSession {
             }
         }
         let file = self.file(target)?;
-        if data_only {
-            file.fdatasync()?
-        } else {
-            file.fsync()?
-        }
+        let result = if data_only { file.fdatasync() } else { file.fsync() };
+        result?;
         Ok(Outcome::Done)
     }
 

@@ -39,17 +39,17 @@ impl Block {
         let mut content = [0; BLOCK_BYTES];
         let length = bytes.len().min(BLOCK_BYTES);
         content[..length].copy_from_slice(&bytes[..length]);
-        Self::from_content(content)
+        Self::from_content(&content)
     }
 
     /// The block of zeros.
     pub fn zero() -> &'static BlockRef {
         static ZERO: OnceLock<BlockRef> = OnceLock::new();
-        ZERO.get_or_init(|| Self::from_content([0; BLOCK_BYTES]))
+        ZERO.get_or_init(|| Self::from_content(&[0; BLOCK_BYTES]))
     }
 
-    fn from_content(bytes: [u8; BLOCK_BYTES]) -> BlockRef {
-        Arc::new(Self { hash: xxhash_rust::xxh3::xxh3_64(&bytes), bytes })
+    fn from_content(bytes: &[u8; BLOCK_BYTES]) -> BlockRef {
+        Arc::new(Self { hash: xxhash_rust::xxh3::xxh3_64(bytes), bytes: *bytes })
     }
 
     /// The content.
@@ -73,7 +73,7 @@ impl Block {
                     let range = sector * SECTOR_BYTES..(sector + 1) * SECTOR_BYTES;
                     bytes[range.clone()].copy_from_slice(&newer.bytes[range]);
                 }
-                Self::from_content(bytes)
+                Self::from_content(&bytes)
             }
         }
     }
@@ -150,6 +150,7 @@ impl Image {
     }
 
     /// The same content on a device of another capacity: cut, or extended by zeros.
+    #[must_use]
     pub fn resized(&self, blocks: u64) -> Self {
         let mut image = Self::zeroed(blocks);
         for index in 0..blocks.min(self.blocks) {

@@ -223,7 +223,7 @@ impl<S: System> Factory<'_, S> {
         })
     }
 
-    fn run(&self, number: u64) -> (Tally, Result<(), Box<(Option<Case>, Failure)>>) {
+    fn run(&self, number: u64) -> (Tally, CaseOutcome) {
         match self.case(number) {
             Err(failure) => (Tally::default(), Err(Box::new((None, failure)))),
             Ok(case) => {
@@ -293,7 +293,9 @@ pub fn run_on<S: System>(system: &S, options: &SimOptions) -> SimReport {
     }
 }
 
-type CaseResult = (u64, Tally, Result<(), Box<(Option<Case>, Failure)>>);
+/// Nothing, or the case (if it could be prepared) with what was found.
+type CaseOutcome = Result<(), Box<(Option<Case>, Failure)>>;
+type CaseResult = (u64, Tally, CaseOutcome);
 
 /// Runs a batch and gives the results in the order of the numbers.
 fn run_batch<S: System>(

@@ -125,6 +125,9 @@ enum Depth {
 /// for what the panic has left half done.
 type Leaky<S> = std::mem::ManuallyDrop<S>;
 
+/// A session after recovery, and what it shows.
+type Recovered<S> = (Leaky<<S as System>::Session>, Found);
+
 /// Lets a session go without unmounting: the process dies, but not in a panic.
 fn let_go<S>(session: Leaky<S>) -> Result<(), Failure> {
     guard("dropping the volume", || drop(Leaky::into_inner(session)))
@@ -206,7 +209,7 @@ impl<S: System> Explorer<'_, S> {
         Strictness { tolerate_unreadable: self.case.silent_faults, ..Strictness::CRASH }
     }
 
-    fn device(&self, image: Image, faults: FaultPlan) -> Arc<SimDevice> {
+    fn device(image: Image, faults: FaultPlan) -> Arc<SimDevice> {
         let config =
             DeviceConfig { completion: Completion::Immediate, faults, ..DeviceConfig::default() };
         Arc::new(SimDevice::new(image, config))
@@ -214,7 +217,7 @@ impl<S: System> Explorer<'_, S> {
 
     fn run_case(&mut self) -> Result<(), Failure> {
         let case = self.case;
-        let device = self.device(case.image.clone(), case.faults.clone());
+        let device = Self::device(case.image.clone(), case.faults.clone());
         let clock = Arc::new(SimClock::starting_at(1_000_000_000_000));
         let opened = guard("mounting the start volume", || {
             self.system.open(&device, &clock, &case.settings)
@@ -340,7 +343,7 @@ impl<S: System> Explorer<'_, S> {
                         let part = Model::clone(&next).counted_as(before.step());
                         run.history.extend([Arc::new(part), Arc::new(Model::clone(&before))]);
                     }
-                    self.adopt_half(run, op)?;
+                    Self::adopt_half(run, op)?;
                 }
                 let shutdown = error.shutdown;
                 return Ok(if shutdown {
@@ -374,7 +377,7 @@ impl<S: System> Explorer<'_, S> {
     }
 
     /// An operation with a state in the middle failed: the live volume tells whether it got there.
-    fn adopt_half(&self, run: &mut Run<S::Session>, op: &Op) -> Result<(), Failure> {
+    fn adopt_half(run: &mut Run<S::Session>, op: &Op) -> Result<(), Failure> {
         let (Some(zeroing), Op::Allocate { target, offset, length, .. }) = (op.first_half(), op)
         else {
             return Ok(());
@@ -492,7 +495,7 @@ impl<S: System> Explorer<'_, S> {
             Depth::Recovery => self.tally.recovery_states += 1,
             Depth::Later => self.tally.later_states += 1,
         }
-        let device = self.device(image.clone(), FaultPlan::default());
+        let device = Self::device(image.clone(), FaultPlan::default());
         let clock = Arc::new(SimClock::starting_at(elapsed_ns + 1_000_000_000));
         self.verify_on(&device, &clock, image, history, depth)
             .map_err(|failure| failure.with_trace(&device))
@@ -531,7 +534,7 @@ impl<S: System> Explorer<'_, S> {
         device: &Arc<SimDevice>,
         clock: &Arc<SimClock>,
         history: &History,
-    ) -> Result<Option<(Leaky<S::Session>, Found)>, Failure> {
+    ) -> Result<Option<Recovered<S>>, Failure> {
         let settings = &self.case.settings;
         let silent = self.case.silent_faults;
         let mut session = match guard("recovering", || self.system.open(device, clock, settings))? {
@@ -557,7 +560,7 @@ impl<S: System> Explorer<'_, S> {
     }
 
     fn check(&self, device: &Arc<SimDevice>) -> Result<(), Failure> {
-        let image = self.device(device.view(), FaultPlan::default());
+        let image = Self::device(device.view(), FaultPlan::default());
         match guard("checking the recovered volume", || self.system.check(&image))? {
             Ok(defects) if defects.is_empty() => Ok(()),
             Ok(defects) => Err(Failure::new("fsck finds defects after recovery").with(defects)),
@@ -676,7 +679,7 @@ impl<S: System> Explorer<'_, S> {
         if disk.pending_count() > 0 {
             return Err(Failure::new("writes are pending after an unmount"));
         }
-        let device = self.device(disk.durable().clone(), FaultPlan::default());
+        let device = Self::device(disk.durable().clone(), FaultPlan::default());
         self.check(&device)?;
         let mut session =
             guard("mounting again", || self.system.open(&device, &clock, &self.case.settings))?

@@ -199,6 +199,7 @@ impl FileData {
     }
 
     /// Everything is durable.
+    #[must_use]
     pub fn synced(&self) -> Self {
         Self::durable(
             self.size,

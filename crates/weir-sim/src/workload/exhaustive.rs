@@ -349,10 +349,10 @@ mod tests {
 
     #[test]
     fn starting_trees_are_valid() {
-        for index in 0..TREES.len() {
+        for (index, name) in TREES.iter().enumerate() {
             let mut model = Model::new();
             for op in tree(index) {
-                assert!(model.apply(&op, None).is_ok(), "{}: {op}", TREES[index]);
+                assert!(model.apply(&op, None).is_ok(), "{name}: {op}");
             }
         }
     }
