@@ -13,9 +13,15 @@ fuzz_target!(|input: &[u8]| {
     block[..length].copy_from_slice(&input[..length]);
     let checksum = checksum_without_field(&block, 4);
     block[4..8].copy_from_slice(&checksum.to_le_bytes());
-    let header = BitmapHeader { volume_id: [0; 16], block_address: 0, generation: 0, group: 0 };
+    let number =
+        |at: usize| block[at..at + 8].iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
+    let mut volume_id = [0; 16];
+    volume_id.copy_from_slice(&block[8..24]);
+    let group = number(40) as u32;
+    let header =
+        BitmapHeader { volume_id, block_address: number(24), generation: number(32), group };
     let free_blocks = u32::from_le_bytes([block[44], block[45], block[46], block[47]]);
-    let entry = GroupEntry { generation: 0, free_blocks, checksum, slot: 0 };
+    let entry = GroupEntry { generation: header.generation, free_blocks, checksum, slot: 0 };
     let _ = decode(input, &header, &entry);
     if let Ok(words) = decode(&block, &header, &entry) {
         let (bytes, checksum) = encode(&header, &words);

@@ -53,7 +53,7 @@ impl FileType {
     }
     /// The type with this `DT_*` number.
     pub const fn from_dirent_type(number: u8) -> Option<Self> {
-        Self::from_mode((number as u32) << 12)
+        if number > 15 { None } else { Self::from_mode((number as u32) << 12) }
     }
 }
 
@@ -258,7 +258,7 @@ pub struct StatFs {
 }
 
 /// How a volume is created.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct CreateOptions {
     /// Size of the volume in bytes, rounded down to blocks; `None`: the size of the device or file.
     pub size_bytes: Option<u64>,
@@ -277,21 +277,6 @@ pub struct CreateOptions {
     pub root_uid: u32,
     /// Group of the root directory.
     pub root_gid: u32,
-}
-
-impl Default for CreateOptions {
-    fn default() -> Self {
-        Self {
-            size_bytes: None,
-            log_bytes: None,
-            prewrite: false,
-            force: false,
-            label: String::new(),
-            volume_id: None,
-            root_uid: 0,
-            root_gid: 0,
-        }
-    }
 }
 
 /// When reading updates a file's access time.
