@@ -42,12 +42,16 @@ pub enum BackgroundWork {
 }
 
 #[derive(Default)]
+#[allow(clippy::struct_excessive_bools, reason = "one per kind of thread")]
 struct Signals {
     checkpoint: bool,
     flush: bool,
     clean: bool,
     stop: bool,
 }
+
+/// What a thread runs.
+type Body = fn(&Arc<Engine>);
 
 /// Threads, and what they are asked to do.
 pub struct Background {
@@ -157,7 +161,7 @@ impl Engine {
     pub fn start_background(self: &Arc<Self>) -> Result<()> {
         self.log.start_thread()?;
         self.background.running.store(true, Ordering::Release);
-        let bodies: [(&str, fn(&Arc<Self>)); 5] = [
+        let bodies: [(&str, Body); 5] = [
             ("weir-checkpoint", Self::checkpointer_loop),
             ("weir-flush", Self::flusher_loop),
             ("weir-clean", Self::cleaner_loop),

@@ -161,7 +161,7 @@ impl DirtyList {
     }
 
     /// How many.
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.list.lock().len()
     }
 }

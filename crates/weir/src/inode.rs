@@ -298,7 +298,7 @@ impl InodeTable {
     }
 
     /// Everything in memory, for syncs and statistics.
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.shards.iter().map(|shard| shard.lock().inodes.len()).sum()
     }
 }
@@ -405,7 +405,7 @@ mod tests {
         let table = InodeTable::new(64);
         assert!(matches!(table.find_or_load(7, || Err(Error::NotFound)), Err(Error::NotFound)));
         assert!(table.shard(7).lock().loading.is_empty());
-        assert_eq!(table.len(), 0);
+        assert_eq!(table.count(), 0);
     }
 
     #[test]
@@ -415,7 +415,7 @@ mod tests {
         for number in 2..100 {
             table.find_or_load(number * 16, || Ok(Inode::new(number * 16, item(1)))).expect("load");
         }
-        assert!(table.len() <= 5 + 64 / SHARDS, "{}", table.len());
+        assert!(table.count() <= 5 + 64 / SHARDS, "{}", table.count());
         assert!(table.peek(16).is_some_and(|inode| Arc::ptr_eq(&inode, &held)));
     }
 }

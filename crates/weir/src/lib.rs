@@ -9,8 +9,8 @@
 //!   durability: [`File::fsync`], [`File::fdatasync`], and without waiting: [`File::fsync_async`]
 //! * [`SyncTicket`], [`CompletionQueue`]: durability as something to hold
 //! * [`Error`]: what can go wrong, with [`Error::errno`]
-//! * [`check`]: fsck
-//! * [`device`]: the [`device::Device`] trait, for volumes on something else than a file
+//! * module [`mod@check`] is fsck
+//! * [`device`](crate::device): the [`device::Device`] trait, for volumes on something else than a file
 //!
 //! Everything is `Send + Sync` and may be called from any thread. Nothing is durable before a sync says so; after a
 //! crash, the effects of all metadata operations up to some point are there, and that point is never before

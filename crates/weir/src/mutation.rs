@@ -108,7 +108,7 @@ pub use switch::{active, set};
 
 /// No bug is ever on in a build without the feature `mutations`.
 #[cfg(not(feature = "mutations"))]
-#[inline(always)]
+#[inline]
 pub const fn active(_mutation: Mutation) -> bool {
     false
 }

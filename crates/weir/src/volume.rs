@@ -529,8 +529,8 @@ impl Engine {
             pages_in_use: self.pool.in_use_pages() as u64,
             pages_capacity: self.pool.capacity_pages() as u64,
             dirty_pages: self.dirty_pages.load(Ordering::Relaxed),
-            inodes_in_memory: self.inodes.len() as u64,
-            dirty_inodes: self.dirty.len() as u64,
+            inodes_in_memory: self.inodes.count() as u64,
+            dirty_inodes: self.dirty.count() as u64,
             delta_bytes: (delta.running_bytes + delta.frozen_bytes) as u64,
         }
     }

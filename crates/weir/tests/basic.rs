@@ -168,7 +168,7 @@ fn truncation_in_a_block_leaves_zeros_behind() {
     {
         let volume = open(&device);
         let file = volume.open_file("/t", OpenFlags::CREATE).expect("create");
-        file.write_at(0, &[0xaa; 40_000]).expect("write");
+        file.write_at(0, &vec![0xaa; 40_000]).expect("write");
         file.fsync().expect("fsync");
         volume.checkpoint().expect("checkpoint");
         file.truncate(10_000).expect("truncate");
@@ -197,7 +197,7 @@ fn a_full_volume_can_be_emptied_and_filled_again() {
             };
             number += 1;
             for part in 0..64 {
-                match file.write_at(part * 16_384, &[round as u8 + 1; 16_384]) {
+                match file.write_at(part * 16_384, &vec![round as u8 + 1; 16_384]) {
                     Ok(count) => total += count as u64,
                     Err(error) => {
                         assert_eq!(error, Error::NoSpace);

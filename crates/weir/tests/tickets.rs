@@ -83,7 +83,7 @@ fn a_range_leaves_other_pages_alone() {
         let volume =
             Volume::open_device(device.clone(), options(BackgroundMode::Manual)).expect("open");
         let file = volume.open_file("/r", OpenFlags::CREATE).expect("create");
-        file.write_at(0, &[7; 64 * 4096]).expect("write");
+        file.write_at(0, &vec![7; 64 * 4096]).expect("write");
         let ticket = file.fsync_async(4096 * 8..4096 * 9, SyncKind::Data).expect("submit");
         while volume.background_step(BackgroundWork::Log).expect("step") {}
         ticket.wait().expect("durable");

@@ -150,7 +150,7 @@ impl Engine {
     /// Collapse or insert. Everything from `offset` on is brought home and out of the cache first, so that only
     /// extents have to move. The caller holds `ops`.
     fn shift(&self, inode: &Arc<Inode>, offset: u64, length: u64, shift: Shift) -> Result<()> {
-        if offset % BLOCK_BYTES_U64 != 0 || length % BLOCK_BYTES_U64 != 0 {
+        if !offset.is_multiple_of(BLOCK_BYTES_U64) || !length.is_multiple_of(BLOCK_BYTES_U64) {
             return Err(Error::Invalid("offset and length must be multiples of 4096"));
         }
         let size = inode.size();
@@ -295,7 +295,7 @@ impl Engine {
         inode.size.store(new_size, Ordering::Release);
         let removed = pages.truncate(first);
         drop(pages);
-        self.forget_removed(removed);
+        self.forget_removed(&removed);
         Ok(())
     }
 }

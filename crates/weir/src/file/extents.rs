@@ -80,6 +80,9 @@ fn head(key: Key, item: &[u8]) -> Result<(u64, u64, bool)> {
     Ok((block, blocks, unwritten))
 }
 
+/// An extent as the store has it.
+type Item = (Key, Value);
+
 /// The first key of `inode`'s extents.
 fn floor(inode: u64) -> Key {
     Key::extent(inode, 0)
@@ -93,7 +96,7 @@ fn overlapping(
     start: u64,
     end: u64,
     limit: usize,
-) -> Result<(Vec<(Key, Value)>, Option<u64>)> {
+) -> Result<(Vec<Item>, Option<u64>)> {
     if start >= end {
         return Ok((Vec::new(), None));
     }

@@ -116,7 +116,7 @@ impl Engine {
         kind: SyncKind,
         room: Room,
     ) -> Result<Logged> {
-        if !self.needs_log(inode, pages, kind) {
+        if !Self::needs_log(inode, pages, kind) {
             return Ok(Logged::Done);
         }
         let limit = self.max_payload_pages();
@@ -133,7 +133,7 @@ impl Engine {
     }
 
     /// Dirty pages that the log does not have, or attributes that matter for `kind`.
-    fn needs_log(&self, inode: &Inode, pages: &Range<u64>, kind: SyncKind) -> bool {
+    fn needs_log(inode: &Inode, pages: &Range<u64>, kind: SyncKind) -> bool {
         if count_unlogged(inode, pages, 0) > 0 {
             return true;
         }

@@ -70,7 +70,7 @@ impl Engine {
     fn data_end(&self, inode: &Inode, from: u64, end: u64) -> Result<u64> {
         let (pieces, _) = extents::pieces(&self.store, inode.number, from, end)?;
         let mapped = pieces.first().filter(|piece| piece.file_block == from && !piece.unwritten);
-        Ok(mapped.map_or(from + 1, |piece| piece.end()))
+        Ok(mapped.map_or(from + 1, extents::Piece::end))
     }
 
     /// Copies up to `length` bytes between files (or within one, if the ranges do not overlap). Less only at

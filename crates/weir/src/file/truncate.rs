@@ -65,7 +65,8 @@ impl Engine {
         let admission = self.enter(OP_RECORD_BYTES, 1)?;
         let first_gone = size.div_ceil(BLOCK_BYTES_U64);
         let within = size % BLOCK_BYTES_U64;
-        let partial = (within > 0).then(|| (size / BLOCK_BYTES_U64, within as usize..BLOCK_BYTES));
+        let partial =
+            (within > 0).then_some((size / BLOCK_BYTES_U64, within as usize..BLOCK_BYTES));
         let zero: Vec<_> = partial.into_iter().collect();
         let settled_from = size / BLOCK_BYTES_U64;
         let (map, zeroed) = self.zero_pages(inode, &zero, settled_from..u64::MAX)?;
@@ -183,7 +184,7 @@ impl Engine {
         }
         let removed = pages.remove_range(range.0..reached.max(range.0));
         drop(pages);
-        self.forget_removed(removed);
+        self.forget_removed(&removed);
         step.range.start = next.unwrap_or(step.range.end);
         Ok(next.is_none())
     }
@@ -342,13 +343,13 @@ impl Engine {
             let removed = pages.truncate(first);
             drop(pages);
             drop(map);
-            self.forget_removed(removed);
+            self.forget_removed(&removed);
             return;
         }
     }
 
     /// Pays for pages that were taken out of a map.
-    pub fn forget_removed(&self, removed: Removed) {
+    pub fn forget_removed(&self, removed: &Removed) {
         for (_, lsn) in &removed.logged {
             self.store.obligations.release(*lsn);
         }

@@ -58,7 +58,8 @@ pub struct Collected {
 enum Place {
     New,
     Unwritten,
-    InPlace,
+    /// In place.
+    Same,
 }
 
 /// Consecutive pages that go to consecutive blocks.
@@ -222,7 +223,7 @@ impl Engine {
                         || mutation::active(Mutation::OverwriteUnlogged);
                     match (part.unwritten, logged) {
                         (true, _) => Place::Unwritten,
-                        (false, true) => Place::InPlace,
+                        (false, true) => Place::Same,
                         (false, false) => Place::New,
                     }
                 };
@@ -378,7 +379,7 @@ impl Engine {
         if piece.into_inode {
             let bytes = &piece.pages[0].page[..piece.size as usize];
             op.put(Key::inline(inode.number), bytes);
-        } else if piece.segments.iter().all(|segment| segment.place == Place::InPlace) {
+        } else if piece.segments.iter().all(|segment| segment.place == Place::Same) {
             self.commit_in_place(piece, &mut op)?;
         } else {
             (blocks_added, blocks_removed) = self.commit_mapping(piece, &mut op)?;

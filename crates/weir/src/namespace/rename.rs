@@ -39,7 +39,7 @@ impl Engine {
         let from_parent = self.directory(dir)?;
         let to_parent = self.directory(new_dir)?;
         let tree = self.tree_lock.lock();
-        let _ops = lock_both(&from_parent, &to_parent);
+        let ops = lock_both(&from_parent, &to_parent);
         to_parent.check_alive()?;
         let from = Side { parent: &from_parent, name };
         let to = Side { parent: &to_parent, name: new_name };
@@ -65,7 +65,7 @@ impl Engine {
                 None
             }
         };
-        drop(_ops);
+        drop(ops);
         drop(tree);
         replaced.map_or(Ok(()), |victim| self.purge_if_unused(&victim))
     }
@@ -109,9 +109,9 @@ impl Engine {
             return Err(Error::NotEmpty);
         }
         // The victim's own lock: nothing may be created in it while it goes.
-        let _victim_ops = (victim.file_type == FileType::Directory).then(|| inode.ops.lock());
+        let victim_ops = (victim.file_type == FileType::Directory).then(|| inode.ops.lock());
         self.move_entry((from, source), (to, victim.key), Some(&inode), Op::new(), admission)?;
-        drop(_victim_ops);
+        drop(victim_ops);
         Ok(inode)
     }
 

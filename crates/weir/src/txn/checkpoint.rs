@@ -333,7 +333,7 @@ impl Engine {
         let mut sink =
             Sink { engine: self, allocs: Vec::new(), frees: Vec::new(), pending: Vec::new() };
         let delta = frozen.delta.clone();
-        let changes = delta.iter().map(|(key, value)| (*key, value.clone()));
+        let changes = delta.entries().map(|(key, value)| (*key, value.clone()));
         let tree = tree::merge(&self.store.nodes, &frozen.tree, changes, generation, 0, &mut sink)?;
         sink.write_pending()?;
         let (node_allocs, node_frees) = (sink.allocs, sink.frees);

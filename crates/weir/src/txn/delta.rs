@@ -61,7 +61,7 @@ impl Delta {
     }
 
     /// All entries in order.
-    pub fn iter(&self) -> btree_map::Iter<'_, Key, Option<Value>> {
+    pub fn entries(&self) -> btree_map::Iter<'_, Key, Option<Value>> {
         self.entries.iter()
     }
 }

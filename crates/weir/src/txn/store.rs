@@ -22,6 +22,9 @@ use std::collections::BTreeMap;
 /// How often a look-up starts over before the mismatch is believed.
 const MAX_RETRIES: usize = 16;
 
+/// A key and its value.
+pub type Item = (Key, Value);
+
 struct State {
     running: Delta,
     frozen: Option<Arc<Delta>>,
@@ -183,12 +186,7 @@ impl Store {
 
     /// Up to about `limit` items with `from <= key <= to` in order, and the key to go on from if there may be
     /// more.
-    pub fn collect(
-        &self,
-        from: Key,
-        to: Key,
-        limit: usize,
-    ) -> Result<(Vec<(Key, Value)>, Option<Key>)> {
+    pub fn collect(&self, from: Key, to: Key, limit: usize) -> Result<(Vec<Item>, Option<Key>)> {
         let mut failure = None;
         for _ in 0..MAX_RETRIES {
             let root = self.state.read().tree;
@@ -215,7 +213,7 @@ impl Store {
         from: Key,
         to: Key,
         limit: usize,
-    ) -> Result<(Vec<(Key, Value)>, Key)> {
+    ) -> Result<(Vec<Item>, Key)> {
         let mut items = Vec::new();
         if from > to {
             return Ok((items, to));
@@ -419,7 +417,7 @@ impl State {
         to: Key,
         tree_end: Key,
         limit: usize,
-    ) -> (Vec<(Key, Value)>, Option<Key>) {
+    ) -> (Vec<Item>, Option<Key>) {
         let mut merged = Vec::with_capacity(in_tree.len());
         let empty = Delta::default();
         let frozen = self.frozen.as_deref().unwrap_or(&empty);

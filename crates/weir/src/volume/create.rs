@@ -200,16 +200,12 @@ fn write_zeros(
     let head = 0..geometry.root_start_block();
     let tail = total - TAIL_BLOCKS..total;
     let ring = geometry.log_start_block()..geometry.log_start_block() + geometry.log_blocks();
-    let areas = if everything { vec![0..total] } else { vec![head.clone(), tail.clone(), ring] };
+    let middle = head.end..tail.start;
+    let written = if everything { middle } else { ring };
+    let areas = [head, tail, written];
     let all: u64 = areas.iter().map(|area| (area.end - area.start) * BLOCK_BYTES_U64).sum();
     let zeros = AlignedBuf::zeroed(ZERO_BYTES);
     let mut done = 0;
-    if everything {
-        for area in [head, tail] {
-            write_area(device, &zeros, area, &mut |_| {})?;
-        }
-        device.flush()?;
-    }
     for area in areas {
         write_area(device, &zeros, area, &mut |bytes| {
             done += bytes;
