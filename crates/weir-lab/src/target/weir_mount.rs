@@ -1,0 +1,143 @@
+//! Weir through FUSE: `weir create` and `weir mount`, then a mounted file system like any other.
+
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::mounted::{Cold, MountedFs};
+use super::stage::{Built, StageOptions, TargetInfo, counters_of, disks_below, run};
+use crate::disk::registry::{Registry, Resource, start_ticks};
+use crate::disk::{Disk, start_helper};
+use crate::error::{LabError, LabResult};
+use crate::measure::device::mount_of;
+
+/// The `weir` program: the option, this program itself, or its neighbour.
+fn weir_bin(options: &StageOptions) -> Option<PathBuf> {
+    if let Some(given) = &options.weir_bin {
+        return given.is_file().then(|| given.clone());
+    }
+    let own = std::env::current_exe().ok()?;
+    if own.file_name().is_some_and(|n| n == "weir") {
+        return Some(own);
+    }
+    let neighbour = own.with_file_name("weir");
+    neighbour.is_file().then_some(neighbour)
+}
+
+/// Whether there is a program to mount with.
+pub fn preflight(options: &StageOptions) -> LabResult<()> {
+    if !std::path::Path::new("/dev/fuse").exists() {
+        return Err(LabError::BadOption("target 'weir-mount': there is no /dev/fuse".into()));
+    }
+    let bin = weir_bin(options).ok_or_else(|| {
+        LabError::BadOption("target 'weir-mount': no `weir` program found; give --weir-bin".into())
+    })?;
+    let help = Command::new(&bin).args(["mount", "--help"]).stdin(Stdio::null()).output();
+    if help.is_ok_and(|o| o.status.success() && !o.stdout.is_empty()) {
+        return Ok(());
+    }
+    Err(LabError::BadOption(format!("target 'weir-mount': {} cannot mount", bin.display())))
+}
+
+fn last_line(log: &std::path::Path) -> Option<String> {
+    let text = std::fs::read_to_string(log).ok()?;
+    text.lines().rev().find(|l| !l.trim().is_empty()).map(str::to_owned)
+}
+
+/// The process that serves the mount. It is started anew to make the mount cold: its cache is its
+/// own, so dropping the kernel's pages would leave the data warm.
+struct Daemon {
+    bin: PathBuf,
+    volume: PathBuf,
+    mount_point: PathBuf,
+    log: PathBuf,
+    memory_bytes: Mutex<Option<u64>>,
+    registry: Arc<Registry>,
+    pid: AtomicU32,
+}
+
+impl Daemon {
+    fn start(&self) -> LabResult<()> {
+        let mut command = Command::new(&self.bin);
+        command.arg("mount").args(["-o", "noatime"]);
+        if let Some(bytes) = *self.memory_cap() {
+            command.arg("--memory").arg(bytes.to_string());
+        }
+        command.arg(&self.volume).arg(&self.mount_point);
+        // A file, not a pipe: nobody reads while the daemon runs.
+        let log = std::fs::File::create(&self.log)?;
+        // Out of reach of the terminal's Ctrl-C: the lab unmounts first, then the daemon ends.
+        command.process_group(0).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        let pid = start_helper(&mut command, &self.registry)?;
+        self.registry.add(Resource::Mount { path: self.mount_point.clone() })?;
+        self.pid.store(pid, Ordering::Relaxed);
+        let begun = Instant::now();
+        while !mount_of(&self.mount_point).is_some_and(|m| m.fs_type.starts_with("fuse")) {
+            if start_ticks(pid).is_none() || begun.elapsed() > Duration::from_secs(20) {
+                return Err(LabError::Command {
+                    command: format!("weir mount {}", self.volume.display()),
+                    message: last_line(&self.log)
+                        .unwrap_or_else(|| "the volume was not mounted".into()),
+                });
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    fn memory_cap(&self) -> MutexGuard<'_, Option<u64>> {
+        self.memory_bytes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts the daemon anew, with another memory cap if one is given.
+    fn restart(&self, memory_bytes: Option<u64>) -> io::Result<()> {
+        if memory_bytes.is_some() {
+            *self.memory_cap() = memory_bytes;
+        }
+        self.registry.release_mount(&self.mount_point)?;
+        self.start().map_err(io::Error::other)
+    }
+}
+
+/// Creates a volume on the run's disk and mounts it.
+pub fn set_up(disk: &Disk, options: &StageOptions, registry: &Arc<Registry>) -> LabResult<Built> {
+    preflight(options)?;
+    let bin = weir_bin(options).unwrap_or_default();
+    let bin_text = bin.to_string_lossy().into_owned();
+    let node = disk.loop_node.as_ref().filter(|_| !options.weir_on_file);
+    let volume = node.unwrap_or(&disk.file);
+    let volume_text = volume.to_string_lossy().into_owned();
+    run(&bin_text, &["create", "--force", &volume_text])?;
+    let mount_point = disk.run_dir.join("mnt-weir");
+    std::fs::create_dir_all(&mount_point)?;
+    let daemon = Arc::new(Daemon {
+        bin,
+        volume: volume.clone(),
+        mount_point: mount_point.clone(),
+        log: disk.run_dir.join("weir-mount.log"),
+        memory_bytes: Mutex::new(options.weir_memory_bytes),
+        registry: Arc::clone(registry),
+        pid: AtomicU32::new(0),
+    });
+    daemon.start()?;
+    let mount = mount_of(&mount_point);
+    let device = node.and_then(|_| disk.device());
+    let info = TargetInfo {
+        name: "weir-mount".into(),
+        fs_type: mount.as_ref().map(|m| m.fs_type.clone()).unwrap_or_default(),
+        on: format!("{volume_text} ({})", disk.spec),
+        format: "weir create".into(),
+        options: mount.map(|m| m.options).unwrap_or_default(),
+        version: run(&bin_text, &["--version"]).unwrap_or_default().trim().to_owned(),
+        counters: device.as_ref().map(counters_of).unwrap_or_default(),
+    };
+    let restart = Arc::clone(&daemon);
+    let cold = Cold::Restart(Box::new(move |memory_bytes| restart.restart(memory_bytes)));
+    let fs = Arc::new(MountedFs::new(mount_point, device, cold));
+    let daemons = Box::new(move || vec![daemon.pid.load(Ordering::Relaxed)]);
+    Ok(Built { fs, info, daemons, disks: disks_below(disk) })
+}
