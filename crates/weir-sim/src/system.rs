@@ -46,8 +46,8 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The smallest volume, with enough memory for everything.
-    pub const SMALL: Self = Self { volume_blocks: 256, log_blocks: 64, memory_bytes: 4 << 20 };
+    /// The smallest volume, with memory for everything (but no more: large page pools cost time).
+    pub const SMALL: Self = Self { volume_blocks: 256, log_blocks: 64, memory_bytes: 2 << 20 };
 }
 
 /// A mounted volume. One caller, no threads: everything happens within the calls.

@@ -522,6 +522,9 @@ impl<S: System> Explorer<'_, S> {
         if limits.recrash_one_in > 0 && self.rng.one_in(limits.recrash_one_in) {
             self.recrash(image, &recovery, history, clock.elapsed_ns())?;
         }
+        if limits.recrash_one_in > 0 && self.rng.one_in(limits.recrash_one_in * 2) {
+            self.faulty_recovery(image, history, clock.elapsed_ns())?;
+        }
         if limits.go_on_one_in > 0 && self.rng.one_in(limits.go_on_one_in) {
             return self.go_on(session, device, clock, &found);
         }
@@ -595,6 +598,45 @@ impl<S: System> Explorer<'_, S> {
                         .with(disk.describe(&outcome).into_iter().map(|line| format!("  {line}")))
                 })?;
             }
+        }
+        Ok(())
+    }
+
+    /// Recovers on a disk that fails somewhere on the way: the recovery may fail, but what it leaves must still
+    /// be recoverable.
+    fn faulty_recovery(
+        &mut self,
+        image: &Image,
+        history: &History,
+        elapsed_ns: u64,
+    ) -> Result<(), Failure> {
+        let faults = workload::faults::draw_errors(&mut self.rng);
+        let device = Self::device(image.clone(), faults);
+        let clock = Arc::new(SimClock::starting_at(elapsed_ns));
+        let settings = &self.case.settings;
+        let opened =
+            guard("recovering on a failing disk", || self.system.open(&device, &clock, settings));
+        self.tally.faults += device.faults_struck();
+        match opened.map_err(|failure| failure.with_trace(&device))? {
+            Ok(session) => let_go(Leaky::new(session))?,
+            Err(error) if error.is_environmental() => {}
+            Err(error) => {
+                let text = format!("recovery on a failing disk failed in an odd way: {error}");
+                return Err(Failure::new(text).with_trace(&device));
+            }
+        }
+        let disk = device.disk_state();
+        let budget = self.case.limits.outcomes_per_inner_point;
+        for outcome in disk.outcomes(false, budget, &mut self.rng) {
+            let second = disk.image_after(&outcome);
+            self.verify(&second, history, elapsed_ns, Depth::Recovery).map_err(|failure| {
+                failure
+                    .with_trace(&device)
+                    .with([
+                        "after a recovery on a failing disk, with these writes pending:".to_owned()
+                    ])
+                    .with(disk.describe(&outcome).into_iter().map(|line| format!("  {line}")))
+            })?;
         }
         Ok(())
     }

@@ -37,6 +37,22 @@ pub fn draw(settings: &Settings, rng: &mut Rng) -> (FaultPlan, bool) {
     (FaultPlan::new([fault]), silent)
 }
 
+/// One fault of a disk that says so: an error of a read, a write or a flush, once or for ever, early.
+pub fn draw_errors(rng: &mut Rng) -> FaultPlan {
+    let kind = match rng.below(4) {
+        0 => FaultKind::ReadError,
+        1 => FaultKind::WriteError,
+        2 => FaultKind::WriteNoSpace,
+        _ => FaultKind::FlushError,
+    };
+    let after = rng.below(8);
+    FaultPlan::new([if rng.one_in(2) {
+        Fault::once(kind, after)
+    } else {
+        Fault::sticky(kind, after)
+    }])
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -31,9 +31,10 @@ impl Shape {
     /// A shape drawn from `rng`.
     pub fn draw(rng: &mut Rng) -> Self {
         let volume_blocks = 256 + rng.below(3) * 128;
-        let memory_bytes = match rng.below(3) {
+        let memory_bytes = match rng.below(12) {
             0 => 4 << 20,
-            1 => 1 << 20,
+            1..=3 => 2 << 20,
+            4..=7 => 1 << 20,
             _ => 512 << 10,
         };
         Self {
