@@ -43,9 +43,9 @@ fn survives(settings: Settings, ops: Vec<Op>) {
 /// An append that ran out of space in its midst answered with an error, but had made the file longer.
 #[test]
 fn an_append_that_runs_out_of_space_leaves_the_file_as_it_was() {
-    let append = |tag| Op::Append { target: file(), length: 160_000, tag };
+    let append = |tag| Op::Append { target: file(), length: 300_000, tag };
     let mut ops = vec![create()];
-    ops.extend((1..6).map(append));
+    ops.extend((1..4).map(append));
     ops.push(Op::Read { target: file(), offset: 0, length: 1 << 20 });
     ops.push(Op::Sync(Sync::All));
     survives(Settings::SMALL, ops);
@@ -67,6 +67,7 @@ fn a_size_survives_the_unmount_when_a_hole_takes_the_pages_that_made_it() {
                 offset: 45_056,
                 length: 161_237,
             },
+            Op::Write { target: file(), offset: 0, length: 100, tag: 3 },
             steps(work),
         ];
         survives(Settings::SMALL, ops);
