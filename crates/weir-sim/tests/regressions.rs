@@ -1,6 +1,6 @@
 //! The shortest workloads of bugs that the simulator has found in the engine, each with what went wrong.
 
-use weir::{AllocateMode, BackgroundWork};
+use weir::{AllocateMode, BackgroundWork, Timestamp};
 use weir_sim::engine::Engine;
 use weir_sim::explore::{Case, Limits, explore, prepare};
 use weir_sim::fault::FaultPlan;
@@ -47,6 +47,19 @@ fn an_append_that_runs_out_of_space_leaves_the_file_as_it_was() {
     let mut ops = vec![create()];
     ops.extend((1..4).map(append));
     ops.push(Op::Read { target: file(), offset: 0, length: 1 << 20 });
+    ops.push(Op::Sync(Sync::All));
+    survives(Settings::SMALL, ops);
+}
+
+/// The part of a failed append was cut off again, but the times stayed moved.
+#[test]
+fn an_append_that_runs_out_of_space_leaves_the_times_as_they_were() {
+    let append = |tag| Op::Append { target: file(), length: 300_000, tag };
+    let mut ops = vec![create()];
+    ops.extend((1..3).map(append));
+    let set = Timestamp { seconds: 3_878_109_090, nanoseconds: 5 };
+    ops.push(Op::Utimens { path: "/f".to_owned(), atime: set, mtime: set });
+    ops.extend((3..5).map(append));
     ops.push(Op::Sync(Sync::All));
     survives(Settings::SMALL, ops);
 }

@@ -9,7 +9,7 @@ use super::found::Found;
 use super::{Ino, Model};
 
 /// How many states below the acknowledged prefix are kept, to name what was lost.
-const REMEMBERED: usize = 64;
+const REMEMBERED: usize = 256;
 
 /// What a sync that returned success has made durable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -141,7 +141,10 @@ impl History {
     /// closest state differs.
     pub fn find(&self, found: &Found, strictness: Strictness) -> Result<Arc<Model>, Mismatch> {
         let fast = Strictness { first_only: true, ..strictness };
-        let hit = self.allowed().rev().find(|state| compare(state, found, fast).is_empty());
+        // Damage in the part of the log that nothing says is durable yet looks like a crash before the flush.
+        let least = if strictness.tolerate_unreadable { 0 } else { self.acknowledged };
+        let mut states = self.states.iter().rev().filter(|state| state.step() >= least);
+        let hit = states.find(|state| compare(state, found, fast).is_empty());
         hit.map(Arc::clone).ok_or_else(|| self.explain(found, strictness))
     }
 
