@@ -28,39 +28,63 @@ impl Engine {
     /// Writes `data` at `offset`. Less than all is written only if an error struck in between.
     pub fn write(&self, inode: &Arc<Inode>, offset: u64, data: &[u8]) -> Result<usize> {
         let _ops = inode.ops.lock();
-        self.write_locked(inode, offset, data)
+        self.write_locked(inode, offset, data, &mut None)
     }
 
     /// Writes `data` at the end of the file, in one piece; answers where that was. All or nothing: the answer
-    /// has no room for a part, so a part that was written is cut off again.
+    /// has no room for a part, so space for all of it is reserved first.
     pub fn append(&self, inode: &Arc<Inode>, data: &[u8]) -> Result<u64> {
         let _ops = inode.ops.lock();
+        self.check_writable()?;
         let offset = inode.size();
-        let result = self.write_locked(inode, offset, data);
+        let pages = self.charged_pages(offset, data.len() as u64)?;
+        self.reserve(pages)?;
+        let mut promised = Some(pages);
+        let result = self.write_locked(inode, offset, data, &mut promised);
+        self.alloc.release(promised.unwrap_or(0));
         if matches!(result, Ok(written) if written == data.len()) {
             return Ok(offset);
         }
         if inode.size() > offset {
             self.shrink(inode, offset)?;
         }
-        // Only space can run out in between.
         Err(result.err().unwrap_or(Error::NoSpace))
     }
 
-    /// As [`Engine::write`]; the caller holds `ops`.
-    pub fn write_locked(&self, inode: &Arc<Inode>, offset: u64, data: &[u8]) -> Result<usize> {
-        self.check_writable()?;
-        let end = offset.checked_add(data.len() as u64).ok_or(Error::FileTooLarge)?;
-        if end > MAX_FILE_BYTES {
-            return Err(Error::FileTooLarge);
+    /// Pages that a write is charged for, chunk by chunk.
+    fn charged_pages(&self, offset: u64, length: u64) -> Result<u64> {
+        let end = end_of(offset, length)?;
+        let mut pages = 0;
+        let mut at = offset;
+        while at < end {
+            let chunk_end = self.chunk_end(at, end);
+            pages += pages_of(at, chunk_end);
+            at = chunk_end;
         }
+        Ok(pages)
+    }
+
+    fn chunk_end(&self, at: u64, end: u64) -> u64 {
+        ((at / BLOCK_BYTES_U64 + self.chunk_pages()) * BLOCK_BYTES_U64).min(end)
+    }
+
+    /// As [`Engine::write`]; the caller holds `ops`. `promised`: pages that the caller has reserved, from which the chunks
+    /// take theirs.
+    fn write_locked(
+        &self,
+        inode: &Arc<Inode>,
+        offset: u64,
+        data: &[u8],
+        promised: &mut Option<u64>,
+    ) -> Result<usize> {
+        self.check_writable()?;
+        let end = end_of(offset, data.len() as u64)?;
         let mut done = 0;
         while done < data.len() {
             let at = offset + done as u64;
-            let chunk_end =
-                ((at / BLOCK_BYTES_U64 + self.chunk_pages()) * BLOCK_BYTES_U64).min(end);
+            let chunk_end = self.chunk_end(at, end);
             let chunk = &data[done..done + (chunk_end - at) as usize];
-            match self.write_chunk(inode, at, chunk) {
+            match self.write_chunk(inode, at, chunk, promised) {
                 Ok(count) => done += count,
                 Err(error) if done == 0 => return Err(error),
                 Err(_) => return Ok(done),
@@ -77,11 +101,19 @@ impl Engine {
     }
 
     /// Writes what is locked at once. Less than all only if an error struck in between.
-    fn write_chunk(&self, inode: &Arc<Inode>, offset: u64, data: &[u8]) -> Result<usize> {
+    fn write_chunk(
+        &self,
+        inode: &Arc<Inode>,
+        offset: u64,
+        data: &[u8],
+        promised: &mut Option<u64>,
+    ) -> Result<usize> {
         self.throttle(data.len() as u64)?;
-        let end = offset + data.len() as u64;
-        let pages = end.div_ceil(BLOCK_BYTES_U64) - offset / BLOCK_BYTES_U64;
-        self.reserve(pages)?;
+        let pages = pages_of(offset, offset + data.len() as u64);
+        match promised {
+            Some(left) => *left -= pages,
+            None => self.reserve(pages)?,
+        }
         // Counted as if all became dirty: writeback may end before this write has.
         self.dirty_pages.fetch_add(pages, Ordering::AcqRel);
         let mut newly_dirty = 0;
@@ -180,4 +212,14 @@ impl Engine {
         }
         Ok(inserted.newly_dirty)
     }
+}
+
+fn end_of(offset: u64, length: u64) -> Result<u64> {
+    let end = offset.checked_add(length).ok_or(Error::FileTooLarge)?;
+    if end > MAX_FILE_BYTES { Err(Error::FileTooLarge) } else { Ok(end) }
+}
+
+/// Pages that bytes `start .. end` touch.
+fn pages_of(start: u64, end: u64) -> u64 {
+    end.div_ceil(BLOCK_BYTES_U64) - start / BLOCK_BYTES_U64
 }
