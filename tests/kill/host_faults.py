@@ -59,9 +59,10 @@ class SmallHost:
 
 def fill(directory, seed, limit_seconds=120):
     """Writes and syncs files until one fails. Returns (errno, how many were acknowledged)."""
-    os.makedirs(directory, exist_ok=True)
     deadline, number = time.monotonic() + limit_seconds, 0
     try:
+        # The writers may have met the fault first, and then nothing can be made any more.
+        os.makedirs(directory, exist_ok=True)
         workloads.sync_dir(os.path.dirname(directory))
         while time.monotonic() < deadline:
             fd = os.open(os.path.join(directory, f"fill{number}"), os.O_CREAT | os.O_WRONLY, 0o644)

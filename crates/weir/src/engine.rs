@@ -184,6 +184,14 @@ impl Engine {
         Err(Error::Shutdown(reason))
     }
 
+    /// Stops all writing after `error`, for good.
+    pub fn shut_down_after(&self, error: &Error) {
+        match error {
+            Error::Shutdown(reason) => self.shut_down(reason),
+            other => self.shut_down(&other.to_string()),
+        }
+    }
+
     /// Stops all writing, for good. Memory stays readable.
     pub fn shut_down(&self, reason: &str) {
         let mut shutdown = self.shutdown.lock();

@@ -105,7 +105,7 @@ impl Engine {
 
     /// Waits until `lsn` is durable, and shuts the volume down if that fails.
     pub fn commit_log(&self, lsn: Lsn) -> Result<()> {
-        self.log.commit(lsn).inspect_err(|error| self.shut_down(&error.to_string()))
+        self.log.commit(lsn).inspect_err(|error| self.shut_down_after(error))
     }
 
     /// Puts the dirty pages of `pages` into the log, if they are few.

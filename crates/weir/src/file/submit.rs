@@ -95,7 +95,7 @@ impl Engine {
             lsn,
             Box::new(move |result| {
                 if let Err(error) = &result {
-                    engine.shut_down(&error.to_string());
+                    engine.shut_down_after(error);
                 }
                 engine.end_ticket(promise, result);
             }),
