@@ -38,9 +38,11 @@ use fuser::{
 };
 use weir::{AllocateMode, Attr, FileType, RenameMode, SetAttr, SetTime, Timestamp};
 
-use crate::dispatch::{Class, Dispatcher};
+use crate::dispatch::{Class, Dispatcher, Here};
 use crate::errno::Errno;
-use crate::ops::{Caller, FileSystemOps, Handle, Make, Open, Seek, SetXattr, Wait, WriteMode};
+use crate::ops::{
+    Caller, Done, FileSystemOps, Handle, Make, Open, Seek, SetXattr, SyncTarget, Wait, WriteMode,
+};
 use crate::options::TransportOptions;
 use crate::weir_fs;
 
@@ -87,6 +89,31 @@ impl FuserTransport {
             self.dispatcher.submit(move || job(&*ops));
         }
     }
+
+    /// Makes `target` durable: waits for it here while another thread is free to read requests, and does not
+    /// wait otherwise.
+    fn sync(&self, target: SyncTarget, done: Done) {
+        if let Some(permission) = self.dispatcher.admit(Class::Blocking) {
+            self.dispatcher.run_here(permission, || done(self.ops.sync(&target)));
+        } else {
+            self.submit_sync(target, done);
+        }
+    }
+
+    /// Makes `target` durable without waiting for it here.
+    fn submit_sync(&self, target: SyncTarget, done: Done) {
+        self.dispatcher.run_here(Here::Free, || {
+            if let Err(done) = self.ops.submit_sync(&target, done) {
+                let ops = Arc::clone(&self.ops);
+                self.dispatcher.submit(move || done(ops.sync(&target)));
+            }
+        });
+    }
+}
+
+/// Answers a request without a result of its own, on whichever thread its end is known.
+fn answer_later(reply: ReplyEmpty) -> Done {
+    Box::new(move |result| reply_empty(reply, result))
 }
 
 fn errno(error: Errno) -> fuser::Errno {
@@ -555,19 +582,32 @@ impl fuser::Filesystem for FuserTransport {
         reply: ReplyWrite,
     ) {
         let mode = write_mode(flags, write_flags);
-        let class = if mode.data_sync || mode.full_sync { Class::Blocking } else { Class::Normal };
-        let answer = |reply: ReplyWrite, result| match result {
-            Ok(written) => reply.written(written as u32),
-            Err(error) => reply.error(errno(error)),
-        };
-        if let Some(permission) = self.dispatcher.admit(class) {
+        let handle = Handle(handle.0);
+        let synchronous = mode.data_sync || mode.full_sync;
+        if synchronous && let Some(permission) = self.dispatcher.admit(Class::Blocking) {
+            let result = || self.ops.write(handle, offset, data, mode);
+            self.dispatcher.run_here(permission, || answer_write(reply, result()));
+        } else if let Some(permission) = self.dispatcher.admit(Class::Normal) {
+            let plain = WriteMode { data_sync: false, full_sync: false, ..mode };
+            let mut written = None;
             self.dispatcher.run_here(permission, || {
-                answer(reply, self.ops.write(Handle(handle.0), offset, data, mode));
+                match self.ops.write(handle, offset, data, plain) {
+                    Ok(count) if synchronous => written = Some((reply, count)),
+                    result => answer_write(reply, result),
+                }
             });
+            if let Some((reply, count)) = written {
+                let range = offset..offset.saturating_add(count as u64);
+                let target = SyncTarget::File { handle, range, data_only: !mode.full_sync };
+                let done = move |result: Result<(), Errno>| {
+                    answer_write(reply, result.map(|()| count));
+                };
+                self.submit_sync(target, Box::new(done));
+            }
         } else {
             let (ops, data) = (Arc::clone(&self.ops), data.to_vec());
             self.dispatcher.submit(move || {
-                answer(reply, ops.write(Handle(handle.0), offset, &data, mode));
+                answer_write(reply, ops.write(handle, offset, &data, mode));
             });
         }
     }
@@ -608,9 +648,8 @@ impl fuser::Filesystem for FuserTransport {
         data_only: bool,
         reply: ReplyEmpty,
     ) {
-        self.run(Class::Blocking, move |ops| {
-            reply_empty(reply, ops.fsync(Handle(handle.0), data_only));
-        });
+        let target = SyncTarget::File { handle: Handle(handle.0), range: 0..u64::MAX, data_only };
+        self.sync(target, answer_later(reply));
     }
 
     fn opendir(&self, _request: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
@@ -671,7 +710,7 @@ impl fuser::Filesystem for FuserTransport {
         _data_only: bool,
         reply: ReplyEmpty,
     ) {
-        self.run(Class::Blocking, move |ops| reply_empty(reply, ops.fsync_dir(ino.0)));
+        self.sync(SyncTarget::Directory(ino.0), answer_later(reply));
     }
 
     fn statfs(&self, _request: &Request, _ino: INodeNo, reply: ReplyStatfs) {
@@ -831,6 +870,13 @@ impl fuser::Filesystem for FuserTransport {
                 Err(error) => reply.error(errno(error)),
             }
         });
+    }
+}
+
+fn answer_write(reply: ReplyWrite, result: Result<usize, Errno>) {
+    match result {
+        Ok(written) => reply.written(written as u32),
+        Err(error) => reply.error(errno(error)),
     }
 }
 

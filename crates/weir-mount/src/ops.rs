@@ -12,6 +12,8 @@
 //!   [`FileSystemOps::forget`]. The inode stays usable until then, with or without a name.
 //! - An inode number names one inode for as long as it is referenced.
 
+use std::ops::Range;
+
 use crate::errno::Errno;
 use weir::{AllocateMode, Attr, DirEntry, FileType, RenameMode, SetAttr, StatFs};
 
@@ -93,6 +95,27 @@ pub enum Seek {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Handle(pub u64);
 
+/// What is to be made durable.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SyncTarget {
+    /// Bytes of an open file.
+    File {
+        /// Which.
+        handle: Handle,
+        /// Bytes; `0..u64::MAX`: all.
+        range: Range<u64>,
+        /// Leave out attributes that are not needed to read the bytes.
+        data_only: bool,
+    },
+    /// Every name of a directory, by inode number.
+    Directory(u64),
+    /// Everything before the call.
+    Volume,
+}
+
+/// Told once how a request ended, on any thread, which it must not keep waiting.
+pub type Done = Box<dyn FnOnce(OpResult<()>) + Send>;
+
 /// One directory entry on its way out. The visitor returns false when its buffer is full; that
 /// entry then counts as not read.
 pub type Visit<'a> = &'a mut dyn FnMut(&DirEntry) -> bool;
@@ -151,9 +174,6 @@ pub trait FileSystemOps: Send + Sync + 'static {
     /// As `readdir`, with attributes. Every visited entry but `.` and `..` is referenced unless the
     /// visitor refused it.
     fn readdir_plus(&self, dir: u64, cookie: u64, visit: VisitPlus<'_>) -> OpResult<()>;
-    /// Makes every name of `dir` durable.
-    fn fsync_dir(&self, dir: u64) -> OpResult<()>;
-
     /// Opens a regular file.
     fn open(&self, caller: Caller, ino: u64, open: Open) -> OpResult<Handle>;
     /// Closes a handle.
@@ -170,8 +190,14 @@ pub trait FileSystemOps: Send + Sync + 'static {
     ) -> OpResult<()>;
     /// Writes all of `data`.
     fn write(&self, handle: Handle, offset: u64, data: &[u8], mode: WriteMode) -> OpResult<usize>;
-    /// Makes the file durable; `data_only` leaves out attributes that are not needed to read it.
-    fn fsync(&self, handle: Handle, data_only: bool) -> OpResult<()>;
+    /// Makes `target` durable, and waits until it is.
+    fn sync(&self, target: &SyncTarget) -> OpResult<()>;
+    /// As [`FileSystemOps::sync`], but answers at once; `done` hears of the end. Gives `done` back if the request cannot be
+    /// submitted without waiting: nothing has been done then.
+    fn submit_sync(&self, target: &SyncTarget, done: Done) -> Result<(), Done> {
+        let _ = target;
+        Err(done)
+    }
     /// Reserves, frees or zeroes a range.
     fn allocate(
         &self,
@@ -212,8 +238,6 @@ pub trait FileSystemOps: Send + Sync + 'static {
 
     /// Space and limits.
     fn statfs(&self) -> OpResult<StatFs>;
-    /// Makes everything before the call durable.
-    fn sync(&self) -> OpResult<()>;
     /// A handler panicked while it served this file system. The mount goes on; the implementation
     /// makes the fact visible.
     fn panicked(&self, what: &str);

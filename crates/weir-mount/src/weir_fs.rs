@@ -15,19 +15,21 @@
 //! lists). The inode is created with the permission bits of the list, so that a crash in between
 //! can take a named user's rights away but never grant more than the list.
 
+use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use weir::{
-    AllocateMode, Attr, DirEntry, Error, FileType, NewInode, RenameMode, SetAttr, StatFs, Volume,
-    XattrMode,
+    AllocateMode, Attr, DirEntry, Error, File, FileType, NewInode, RenameMode, SetAttr, StatFs,
+    SyncKind, Volume, XattrMode,
 };
 
 use crate::acl::{self, Acl};
 use crate::errno::Errno;
 use crate::ops::{
-    Caller, FileSystemOps, Handle, Make, OpResult, Open, Seek, SetXattr, Visit, VisitPlus, Wait,
-    WriteMode,
+    Caller, Done, FileSystemOps, Handle, Make, OpResult, Open, Seek, SetXattr, SyncTarget, Visit,
+    VisitPlus, Wait, WriteMode,
 };
 use crate::stats;
 use crate::tables::{Fact, Facts, HandleTable, InodeTable, OpenFile};
@@ -72,9 +74,30 @@ pub struct WeirFs {
     handles: HandleTable,
     first_panic: Mutex<Option<String>>,
     panics: AtomicU64,
-    device_errors: AtomicU64,
+    errors: Arc<Errors>,
+    /// Files whose last user was the answer to a sync: dropping them may wait, so a later request does.
+    leftover: Arc<Mutex<Vec<OpenFile>>>,
+}
+
+/// Counts device trouble and tells the log of it.
+struct Errors {
+    count: AtomicU64,
     logged: Mutex<Logged>,
     log: LogSink,
+}
+
+impl Errors {
+    /// An engine error on its way to a program; device trouble is told to the log too.
+    fn fail(&self, error: Error) -> Errno {
+        if matches!(error, Error::Io(_) | Error::Corrupt(_) | Error::Shutdown(_)) {
+            self.count.fetch_add(1, Ordering::Relaxed);
+            let text = error.to_string();
+            if self.logged.lock().is_news(&text) {
+                (self.log)(&text);
+            }
+        }
+        error.into()
+    }
 }
 
 /// What the log was told of device trouble: the same thing once, and not without end.
@@ -107,9 +130,8 @@ impl WeirFs {
             handles: HandleTable::default(),
             first_panic: Mutex::new(None),
             panics: AtomicU64::new(0),
-            device_errors: AtomicU64::new(0),
-            logged: Mutex::default(),
-            log,
+            errors: Arc::new(Errors { count: AtomicU64::new(0), logged: Mutex::default(), log }),
+            leftover: Arc::default(),
         })
     }
 
@@ -122,6 +144,7 @@ impl WeirFs {
     /// called when no request can come any more.
     pub fn close(&self) -> weir::Result<()> {
         self.handles.clear();
+        self.drop_leftover();
         self.inodes.clear();
         self.volume.close()
     }
@@ -131,7 +154,7 @@ impl WeirFs {
         Trouble {
             panics: self.panics.load(Ordering::Relaxed),
             first_panic: self.first_panic.lock().clone(),
-            device_errors: self.device_errors.load(Ordering::Relaxed),
+            device_errors: self.errors.count.load(Ordering::Relaxed),
         }
     }
 
@@ -155,16 +178,19 @@ impl WeirFs {
         if lines.is_empty() { "ok".to_owned() } else { lines.join("; ") }
     }
 
-    /// An engine error on its way to a program; device trouble is told to the log too.
     fn fail(&self, error: Error) -> Errno {
-        if matches!(error, Error::Io(_) | Error::Corrupt(_) | Error::Shutdown(_)) {
-            self.device_errors.fetch_add(1, Ordering::Relaxed);
-            let text = error.to_string();
-            if self.logged.lock().is_news(&text) {
-                (self.log)(&text);
-            }
+        self.errors.fail(error)
+    }
+
+    /// Drops what an answer to a sync could not.
+    fn drop_leftover(&self) {
+        if let Some(mut leftover) = self.leftover.try_lock()
+            && !leftover.is_empty()
+        {
+            let files = std::mem::take(&mut *leftover);
+            drop(leftover);
+            drop(files);
         }
-        error.into()
     }
 
     fn check<T>(&self, result: weir::Result<T>) -> OpResult<T> {
@@ -338,6 +364,22 @@ fn engine_cookie(cookie: u64) -> u64 {
     if cookie <= COOKIE_DOT_DOT { 0 } else { cookie }
 }
 
+fn sync_kind(data_only: bool) -> SyncKind {
+    if data_only { SyncKind::Data } else { SyncKind::Full }
+}
+
+/// Makes `range` durable and waits for it: the whole file without a hand-over to another thread.
+fn sync_file(file: &File, range: &Range<u64>, data_only: bool) -> weir::Result<()> {
+    match (*range == (0..u64::MAX), data_only) {
+        (true, true) => file.fdatasync(),
+        (true, false) => file.fsync(),
+        (false, _) => {
+            let synced = file.fsync_async(range.clone(), sync_kind(data_only))?.wait();
+            synced.and(file.report_errors())
+        }
+    }
+}
+
 impl FileSystemOps for WeirFs {
     fn lookup(&self, parent: u64, name: &[u8]) -> OpResult<Attr> {
         let attr = match name {
@@ -494,10 +536,6 @@ impl FileSystemOps for WeirFs {
         }
     }
 
-    fn fsync_dir(&self, dir: u64) -> OpResult<()> {
-        self.check(self.volume.fsync_dir(dir))
-    }
-
     fn open(&self, caller: Caller, ino: u64, open: Open) -> OpResult<Handle> {
         let handle = self.open_file(ino, open.write || open.truncate)?;
         if open.truncate {
@@ -516,6 +554,7 @@ impl FileSystemOps for WeirFs {
 
     fn release(&self, handle: Handle) {
         self.handles.remove(handle);
+        self.drop_leftover();
     }
 
     fn read(
@@ -545,17 +584,56 @@ impl FileSystemOps for WeirFs {
         let open = self.handles.get(handle)?;
         self.end_privileges(open.file.ino(), &open.facts, mode.kill_suid_sgid)?;
         let written = self.check(open.file.write_at(offset, data))?;
-        if mode.full_sync {
-            self.check(open.file.fsync())?;
-        } else if mode.data_sync {
-            self.check(open.file.fdatasync())?;
+        if mode.full_sync || mode.data_sync {
+            self.check(sync_file(&open.file, &(0..u64::MAX), !mode.full_sync))?;
         }
         Ok(written)
     }
 
-    fn fsync(&self, handle: Handle, data_only: bool) -> OpResult<()> {
-        let open = self.handles.get(handle)?;
-        self.check(if data_only { open.file.fdatasync() } else { open.file.fsync() })
+    fn sync(&self, target: &SyncTarget) -> OpResult<()> {
+        match target {
+            SyncTarget::File { handle, range, data_only } => {
+                let open = self.handles.get(*handle)?;
+                self.check(sync_file(&open.file, range, *data_only))
+            }
+            SyncTarget::Directory(ino) => self.check(self.volume.fsync_dir(*ino)),
+            SyncTarget::Volume => self.check(self.volume.sync()),
+        }
+    }
+
+    fn submit_sync(&self, target: &SyncTarget, done: Done) -> Result<(), Done> {
+        let (ticket, open) = match target {
+            SyncTarget::File { handle, range, data_only } => {
+                let open = match self.handles.get(*handle) {
+                    Ok(open) => open,
+                    Err(error) => {
+                        done(Err(error));
+                        return Ok(());
+                    }
+                };
+                (open.file.fsync_async(range.clone(), sync_kind(*data_only)), Some(open))
+            }
+            SyncTarget::Directory(ino) => (self.volume.fsync_dir_async(*ino), None),
+            SyncTarget::Volume => (self.volume.sync_async(), None),
+        };
+        let ticket = match ticket {
+            Ok(ticket) => ticket,
+            Err(Error::WouldBlock) => return Err(done),
+            Err(error) => {
+                done(Err(self.fail(error)));
+                return Ok(());
+            }
+        };
+        let (errors, leftover) = (Arc::clone(&self.errors), Arc::clone(&self.leftover));
+        ticket.on_completion(move |result| {
+            let reported = open.as_ref().map_or(Ok(()), |open| open.file.report_errors());
+            done(result.and(reported).map_err(|error| errors.fail(error)));
+            // The last user of an unlinked file purges it, which waits for the log: not on a thread of the log.
+            if let Some(last) = open.and_then(Arc::into_inner) {
+                leftover.lock().push(last);
+            }
+        });
+        Ok(())
     }
 
     fn allocate(
@@ -620,7 +698,7 @@ impl FileSystemOps for WeirFs {
             SetXattr::Replace => XattrMode::Replace,
         };
         if name == SYNC {
-            return self.sync();
+            return self.sync(&SyncTarget::Volume);
         }
         if name == STATUS || name == stats::ATTRIBUTE.as_bytes() {
             return Err(Errno::EPERM);
@@ -649,15 +727,11 @@ impl FileSystemOps for WeirFs {
         Ok(self.volume.statfs())
     }
 
-    fn sync(&self) -> OpResult<()> {
-        self.check(self.volume.sync())
-    }
-
     fn panicked(&self, what: &str) {
         let count = self.panics.fetch_add(1, Ordering::Relaxed) + 1;
         self.first_panic.lock().get_or_insert_with(|| what.to_owned());
         if count == 1 {
-            (self.log)(&format!(
+            (self.errors.log)(&format!(
                 "internal error: {what}; the request was answered with EIO and the mount goes on: \
                  unmount and run weir fsck when you can"
             ));

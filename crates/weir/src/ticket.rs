@@ -1,10 +1,10 @@
 //! Durability as something to hold: [`SyncTicket`] and [`CompletionQueue`].
 //!
 //! A ticket is one promise: "what this request covers is durable", or an error. It can be waited for, polled, awaited as a
-//! future on any executor, or delivered to a queue. Dropping it does not cancel anything. Thousands in flight cost one small
-//! allocation each and no thread.
+//! future on any executor, delivered to a queue, or given a callback. Dropping it does not cancel anything. Thousands in
+//! flight cost one small allocation each and no thread.
 //!
-//! Lock order: a ticket's state is a leaf; callbacks (wakers, queues) run outside of it.
+//! Lock order: a ticket's state is a leaf; wakers, queues and callbacks run outside of it.
 
 use crate::error::Result;
 use crate::sync::{Arc, Condvar, Mutex, wait_for};
@@ -19,7 +19,11 @@ struct State {
     result: Option<Result<()>>,
     waker: Option<Waker>,
     queue: Option<(Arc<CompletionQueue>, u64)>,
+    callback: Option<OnCompletion>,
 }
+
+/// Called once with how a request ended.
+type OnCompletion = Box<dyn FnOnce(Result<()>) + Send>;
 
 #[derive(Default)]
 struct Shared {
@@ -43,10 +47,10 @@ pub fn ticket() -> (SyncTicket, Promise) {
 impl Promise {
     /// The request has ended.
     pub fn complete(self, result: Result<()>) {
-        let (waker, queue) = {
+        let (waker, queue, callback) = {
             let mut state = self.0.state.lock();
             state.result = Some(result.clone());
-            (state.waker.take(), state.queue.take())
+            (state.waker.take(), state.queue.take(), state.callback.take())
         };
         self.0.done.notify_all();
         if let Some(waker) = waker {
@@ -54,6 +58,8 @@ impl Promise {
         }
         if let Some((queue, user_data)) = queue {
             queue.push(user_data, result);
+        } else if let Some(callback) = callback {
+            callback(result);
         }
     }
 }
@@ -105,6 +111,20 @@ impl SyncTicket {
         };
         if let Some(result) = ended {
             queue.push(user_data, result);
+        }
+    }
+
+    /// Calls `callback` with the result: now, on this thread, if the request has ended, else when it does, on the thread of
+    /// the engine that finds out. That thread makes others' requests durable as well, so the callback must be short, must not
+    /// wait for anything, and must not drop the last handle of an unlinked file. Uses the ticket up.
+    pub fn on_completion(self, callback: impl FnOnce(Result<()>) + Send + 'static) {
+        let mut state = self.0.state.lock();
+        match state.result.clone() {
+            None => state.callback = Some(Box::new(callback)),
+            Some(result) => {
+                drop(state);
+                callback(result);
+            }
         }
     }
 }
@@ -190,5 +210,44 @@ impl CompletionQueue {
 impl AsFd for CompletionQueue {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+    use crate::error::Error;
+    use std::sync::mpsc;
+
+    #[test]
+    fn a_callback_is_called_once_whether_the_end_comes_before_or_after_it() {
+        let (sender, receiver) = mpsc::channel();
+        let tell = |sender: &mpsc::Sender<_>| {
+            let sender = sender.clone();
+            move |result| sender.send(result).expect("receiver lives")
+        };
+        let (early, promise) = ticket();
+        promise.complete(Ok(()));
+        early.on_completion(tell(&sender));
+        assert_eq!(receiver.try_recv(), Ok(Ok(())));
+
+        let (late, promise) = ticket();
+        late.on_completion(tell(&sender));
+        assert!(receiver.try_recv().is_err());
+        promise.complete(Err(Error::WouldBlock));
+        assert_eq!(receiver.try_recv(), Ok(Err(Error::WouldBlock)));
+        drop(sender);
+        assert!(receiver.recv().is_err(), "nothing was told twice");
+    }
+
+    #[test]
+    fn a_callback_may_use_another_ticket() {
+        let (first, first_promise) = ticket();
+        let (second, second_promise) = ticket();
+        let (sender, receiver) = mpsc::channel();
+        first.on_completion(move |_| second_promise.complete(Ok(())));
+        second.on_completion(move |result| sender.send(result).expect("receiver lives"));
+        first_promise.complete(Ok(()));
+        assert_eq!(receiver.try_recv(), Ok(Ok(())));
     }
 }

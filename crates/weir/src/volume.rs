@@ -131,6 +131,17 @@ impl Volume {
         self.engine.sync_async()
     }
 
+    /// Submits a request to make everything up to operation `lsn` durable, and answers at once with a ticket.
+    ///
+    /// # Errors
+    /// As [`Volume::sync_async`]; [`Error::Invalid`]: there is no such operation yet.
+    pub fn ticket_for(&self, lsn: u64) -> Result<SyncTicket> {
+        if lsn > self.last_lsn() {
+            return Err(Error::Invalid("there is no operation of this number yet"));
+        }
+        self.engine.ticket_for(lsn)
+    }
+
     /// Everything up to this operation is durable. Does not block.
     pub fn durable_lsn(&self) -> u64 {
         self.engine.log.durable_lsn()
@@ -316,11 +327,29 @@ impl Volume {
         if inode.file_type == FileType::Regular {
             return self.engine.fsync(&inode, 0..u64::MAX, SyncKind::Full);
         }
-        self.engine.check_writable()?;
-        self.engine.commit_attributes(&inode, Room::Normal)?;
-        self.engine.counters.fsyncs.add(1);
-        let lsn = inode.meta.lock().last_lsn;
+        let lsn = self.prepare_dir(&inode, Room::Normal)?;
         self.engine.commit_log(lsn)
+    }
+
+    /// Submits [`Volume::fsync_dir`] of an inode that is no regular file, and answers at once with a ticket.
+    ///
+    /// # Errors
+    /// As [`Volume::sync_async`]; [`Error::WouldBlock`] also when the log is too full to take the attributes at once.
+    pub fn fsync_dir_async(&self, ino: u64) -> Result<SyncTicket> {
+        let inode = self.engine.inode(ino)?;
+        if inode.file_type == FileType::Regular {
+            return self.engine.fsync_async(&inode, 0..u64::MAX, SyncKind::Full);
+        }
+        let lsn = self.prepare_dir(&inode, Room::NoWait)?;
+        self.engine.ticket_for(lsn)
+    }
+
+    /// The operation that an fsync of `inode` has to wait for.
+    fn prepare_dir(&self, inode: &Arc<Inode>, room: Room) -> Result<u64> {
+        self.engine.check_writable()?;
+        self.engine.commit_attributes(inode, room)?;
+        self.engine.counters.fsyncs.add(1);
+        Ok(inode.meta.lock().last_lsn)
     }
 }
 

@@ -12,7 +12,8 @@ use weir::{
     AllocateMode, Attr, DirEntry, FileType, RenameMode, SetAttr, SetTime, StatFs, Timestamp,
 };
 use weir_mount::ops::{
-    Caller, Handle, Make, OpResult, Open, Seek, SetXattr, Visit, VisitPlus, Wait, WriteMode,
+    Caller, Handle, Make, OpResult, Open, Seek, SetXattr, SyncTarget, Visit, VisitPlus, Wait,
+    WriteMode,
 };
 use weir_mount::{Controller, Errno, FileSystemOps, MountError, MountOptions, mount};
 
@@ -327,9 +328,6 @@ impl FileSystemOps for MemoryFs {
         }
         Ok(())
     }
-    fn fsync_dir(&self, _dir: u64) -> OpResult<()> {
-        Ok(())
-    }
     fn open(&self, caller: Caller, ino: u64, open: Open) -> OpResult<Handle> {
         if open.truncate {
             let change = SetAttr { size_bytes: Some(0), ..SetAttr::default() };
@@ -376,7 +374,7 @@ impl FileSystemOps for MemoryFs {
         node.attr.size_bytes = node.data.len() as u64;
         Ok(data.len())
     }
-    fn fsync(&self, _handle: Handle, _data_only: bool) -> OpResult<()> {
+    fn sync(&self, _target: &SyncTarget) -> OpResult<()> {
         let mut held = self.held.lock().unwrap();
         self.waiting_fsyncs.fetch_add(1, Ordering::SeqCst);
         while *held {
@@ -453,9 +451,6 @@ impl FileSystemOps for MemoryFs {
             free_inodes: 90,
             max_name_bytes: 255,
         })
-    }
-    fn sync(&self) -> OpResult<()> {
-        Ok(())
     }
     fn panicked(&self, what: &str) {
         self.state().panics.push(what.to_owned());

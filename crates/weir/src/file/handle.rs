@@ -217,8 +217,9 @@ impl File {
         result
     }
 
-    /// The error of a writeback that failed since this handle last asked.
-    fn report_errors(&self) -> Result<()> {
+    /// The error of a writeback that failed since this handle last asked, if one did. [`File::fsync`] asks by itself; whoever
+    /// holds a ticket asks when it has ended.
+    pub fn report_errors(&self) -> Result<()> {
         let held = self.inode().write_error.lock();
         let seen = self.handle.errors_seen.swap(held.0, Ordering::AcqRel);
         match &held.1 {

@@ -72,6 +72,15 @@ impl Engine {
         Ok(ticket)
     }
 
+    /// A ticket for everything up to `lsn`.
+    pub fn ticket_for(self: &Arc<Self>, lsn: Lsn) -> Result<SyncTicket> {
+        self.check_writable()?;
+        self.admit_ticket()?;
+        let (ticket, promise) = ticket();
+        self.promise_at(lsn, promise);
+        Ok(ticket)
+    }
+
     fn admit_ticket(&self) -> Result<()> {
         if self.tickets.fetch_add(1, Ordering::AcqRel) >= MAX_TICKETS {
             self.tickets.fetch_sub(1, Ordering::AcqRel);
