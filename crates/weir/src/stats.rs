@@ -1,4 +1,6 @@
-//! Counters of an open volume, and [`Stats`]: all figures read out at once.
+//! Counters of an open volume, and [`Stats`]: all figures read out at once. [`report`] names, prints and compares them.
+
+pub mod report;
 
 use crate::alloc::SpaceTotals;
 use crate::log::Fill;
@@ -6,6 +8,13 @@ use crate::log::stats::{Histogram, HistogramSnapshot, LogStatsSnapshot};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::tree::CacheStats;
 use crate::txn::checkpoint::Phase;
+
+pub use report::Report;
+
+/// Steps of a checkpoint whose time is taken, in their order: pages and attributes go home; the delta is swapped; the log's
+/// frames are written; the delta is merged into the trees; bitmaps and root are written; the flush; the superblock, with its flush.
+pub const CHECKPOINT_STEPS: [&str; 7] =
+    ["home", "freeze", "log", "merge", "space", "flush", "superblock"];
 
 /// A counter that many threads may bump.
 #[derive(Debug, Default)]
@@ -85,6 +94,18 @@ pub struct Counters {
     pub freeze_ns: Histogram,
     /// Whole checkpoints, in microseconds.
     pub checkpoint_us: Histogram,
+    /// Steps of checkpoints, in microseconds: see [`CHECKPOINT_STEPS`].
+    pub checkpoint_step_us: [Histogram; CHECKPOINT_STEPS.len()],
+    /// First half of a sync: until its pages are in the log's open frame, or home. In nanoseconds.
+    pub data_phase_ns: Histogram,
+}
+
+impl Counters {
+    /// Counts a sync whose first half took so long.
+    pub fn count_sync(&self, data_phase_ns: u64) {
+        self.fsyncs.add(1);
+        self.data_phase_ns.record(data_phase_ns);
+    }
 }
 
 /// All figures of an open volume.
@@ -124,6 +145,16 @@ pub struct Stats {
     pub freeze_ns: HistogramSnapshot,
     /// Whole checkpoints, in microseconds.
     pub checkpoint_us: HistogramSnapshot,
+    /// Steps of checkpoints, in microseconds: see [`CHECKPOINT_STEPS`].
+    pub checkpoint_step_us: [HistogramSnapshot; CHECKPOINT_STEPS.len()],
+    /// How long the running checkpoint has been in its step, in microseconds.
+    pub checkpoint_in_step_us: u64,
+    /// First half of a sync: until its pages are in the log's open frame, or home. In nanoseconds.
+    pub data_phase_ns: HistogramSnapshot,
+    /// Tickets that have not ended.
+    pub tickets: u64,
+    /// Why the volume was shut down, if it was.
+    pub shutdown_reason: Option<String>,
     /// The log: operations, frames, flushes, waits.
     pub log: LogStatsSnapshot,
     /// How full the log is.

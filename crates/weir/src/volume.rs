@@ -526,6 +526,14 @@ impl Engine {
         }
     }
 
+    fn time_in_step_us(&self) -> u64 {
+        let now_ns = self.clock.monotonic_ns();
+        match self.checkpointer.phase() {
+            crate::txn::checkpoint::Phase::Running => 0,
+            _ => now_ns.saturating_sub(self.checkpointer.step_began_ns()) / 1000,
+        }
+    }
+
     fn stats(&self) -> Stats {
         let counters = &self.counters;
         let delta = self.store.delta_size();
@@ -548,6 +556,13 @@ impl Engine {
             stall_us: read(&counters.stall_us),
             freeze_ns: read(&counters.freeze_ns),
             checkpoint_us: read(&counters.checkpoint_us),
+            checkpoint_step_us: std::array::from_fn(|step| {
+                read(&counters.checkpoint_step_us[step])
+            }),
+            checkpoint_in_step_us: self.time_in_step_us(),
+            data_phase_ns: read(&counters.data_phase_ns),
+            tickets: self.tickets.load(Ordering::Relaxed),
+            shutdown_reason: self.shutdown.lock().clone(),
             log: self.log.stats().snapshot(),
             log_fill: self.log.fill(),
             durable_lsn: self.log.durable_lsn(),

@@ -49,9 +49,10 @@ impl Engine {
         self.check_writable()?;
         self.admit_ticket()?;
         let (ticket, promise) = ticket();
+        let began_ns = self.clock.monotonic_ns();
         match self.prepare_at_once(inode, range.clone(), kind) {
             Ok(Some(lsn)) => {
-                self.counters.fsyncs.add(1);
+                self.counters.count_sync(self.clock.monotonic_ns().saturating_sub(began_ns));
                 self.promise_at(lsn, promise);
             }
             Ok(None) => {
@@ -122,9 +123,11 @@ impl Engine {
     pub fn run_job(self: &Arc<Self>, job: SyncJob) {
         match job {
             SyncJob::File { inode, range, kind, promise } => {
+                let began_ns = self.clock.monotonic_ns();
                 match self.prepare_sync(&inode, range, kind) {
                     Ok(lsn) => {
-                        self.counters.fsyncs.add(1);
+                        self.counters
+                            .count_sync(self.clock.monotonic_ns().saturating_sub(began_ns));
                         self.promise_at(lsn, promise);
                     }
                     Err(error) => self.end_ticket(promise, Err(error)),

@@ -68,6 +68,21 @@ enum Work {
     Super(Published),
 }
 
+impl Work {
+    /// Its place in [`crate::stats::CHECKPOINT_STEPS`].
+    fn step(&self) -> usize {
+        match self {
+            Self::Home { .. } => 0,
+            Self::Freeze => 1,
+            Self::Log(_) => 2,
+            Self::Merge(_) => 3,
+            Self::Space(_) => 4,
+            Self::Flush(_) => 5,
+            Self::Super(_) => 6,
+        }
+    }
+}
+
 struct Merged {
     frozen: Frozen,
     tree: TreeRoot,
@@ -87,6 +102,7 @@ struct Progress {
     started: u64,
     completed: u64,
     phase: Phase,
+    step_began_ns: u64,
     began_ns: u64,
     /// LSN that the last checkpoint covers.
     covered_lsn: u64,
@@ -107,6 +123,11 @@ impl Checkpointer {
     /// Where the checkpoint under way is.
     pub fn phase(&self) -> Phase {
         self.progress.lock().phase
+    }
+
+    /// When the step under way began, by the monotonic clock.
+    pub fn step_began_ns(&self) -> u64 {
+        self.progress.lock().step_began_ns
     }
 
     /// Checkpoints completed.
@@ -192,7 +213,13 @@ impl Engine {
         // Up to the freeze a failure leaves everything as it was; after it, the frozen delta could not be
         // merged again.
         let before_freeze = matches!(work, Work::Home { .. } | Work::Freeze);
-        match self.checkpoint_phase(work) {
+        let step = work.step();
+        let began_ns = self.clock.monotonic_ns();
+        self.checkpointer.progress.lock().step_began_ns = began_ns;
+        let result = self.checkpoint_phase(work);
+        let took_ns = self.clock.monotonic_ns().saturating_sub(began_ns);
+        self.counters.checkpoint_step_us[step].record(took_ns / 1000);
+        match result {
             Ok(next) => {
                 *role = next;
                 Ok(role.is_some())
