@@ -10,6 +10,7 @@
 
 use crate::alloc::Allocator;
 use crate::background::Background;
+use crate::barrier::Barriers;
 use crate::cache::page::{PageMut, PagePool};
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -59,6 +60,8 @@ pub struct Engine {
     pub checkpointer: Checkpointer,
     /// Threads, and what they are asked to do.
     pub background: Background,
+    /// Barriers whose data is not home.
+    pub barriers: Barriers,
     /// Counters and histograms.
     pub counters: Counters,
     /// Pages dirty or under writeback, over all inodes.

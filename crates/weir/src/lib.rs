@@ -41,6 +41,8 @@ pub mod alloc;
 #[doc(hidden)]
 pub mod background;
 #[doc(hidden)]
+pub mod barrier;
+#[doc(hidden)]
 pub mod cache;
 pub mod check;
 pub mod device;

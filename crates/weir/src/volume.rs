@@ -44,7 +44,7 @@ struct Guard(Arc<Engine>);
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        self.0.stop_background();
+        self.0.stop_threads();
     }
 }
 
@@ -157,7 +157,27 @@ impl Volume {
     /// # Errors
     /// [`Error::Shutdown`].
     pub fn wait_durable(&self, lsn: u64, timeout_us: Option<u64>) -> Result<bool> {
+        if !self.engine.background.has_threads() {
+            while self.engine.log.in_open_chain(lsn) && self.engine.barrier_step() {}
+        }
         self.engine.log.wait_durable(lsn, timeout_us)
+    }
+
+    /// Raises a barrier: after a crash, whatever happened after it is there only if everything that happened before it is:
+    /// namespace operations, and data written to any file. Waits for neither: data that only memory has goes into the log at
+    /// once if it is little, and is sent home in the background otherwise, and until then nothing that comes later becomes
+    /// durable. (So a later sync waits for this data; reads, writes and operations do not.)
+    ///
+    /// Answers an LSN: when [`Volume::durable_lsn`] has reached it, all that came before the barrier is durable.
+    ///
+    /// What other threads do while the call runs is on either side of the barrier. As every operation it may wait at the entry for
+    /// log space; also for another barrier if 64 overlap, and it may have to read where the dirty pages live.
+    ///
+    /// # Errors
+    /// If data before the barrier cannot be written, after three attempts, the volume is shut down: nothing that came later
+    /// has become durable then.
+    pub fn barrier(&self) -> Result<u64> {
+        self.engine.barrier(None)
     }
 
     /// [`Volume::sync`], then a checkpoint: the log is empty afterwards, but for what other threads did meanwhile. Blocks.
@@ -474,11 +494,18 @@ impl Engine {
             return Ok(());
         }
         let result = self.close_writing();
-        self.stop_background();
+        self.stop_threads();
         if result.is_ok() && !self.options.read_only {
             self.shut_down("closed");
         }
         result
+    }
+
+    /// Ends all threads. Promises that wait for a barrier are kept.
+    fn stop_threads(&self) {
+        self.stop_barriers();
+        self.stop_background();
+        while self.barrier_step() | self.log.drive() {}
     }
 
     fn close_writing(&self) -> Result<()> {
@@ -492,7 +519,7 @@ impl Engine {
         while self.checkpoint_wanted() {
             self.wait_checkpoint(self.checkpointer.goal())?;
         }
-        self.stop_background();
+        self.stop_threads();
         let superblock = self.superblock.lock().clone();
         self.write_superblock(&crate::format::superblock::Superblock {
             generation: superblock.generation + 1,
@@ -503,7 +530,7 @@ impl Engine {
 
     fn background_step(self: &Arc<Self>, work: BackgroundWork) -> Result<bool> {
         match work {
-            BackgroundWork::Log => Ok(self.sync_step() | self.log.drive()),
+            BackgroundWork::Log => Ok(self.barrier_step() | self.sync_step() | self.log.drive()),
             BackgroundWork::Writeback => Ok(self.flush_batch()? > 0),
             BackgroundWork::Purge => self.purge_step(),
             BackgroundWork::Checkpoint => self.checkpoint_step(),

@@ -559,8 +559,10 @@ impl PageMap {
             let newly_dirty = !ok && marks.dirty & mask == 0;
             let paid = ok && marks.owed & mask != 0 && (marks.dirty & marks.relogged & mask == 0);
             marks.relogged &= !mask;
-            if newly_dirty {
+            if !ok {
                 marks.dirty |= mask;
+                // A sync or barrier that had chosen it must find it again.
+                marks.towrite |= mask;
             }
             if paid {
                 marks.owed &= !mask;

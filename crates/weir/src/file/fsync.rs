@@ -105,7 +105,8 @@ impl Engine {
 
     /// Waits until `lsn` is durable, and shuts the volume down if that fails.
     pub fn commit_log(&self, lsn: Lsn) -> Result<()> {
-        self.log.commit(lsn).inspect_err(|error| self.shut_down_after(error))
+        let committed = self.finish_barriers(lsn).and_then(|()| self.log.commit(lsn));
+        committed.inspect_err(|error| self.shut_down_after(error))
     }
 
     /// Puts the dirty pages of `pages` into the log, if they are few.

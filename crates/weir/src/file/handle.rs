@@ -217,6 +217,19 @@ impl File {
         result
     }
 
+    /// LSN of the last operation of this file that the log has: when [`crate::Volume::durable_lsn`] has reached it, that
+    /// operation is durable. Written data that no sync and no writeback has taken yet is not part of one.
+    pub fn last_lsn(&self) -> u64 {
+        self.inode().meta.lock().last_lsn
+    }
+
+    /// As [`crate::Volume::barrier`], for namespace operations and the data of this file: what was written to other files may
+    /// become durable later. What comes after the barrier is everything, in any file.
+    pub fn barrier(&self) -> Result<u64> {
+        self.check_writable()?;
+        self.engine().barrier(Some(self.inode()))
+    }
+
     /// The error of a writeback that failed since this handle last asked, if one did. [`File::fsync`] asks by itself; whoever
     /// holds a ticket asks when it has ended.
     pub fn report_errors(&self) -> Result<()> {

@@ -41,7 +41,7 @@ const ROUND_PAGES: u64 = 8 * PIECE_PAGES;
 const REQUEST_PAGES: usize = 512;
 
 /// Log space for settling `pages` pages.
-fn settle_bytes(pages: u64) -> usize {
+pub fn settle_bytes(pages: u64) -> usize {
     4096 + 56 * pages as usize
 }
 
@@ -145,7 +145,7 @@ impl Engine {
     }
 
     /// The pages that one operation of this log can settle.
-    fn max_piece_pages(&self) -> u64 {
+    pub fn max_piece_pages(&self) -> u64 {
         (self.max_operation_bytes() / 256).clamp(1, PIECE_PAGES as usize) as u64
     }
 

@@ -17,6 +17,9 @@
 //! lock. [`Log::commit`], [`Log::write_up_to`] and [`Log::drive`] may run other callers' callbacks:
 //! call them without holding a lock that a callback takes.
 
+pub mod chain;
+#[cfg(all(test, not(feature = "shuttle")))]
+mod chain_tests;
 pub mod core;
 mod op;
 pub mod replay;
@@ -144,6 +147,10 @@ struct Appender {
     ring: Ring,
     live: LiveFrames,
     write_out_asked: bool,
+    /// See [`chain`].
+    chain: Option<chain::OpenChain>,
+    /// A boundary waits for the open chain to close: none is opened before.
+    boundary_wanted: bool,
 }
 
 /// What the core lock guards.
@@ -155,6 +162,8 @@ struct Commit {
     stopping: bool,
     /// Threads in [`Log::wait_durable`].
     watchers: usize,
+    /// Callbacks for LSNs of an open chain: the core hears of them when it is closed.
+    held: Vec<(Lsn, Waiter)>,
 }
 
 /// See the module's head.
@@ -168,6 +177,9 @@ pub struct Log {
     commit: Mutex<Commit>,
     driver_wake: Condvar,
     durable_changed: Condvar,
+    chain_closed: Condvar,
+    /// First LSN of the open chain.
+    chain_first: AtomicU64,
     thread: Mutex<Option<JoinHandle<()>>>,
     /// A log thread runs: callbacks may be left to it.
     has_thread: AtomicBool,
@@ -213,6 +225,8 @@ impl Log {
             ring,
             live,
             write_out_asked: false,
+            chain: None,
+            boundary_wanted: false,
         };
         let commit = Commit {
             core: Core::new(durable),
@@ -220,6 +234,7 @@ impl Log {
             driver_parked: false,
             stopping: false,
             watchers: 0,
+            held: Vec::new(),
         };
         Self {
             info: device.info(),
@@ -231,6 +246,8 @@ impl Log {
             commit: Mutex::new(commit),
             driver_wake: Condvar::new(),
             durable_changed: Condvar::new(),
+            chain_closed: Condvar::new(),
+            chain_first: AtomicU64::new(chain::NO_CHAIN),
             thread: Mutex::new(None),
             has_thread: AtomicBool::new(false),
             durable: AtomicU64::new(durable),
@@ -333,15 +350,6 @@ impl Log {
         Ok(lsn)
     }
 
-    /// Ends the open frame and the running transaction: later operations belong to the checkpoint
-    /// `next_transaction`. Microseconds, no I/O.
-    pub fn seal(&self, next_transaction: u64) -> Boundary {
-        let mut append = self.append.lock();
-        append.seal_open();
-        append.transaction = next_transaction;
-        Boundary { lsn: append.next_lsn - 1 }
-    }
-
     /// Waits until everything up to `lsn` is durable, doing the work if nobody else is.
     ///
     /// # Errors
@@ -351,7 +359,9 @@ impl Log {
             stats::add(&self.stats.commits_found_durable, 1);
             return Ok(());
         }
-        self.reach(Goal::Durable(lsn.min(self.last_lsn())))
+        let lsn = lsn.min(self.last_lsn());
+        self.wait_chain(lsn, None)?;
+        self.reach(Goal::Durable(lsn))
     }
 
     /// Calls `on_durable` once everything up to `lsn` is durable, or with the error once that cannot happen. The
@@ -362,6 +372,11 @@ impl Log {
         let lsn = lsn.min(self.last_lsn());
         let waiter = Waiter::callback(on_durable, self.clock.monotonic_ns());
         let mut commit = self.commit.lock();
+        if self.in_open_chain(lsn) && commit.shutdown_reason.is_none() {
+            // Whoever closes the chain takes this lock after saying so: it finds the callback.
+            commit.held.push((lsn, waiter));
+            return;
+        }
         let wake = commit.core.arrive_callback(lsn, waiter);
         self.wake_driver_if(wake, &commit);
     }
@@ -456,7 +471,8 @@ impl Log {
 
     /// Callbacks that were not called yet.
     pub fn callbacks_pending(&self) -> usize {
-        self.commit.lock().core.callbacks_pending()
+        let commit = self.commit.lock();
+        commit.core.callbacks_pending() + commit.held.len()
     }
 
     /// Why the log is shut down, if it is.
@@ -516,6 +532,7 @@ impl Appender {
 
     fn seal_open(&mut self) {
         if !self.open.is_empty() {
+            self.open.continues |= self.note_sealed();
             let fresh = self.spare.pop().unwrap_or_default();
             self.sealed.push_back(std::mem::replace(&mut self.open, fresh));
         }

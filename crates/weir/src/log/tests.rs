@@ -133,7 +133,7 @@ fn acknowledged_operations_survive_and_what_survives_is_a_prefix() {
                     3 => assert!(log.write_up_to(lsn).is_ok() || refused_writes),
                     4 if random.below(4) == 0 => {
                         // A checkpoint: all that is logged is home, the superblock moves on.
-                        let boundary = log.seal(2);
+                        let boundary = log.seal(2).unwrap();
                         if log.write_up_to(boundary.lsn).and_then(|()| log.flush()).is_err() {
                             break;
                         }

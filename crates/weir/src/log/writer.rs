@@ -313,6 +313,7 @@ impl Log {
         for waiter in wake {
             waiter.tell(Verdict::Failed(reason(commit)));
         }
+        self.fail_chain(commit);
         self.durable_changed.notify_all();
         self.wake_driver_if(true, commit);
     }

@@ -28,7 +28,7 @@ use crate::mutation::{self, Mutation};
 use crate::namespace::OP_RECORD_BYTES;
 use crate::sync::{Arc, Condvar, Mutex};
 use crate::tree::{self, NodeSink, TreeRoot};
-use crate::txn::Op;
+use crate::txn::{Lsn, Op};
 
 /// Inodes that one step of `CommitStart` brings home.
 const HOME_INODES: usize = 32;
@@ -256,14 +256,14 @@ impl Engine {
         }
         Ok(Some(match work {
             Work::Home { mut inodes, up_to } => {
+                // The ring's reserve belongs to a barrier as long as its chain is open.
+                self.finish_barriers(Lsn::MAX)?;
                 self.bring_home(&mut inodes, up_to)?;
                 if inodes.is_empty() { Work::Freeze } else { Work::Home { inodes, up_to } }
             }
             Work::Freeze => {
                 self.checkpointer.enter(Phase::CommitDoing);
-                let began = self.clock.monotonic_ns();
-                let frozen = self.store.freeze(self.superblock.lock().root.generation + 2);
-                self.counters.freeze_ns.record(self.clock.monotonic_ns().saturating_sub(began));
+                let frozen = self.freeze()?;
                 self.checkpointer.enter(Phase::Unblocked);
                 Work::Log(frozen)
             }
@@ -285,6 +285,19 @@ impl Engine {
                 return Ok(None);
             }
         }))
+    }
+
+    /// Swaps the delta, between two chains of the log: what came after a barrier is not published without what came before.
+    fn freeze(&self) -> Result<Frozen> {
+        let transaction = self.superblock.lock().root.generation + 2;
+        loop {
+            let began = self.clock.monotonic_ns();
+            if let Some(frozen) = self.store.freeze(transaction) {
+                self.counters.freeze_ns.record(self.clock.monotonic_ns().saturating_sub(began));
+                return Ok(frozen);
+            }
+            self.finish_barriers(Lsn::MAX)?;
+        }
     }
 
     /// Writes logged pages home and commits attributes that only memory has, for some of `inodes`. Uses the log's

@@ -250,14 +250,14 @@ impl Store {
     }
 
     /// Makes all of `parts` part of the running transaction, all or nothing also across a crash. For what is too
-    /// large for one frame of the log.
+    /// large for one frame of the log. Answers the LSN of the last part; those of the others come right before it.
     pub fn commit_parts(&self, mut parts: Vec<Op>, admission: Admission) -> Result<Lsn> {
         let mut state = self.state.write();
         let mut records: Vec<_> =
             parts.iter_mut().map(|op| std::mem::take(&mut op.records)).collect();
         let lsn = self.log.append_batch(&mut records, admission)?;
-        let mut payload_pages = 0;
-        for op in parts {
+        let first = lsn + 1 - parts.len() as u64;
+        for (number, op) in (first..).zip(parts) {
             for (key, value) in op.changes {
                 state.running.set(key, value);
             }
@@ -267,11 +267,11 @@ impl Store {
             if !op.space.is_empty() {
                 self.alloc.record(&op.space);
             }
-            payload_pages += op.payload_pages;
+            if op.payload_pages > 0 {
+                // Under the LSN of the part: replay has to start at its frame.
+                self.obligations.add(number, op.payload_pages);
+            }
             state.inode_count = state.inode_count.saturating_add_signed(op.inodes_added);
-        }
-        if payload_pages > 0 {
-            self.obligations.add(lsn, payload_pages);
         }
         self.update_reserve(&state);
         Ok(lsn)
@@ -303,21 +303,23 @@ impl Store {
     }
 
     /// Takes the running delta out: microseconds. The delta stays readable as the frozen one until
-    /// [`Store::publish`].
-    pub fn freeze(&self, next_transaction: u64) -> Frozen {
+    /// [`Store::publish`]. `None`: a barrier's chain is open, which a checkpoint must not cut; no other chain begins before the
+    /// freeze.
+    pub fn freeze(&self, next_transaction: u64) -> Option<Frozen> {
         let mut state = self.state.write();
         debug_assert!(state.frozen.is_none());
+        let boundary = self.log.seal(next_transaction)?;
         let delta = Arc::new(std::mem::take(&mut state.running));
         state.frozen = Some(delta.clone());
-        Frozen {
+        Some(Frozen {
             delta,
             space: self.alloc.freeze(),
-            boundary: self.log.seal(next_transaction),
+            boundary,
             next_inode: state.next_inode,
             inode_count: state.inode_count,
             tree: state.tree,
             oldest_payload: self.obligations.oldest(),
-        }
+        })
     }
 
     /// The frozen delta is in `tree` now.

@@ -2,6 +2,7 @@
 
 use crate::alloc::Allocator;
 use crate::background::Background;
+use crate::barrier::Barriers;
 use crate::cache::page::PagePool;
 use crate::cache::throttle::Limits;
 use crate::device::buffer::AlignedBuf;
@@ -115,6 +116,7 @@ pub(super) fn assemble(device: Arc<dyn Device>, options: VolumeOptions, parts: P
         tree_lock: Mutex::new(()),
         checkpointer,
         background: Background::new(limits),
+        barriers: Barriers::default(),
         counters: Counters::default(),
         dirty_pages: AtomicU64::new(0),
         tickets: AtomicU64::new(0),
@@ -190,6 +192,7 @@ pub(super) fn open(device: Arc<dyn Device>, options: VolumeOptions) -> Result<Ar
     engine.recover(&recovered, root.checkpoint_lsn)?;
     if threads {
         engine.start_background()?;
+        engine.start_barriers()?;
     }
     Ok(engine)
 }

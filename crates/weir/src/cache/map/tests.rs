@@ -308,6 +308,7 @@ impl Harness {
         assert!(!end.stale);
         assert_eq!(end.newly_dirty, !ok && !page.dirty);
         page.dirty |= !ok;
+        page.towrite |= !ok;
         // A debt is paid when the log has nothing newer than what went home.
         let paid = ok && page.owed.is_some_and(|(lsn, _)| Some(lsn) == home_lsn || !page.dirty);
         assert_eq!(end.home_lsn, page.owed.filter(|_| paid).map(|(lsn, _)| lsn));

@@ -1,0 +1,430 @@
+//! Barriers: everything before is durable before anything after, and nobody waits for either.
+//!
+//! Operations are in the order of the log anyhow; what a barrier has to see to is data that only memory has. Files with few
+//! dirty pages are put into the log at once: for them the barrier is a mere point in the log. If more is dirty, the
+//! barrier opens a *chain* (`log/chain.rs`): all that is appended from then on, by anyone, is replayed together or not
+//! at all. The barrier's thread sends the dirty pages home; their new mapping lands in the chain; then the chain ends. A
+//! page that is written again meanwhile travels as it is then: the chain is one piece, so no order is broken.
+//!
+//! Whoever needs the chain to end (a sync of something in it, a checkpoint, a step in manual mode) does the barrier's work
+//! itself if the thread has not begun it.
+//!
+//! **No deadlock.** Log space for the whole of a barrier's work is admitted before its chain opens, at the entry, where every
+//! operation waits; the work itself draws on that and, should writeback by others have cut the dirty runs into more pieces, on
+//! the ring's reserve, which a checkpoint does not touch while a chain is open. It takes `map`, `pages` and `meta` locks only, and
+//! waits for nothing but the device and writeback that is under way. So a chain always ends, and a checkpoint may wait for it.
+//!
+//! **Failure.** Data that cannot be written is tried again at another place, [`ATTEMPTS`] times. Then the volume is shut down: a
+//! chain that ended without its data would break the promise, and one that never ends would stop everybody.
+//!
+//! Lock order: the queue of jobs is a leaf.
+
+use crate::cache::map::{LoggedFilter, RunFilter};
+use crate::device::IoClass;
+use crate::engine::{Engine, Room};
+use crate::error::{Error, Result};
+use crate::file::writeback::{Piece, settle_bytes};
+use crate::format::Key;
+use crate::inode::Inode;
+use crate::log::chain::CHAIN_END_BLOCKS;
+use crate::log::{Admission, AdmissionClass, OpRecords};
+use crate::sync::{Arc, Condvar, JoinHandle, Mutex, spawn, wait_for};
+use crate::txn::{Lsn, Op};
+use crate::types::FileType;
+use std::collections::VecDeque;
+use std::ops::Range;
+
+/// Most pages that one barrier puts into the log at once, over all files.
+const AT_ONCE_PAGES: usize = 256;
+/// Pages that are written together.
+const ROUND_PAGES: u64 = 4096;
+/// How often data is tried to be written.
+const ATTEMPTS: u32 = 3;
+/// Log space for the inode of a file whose size the log does not know.
+const SIZE_BYTES: usize = 1024;
+/// How far pages reach that are written together or not at all.
+const NEIGHBOURS: u64 = 64;
+/// Longest wait between two looks at a condition that somebody else changes.
+const PATIENCE_US: u64 = 50_000;
+
+/// Dirty pages that the log does not have.
+const UNLOGGED: RunFilter =
+    RunFilter { logged: LoggedFilter::NotLogged, only_towrite: false, skip_writeback: false };
+/// Those of them that a barrier (or a sync) has chosen.
+const CHOSEN: RunFilter = RunFilter { only_towrite: true, ..UNLOGGED };
+
+/// What a file has to send home for a barrier.
+struct Part {
+    inode: Arc<Inode>,
+    /// Pages that were dirty or under writeback, in pieces that settle in one operation each.
+    ranges: Vec<Range<u64>>,
+    /// The file was this long.
+    size: u64,
+}
+
+/// The data phase of one barrier. It holds the chain open.
+struct Job {
+    parts: Vec<Part>,
+    room: Admission,
+}
+
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<Job>,
+    stop: bool,
+}
+
+/// The work of barriers that has not begun, and the thread that does it.
+#[derive(Default)]
+pub struct Barriers {
+    queue: Mutex<Queue>,
+    wake: Condvar,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// Blocks of the log that one operation of `bytes` takes at most.
+fn blocks_for(bytes: usize) -> u64 {
+    OpRecords::blocks_for(bytes, 0)
+}
+
+impl Part {
+    /// What `inode` would have to send home now; `None` if the log has all of it.
+    fn of(inode: &Arc<Inode>, piece_pages: u64) -> Option<Self> {
+        let mut runs: Vec<Range<u64>> = Vec::new();
+        let size;
+        {
+            let pages = inode.pages.read();
+            runs.extend(pages.dirty_runs(0..u64::MAX, piece_pages, UNLOGGED));
+            let mut from = 0;
+            while let Some(index) = pages.first_writeback(from..u64::MAX) {
+                runs.push(index..index + 1);
+                from = index + 1;
+            }
+            size = inode.size();
+        }
+        let size_logged = inode.meta.lock().item.size >= size;
+        if runs.is_empty() && size_logged {
+            return None;
+        }
+        runs.sort_unstable_by_key(|run| run.start);
+        Some(Self { inode: inode.clone(), ranges: joined(runs, piece_pages), size })
+    }
+
+    fn pages(&self) -> usize {
+        self.ranges.iter().map(|range| (range.end - range.start) as usize).sum()
+    }
+
+    /// Log space for all of it.
+    fn log_blocks(&self) -> u64 {
+        let pieces = self.ranges.iter().map(|range| blocks_for(piece_bytes(range)));
+        pieces.sum::<u64>() + blocks_for(SIZE_BYTES)
+    }
+}
+
+fn piece_bytes(range: &Range<u64>) -> usize {
+    settle_bytes(range.end - range.start)
+}
+
+/// Makes overlapping and adjacent runs one, up to `limit` pages.
+fn joined(runs: Vec<Range<u64>>, limit: u64) -> Vec<Range<u64>> {
+    let mut ranges: Vec<Range<u64>> = Vec::new();
+    for run in runs {
+        match ranges.last_mut() {
+            Some(last) if run.end <= last.end => {}
+            Some(last) if run.start <= last.end && run.end - last.start <= limit => {
+                last.end = run.end;
+            }
+            Some(last) if run.start < last.end => {
+                let start = last.end;
+                ranges.push(start..run.end);
+            }
+            _ => ranges.push(run),
+        }
+    }
+    ranges
+}
+
+impl Engine {
+    /// Raises a barrier for the data of `only`, or of all files. Answers an LSN that is durable when everything before the
+    /// barrier is.
+    pub fn barrier(&self, only: Option<&Arc<Inode>>) -> Result<Lsn> {
+        loop {
+            self.check_writable()?;
+            let files = only.map_or_else(|| self.dirty.all(), |inode| vec![inode.clone()]);
+            let parts = self.log_what_is_small(files)?;
+            if parts.is_empty() {
+                return Ok(self.log.last_lsn());
+            }
+            let Some(mut room) = self.barrier_room(&parts)? else { continue };
+            let Some(lsn) = self.log.open_chain(&mut room)? else {
+                drop(room);
+                self.wait_before_chain()?;
+                continue;
+            };
+            for part in &parts {
+                let mut pages = part.inode.pages.write();
+                for range in &part.ranges {
+                    pages.mark_towrite(range.clone());
+                }
+            }
+            self.barriers.queue.lock().jobs.push_back(Job { parts, room });
+            self.barriers.wake.notify_one();
+            return Ok(lsn);
+        }
+    }
+
+    /// Puts files with few dirty pages into the log. Answers what the others have to send home.
+    fn log_what_is_small(&self, files: Vec<Arc<Inode>>) -> Result<Vec<Part>> {
+        let piece_pages = self.max_piece_pages();
+        let mut left = AT_ONCE_PAGES;
+        let mut parts = Vec::new();
+        for inode in files {
+            if inode.file_type != FileType::Regular {
+                continue;
+            }
+            let Some(part) = Part::of(&inode, piece_pages) else { continue };
+            let pages = part.pages();
+            if pages <= left
+                && pages <= self.max_payload_pages()
+                && self.prepare_at_once(&inode, 0..u64::MAX, crate::SyncKind::Data)?.is_some()
+            {
+                left -= pages;
+                continue;
+            }
+            parts.push(part);
+        }
+        Ok(parts)
+    }
+
+    /// Log space for sending all of `parts` home. `None`: there was not enough; something was done about it, so look again.
+    fn barrier_room(&self, parts: &[Part]) -> Result<Option<Admission>> {
+        let blocks = parts.iter().map(Part::log_blocks).sum::<u64>() + CHAIN_END_BLOCKS;
+        if blocks <= self.log.fill().ring_blocks / 4 {
+            let admitted = self.log.admit(blocks, AdmissionClass::Foreground);
+            if admitted.is_err() {
+                self.relieve_log()?;
+            }
+            return Ok(admitted.ok());
+        }
+        // So much is dirty that even to say where it went does not fit into a chain.
+        let inodes: Vec<_> = parts.iter().map(|part| part.inode.clone()).collect();
+        if self.flush_inodes(&inodes, RunFilter { skip_writeback: true, ..UNLOGGED })? == 0 {
+            self.relieve_log()?;
+        }
+        Ok(None)
+    }
+
+    /// Waits until another chain can be opened.
+    fn wait_before_chain(&self) -> Result<()> {
+        if self.log.has_open_chain() {
+            return self.finish_barriers(Lsn::MAX);
+        }
+        // A checkpoint is about to freeze.
+        if self.background.has_threads() {
+            self.clock.sleep_us(20);
+            return Ok(());
+        }
+        self.wait_checkpoint(self.checkpointer.goal())
+    }
+
+    /// Sees to it that no chain is open that `lsn` lies in.
+    pub fn finish_barriers(&self, lsn: Lsn) -> Result<()> {
+        while self.log.in_open_chain(lsn) {
+            if !self.barrier_step() {
+                self.log.wait_chain(lsn, Some(PATIENCE_US))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Does the work of one barrier. False: there is none that nobody has begun.
+    pub fn barrier_step(&self) -> bool {
+        let Some(job) = self.barriers.queue.lock().jobs.pop_front() else { return false };
+        match self.send_job_home(job) {
+            Ok(()) => self.log.close_chain(),
+            Err(Error::Shutdown(reason)) => self.shut_down(&reason),
+            Err(error) => self.shut_down(&format!("data before a barrier: {error}")),
+        }
+        true
+    }
+
+    fn send_job_home(&self, mut job: Job) -> Result<()> {
+        let mut failures = 0;
+        loop {
+            match self.job_round(&mut job) {
+                Ok(true) => break,
+                Ok(false) => {}
+                Err(error) => {
+                    self.check_shutdown()?;
+                    failures += 1;
+                    if failures == ATTEMPTS {
+                        return Err(error);
+                    }
+                }
+            }
+        }
+        for part in &job.parts {
+            drop(job.room.split(blocks_for(SIZE_BYTES)));
+            self.log_size(part)?;
+        }
+        Ok(())
+    }
+
+    /// Sends everything home that is chosen and not under writeback, and waits for what is. True: nothing is left.
+    fn job_round(&self, job: &mut Job) -> Result<bool> {
+        let mut pieces = Vec::new();
+        let mut pages = 0;
+        for part in &job.parts {
+            for range in &part.ranges {
+                if part.inode.pages.read().dirty_runs(range.clone(), 1, CHOSEN).next().is_none() {
+                    continue;
+                }
+                pages += self.collect_range(part, range, &mut job.room, &mut pieces)?;
+                if pages >= ROUND_PAGES {
+                    pages = 0;
+                    self.write_pieces(&mut pieces)?;
+                }
+            }
+        }
+        self.write_pieces(&mut pieces)?;
+        for part in &job.parts {
+            for range in &part.ranges {
+                // Pages that may be one write go together: neighbours hold each other up.
+                let start = range.start / NEIGHBOURS * NEIGHBOURS;
+                self.wait_writeback(&part.inode, &(start..range.end.saturating_add(NEIGHBOURS)));
+            }
+        }
+        // A page of which an older version was under way was left out, and one that could not be written is back.
+        Ok(job.parts.iter().all(|part| {
+            let map = part.inode.pages.read();
+            part.ranges
+                .iter()
+                .all(|range| map.dirty_runs(range.clone(), 1, CHOSEN).next().is_none())
+        }))
+    }
+
+    /// Takes the chosen pages of `range`; log space for it comes out of `room`.
+    fn collect_range(
+        &self,
+        part: &Part,
+        range: &Range<u64>,
+        room: &mut Admission,
+        pieces: &mut Vec<Piece>,
+    ) -> Result<u64> {
+        let mut given_back = room.split(blocks_for(piece_bytes(range)));
+        let mut pages = 0;
+        loop {
+            drop(given_back);
+            let budget = (u64::MAX, Room::Reserve);
+            let collected = self.collect(&part.inode, range.clone(), CHOSEN, budget, pieces);
+            let complete = match collected {
+                Ok(collected) => {
+                    pages += collected.pages;
+                    collected.complete
+                }
+                Err(Error::WouldBlock) if room.blocks() > 0 => false,
+                Err(Error::WouldBlock) => {
+                    return Err(Error::Shutdown("the log has no room for a barrier's data".into()));
+                }
+                Err(error) => {
+                    // What was taken before must not stay under writeback.
+                    self.write_pieces(pieces)?;
+                    return Err(error);
+                }
+            };
+            if complete {
+                return Ok(pages);
+            }
+            self.write_pieces(pieces)?;
+            given_back = room.split(room.blocks());
+        }
+    }
+
+    fn write_pieces(&self, pieces: &mut Vec<Piece>) -> Result<()> {
+        let mut taken = std::mem::take(pieces);
+        self.write_out(&mut taken, IoClass::SyncWrite);
+        self.settle(taken)
+    }
+
+    /// Tells the log how long the file was, if the data that is home has not done so: its end may lie in a hole.
+    fn log_size(&self, part: &Part) -> Result<()> {
+        let inode = &part.inode;
+        let size = part.size.min(inode.size());
+        if inode.meta.lock().item.size >= size {
+            return Ok(());
+        }
+        let admission = self.admit(SIZE_BYTES, 0, Room::Reserve)?;
+        let _map = inode.map.lock();
+        let _pages = inode.pages.read();
+        let mut meta = inode.meta.lock();
+        let size = part.size.min(inode.size());
+        if meta.purged || meta.item.size >= size {
+            return Ok(());
+        }
+        meta.item.size = size;
+        let mut op = Op::new();
+        op.put(Key::inode(inode.number), &meta.item.encode());
+        let lsn = self.store.commit(op, admission)?;
+        let times_left = size != inode.size();
+        meta.logged(lsn, true);
+        meta.dirty |= times_left;
+        Ok(())
+    }
+
+    /// Starts the barriers' thread.
+    pub fn start_barriers(self: &Arc<Self>) -> Result<()> {
+        self.barriers.queue.lock().stop = false;
+        let engine = self.clone();
+        let thread = spawn("weir-barrier", move || engine.barrier_loop())?;
+        *self.barriers.thread.lock() = Some(thread);
+        Ok(())
+    }
+
+    /// Ends the barriers' thread after what it is doing. What is left, whoever waits for it does.
+    pub fn stop_barriers(&self) {
+        let Some(thread) = self.barriers.thread.lock().take() else { return };
+        self.barriers.queue.lock().stop = true;
+        self.barriers.wake.notify_all();
+        if thread.join().is_err() {
+            self.shut_down("the barrier thread panicked");
+        }
+    }
+
+    fn barrier_loop(&self) {
+        loop {
+            while self.barrier_step() {}
+            let mut queue = self.barriers.queue.lock();
+            if queue.stop {
+                return;
+            }
+            if queue.jobs.is_empty() {
+                wait_for(&self.barriers.wake, &mut queue, 1_000_000);
+            }
+        }
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::joined;
+
+    #[test]
+    fn joined_ranges_cover_the_same_pages_once() {
+        let cases: [&[(u64, u64)]; 5] = [
+            &[(0, 4), (4, 8), (8, 9)],
+            &[(0, 4), (1, 2), (3, 4), (6, 7)],
+            &[(0, 8), (7, 8), (8, 12), (11, 12), (20, 28)],
+            &[(2, 3), (3, 4), (5, 6)],
+            &[],
+        ];
+        for runs in cases {
+            let mut wanted: Vec<u64> = runs.iter().flat_map(|&(a, b)| a..b).collect();
+            wanted.sort_unstable();
+            wanted.dedup();
+            let ranges = joined(runs.iter().map(|&(a, b)| a..b).collect(), 8);
+            assert!(ranges.iter().all(|range| range.end - range.start <= 8));
+            let covered: Vec<u64> = ranges.into_iter().flatten().collect();
+            assert_eq!(covered, wanted, "{runs:?}");
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! Open chains: from [`Log::open_chain`] until the last [`Log::close_chain`], everything that anybody appends belongs to one
+//! chain of frames. Replay finds all of it or nothing, and none of it becomes durable before its end. This is what a
+//! barrier is made of: what the log does not have yet when the barrier is raised is appended within the chain, so it cannot
+//! be missing while something later is there.
+//!
+//! A chain may be opened again while it is open: it ends when all have closed it. A chain that is opened over and over would
+//! never end; so only [`MAX_JOINED`] may join one.
+//!
+//! **Invariants.** A chain starts a frame of its own. No boundary of a transaction lies inside of a chain ([`Log::seal`] refuses),
+//! so a checkpoint holds all of a chain or nothing. [`Log::commit`] waits for the chain to close before it asks for a
+//! round: no leader ever works for an LSN that cannot become durable. The first LSN of a chain exists when it is closed.
+
+use super::core::Lsn;
+use super::op::OpRecords;
+use super::{Admission, Appender, Boundary, Log};
+use crate::Result;
+use crate::sync::atomic::Ordering;
+use crate::sync::wait_for;
+
+/// How many may join a chain that is open.
+pub const MAX_JOINED: u32 = 64;
+/// Log space that whoever opens a chain must have: its end may need a frame.
+pub const CHAIN_END_BLOCKS: u64 = 1;
+/// In `chain_first`: no chain is open.
+pub(super) const NO_CHAIN: Lsn = Lsn::MAX;
+
+/// What the append lock guards of an open chain.
+#[derive(Debug)]
+pub(super) struct OpenChain {
+    first: Lsn,
+    /// How many have yet to close it.
+    holders: u32,
+    joined: u32,
+    /// A frame of it was sealed.
+    has_frames: bool,
+    /// Room for a record that ends it.
+    end: Admission,
+}
+
+impl Log {
+    /// Opens a chain, or joins the one that is open. Answers an LSN that becomes durable with the end of the chain, no sooner.
+    /// `None`: nothing was opened, because the chain has been joined too often, or because a boundary between transactions
+    /// has to come first; [`Log::wait_chain`] and try again. `room` gives up [`CHAIN_END_BLOCKS`].
+    ///
+    /// # Errors
+    /// The log is shut down.
+    pub fn open_chain(&self, room: &mut Admission) -> Result<Option<Lsn>> {
+        if self.shut_down.load(Ordering::Acquire) {
+            return Err(self.shutdown_error());
+        }
+        let mut append = self.append.lock();
+        let last = append.next_lsn - 1;
+        if let Some(chain) = &mut append.chain {
+            if chain.joined == MAX_JOINED {
+                return Ok(None);
+            }
+            chain.joined += 1;
+            chain.holders += 1;
+            return Ok(Some(chain.first.max(last)));
+        }
+        if append.boundary_wanted {
+            return Ok(None);
+        }
+        append.seal_open();
+        let first = last + 1;
+        let end = room.split(CHAIN_END_BLOCKS);
+        append.chain = Some(OpenChain { first, holders: 1, joined: 1, has_frames: false, end });
+        self.chain_first.store(first, Ordering::Release);
+        Ok(Some(first))
+    }
+
+    /// Closes a chain that the caller has opened or joined: it ends when this was the last.
+    pub fn close_chain(&self) {
+        let mut append = self.append.lock();
+        let Some(chain) = &mut append.chain else {
+            debug_assert!(false, "a chain is closed once by each who opened it");
+            return;
+        };
+        chain.holders -= 1;
+        if chain.holders > 0 {
+            return;
+        }
+        if let Some(chain) = append.chain.take() {
+            append.end_chain(chain);
+        }
+        self.last.store(append.next_lsn - 1, Ordering::Release);
+        self.chain_first.store(NO_CHAIN, Ordering::Release);
+        let mut commit = self.commit.lock();
+        drop(append);
+        let mut wake = false;
+        for (lsn, waiter) in std::mem::take(&mut commit.held) {
+            wake |= commit.core.arrive_callback(lsn, waiter);
+        }
+        self.wake_driver_if(wake, &commit);
+        self.chain_closed.notify_all();
+    }
+
+    /// Some chain is open.
+    pub fn has_open_chain(&self) -> bool {
+        self.chain_first.load(Ordering::Acquire) != NO_CHAIN
+    }
+
+    /// `lsn` lies in a chain that is open.
+    pub fn in_open_chain(&self, lsn: Lsn) -> bool {
+        let first = self.chain_first.load(Ordering::Acquire);
+        first != NO_CHAIN && lsn >= first
+    }
+
+    /// Waits until no chain is open that `lsn` lies in, for at most `timeout_us` if that is given.
+    ///
+    /// # Errors
+    /// The log is shut down.
+    pub fn wait_chain(&self, lsn: Lsn, timeout_us: Option<u64>) -> Result<()> {
+        if !self.in_open_chain(lsn) {
+            return Ok(());
+        }
+        let mut commit = self.commit.lock();
+        while self.in_open_chain(lsn) {
+            if let Some(reason) = &commit.shutdown_reason {
+                return Err(reason.clone());
+            }
+            match timeout_us {
+                Some(timeout_us) => {
+                    wait_for(&self.chain_closed, &mut commit, timeout_us);
+                    return Ok(());
+                }
+                None => self.chain_closed.wait(&mut commit),
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the open frame and the running transaction: later operations belong to the checkpoint
+    /// `next_transaction`. Microseconds, no I/O. `None`: a chain is open; no other is opened before the boundary was
+    /// made, so the caller waits for that one to close and comes again.
+    pub fn seal(&self, next_transaction: u64) -> Option<Boundary> {
+        let mut append = self.append.lock();
+        append.boundary_wanted = append.chain.is_some();
+        if append.boundary_wanted {
+            return None;
+        }
+        append.seal_open();
+        append.transaction = next_transaction;
+        Some(Boundary { lsn: append.next_lsn - 1 })
+    }
+
+    /// What waits for a chain to close hears that the log has failed.
+    pub(super) fn fail_chain(&self, commit: &mut super::Commit) {
+        for (lsn, waiter) in std::mem::take(&mut commit.held) {
+            commit.core.arrive_callback(lsn, waiter);
+        }
+        self.chain_closed.notify_all();
+    }
+}
+
+impl Appender {
+    /// Whether the frame that is being sealed is not the last of its chain.
+    pub(super) fn note_sealed(&mut self) -> bool {
+        let chain = self.chain.as_mut();
+        chain.is_some_and(|chain| {
+            chain.has_frames = true;
+            true
+        })
+    }
+
+    /// The chain ends with what was appended last.
+    fn end_chain(&mut self, chain: OpenChain) {
+        let OpenChain { first, has_frames, end, .. } = chain;
+        let exists = self.next_lsn > first;
+        if exists && (!self.open.is_empty() || !has_frames) {
+            // The open frame is the last one.
+        } else if exists && let Some(last) = self.sealed.back_mut() {
+            last.continues = false;
+        } else {
+            // All frames are on their way, each saying that another follows; or nobody has appended anything.
+            let mut filler = OpRecords::new();
+            filler.next_inode(1);
+            self.add(&mut filler, u64::MAX);
+        }
+        drop(end);
+    }
+}
