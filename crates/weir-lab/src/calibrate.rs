@@ -1,8 +1,11 @@
 //! `weir lab calibrate`: does the lab agree with fio on the same directory?
 //!
-//! Both run the same job in turns (lab, fio, lab, fio): appends of 64 KiB with an fsync after each,
-//! and small files that are synced before they are closed. The lab claims to be within
-//! [`TOLERANCE_PERCENT`]; when it is not, it says so and fails.
+//! Both run the same two jobs in turns: appends of 64 KiB with an fsync after each, and small files that
+//! are synced before they are closed. A round is one run of each, back to back, first the one and then the
+//! other; the ratio is taken within the round. Only rounds without disturbance by others count, and the
+//! calibration goes on until there are enough of them. The lab claims to be within [`TOLERANCE_PERCENT`]
+//! of fio; when it is not it says so and fails, and when the machine does not hold still it says that and
+//! judges nothing.
 
 use std::path::Path;
 use std::process::Command;
@@ -15,7 +18,7 @@ use crate::error::{IoContext, LabError, LabResult};
 use crate::experiments::fsmark::{Fsmark, FsmarkOptions};
 use crate::experiments::fsync::{FsyncJobs, FsyncOptions};
 use crate::experiments::{Case, Env, Experiment, load};
-use crate::measure::device::disk_of;
+use crate::measure::device::{BlockDevice, disk_of};
 use crate::measure::{DisturbanceWatch, Spread};
 use crate::run::Cancel;
 use crate::target::mounted::{Cold, MountedFs};
@@ -87,13 +90,120 @@ fn own(env: &Env<'_>, experiment: &dyn Experiment, case: &Case, metric: &str) ->
     found.ok_or_else(|| LabError::BadOption(format!("no metric {metric}")))
 }
 
-/// Runs the calibration and prints it; true when the lab agrees with fio.
+/// What a calibration found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Within the tolerance.
+    Agrees,
+    /// Beyond it, on a quiet machine.
+    Differs,
+    /// There were not enough undisturbed rounds to tell.
+    Disturbed,
+}
+
+/// Fewer undisturbed rounds than this say nothing.
+const FEWEST_ROUNDS: usize = 5;
+/// Tries for each undisturbed round that is wanted.
+const TRIES: usize = 3;
+
+/// One round of one job: what the lab and fio measured, and what disturbed it.
+#[derive(Clone, Debug)]
+struct Round {
+    lab: f64,
+    fio: f64,
+    disturbed: Option<String>,
+}
+
+/// Judges the rounds of a job: the median ratio of those that nothing disturbed.
+fn judge(rounds: &[Round]) -> (Verdict, Option<Spread>) {
+    let quiet: Vec<&Round> = rounds.iter().filter(|r| r.disturbed.is_none()).collect();
+    let lab: Vec<f64> = quiet.iter().map(|r| r.lab).collect();
+    let fio: Vec<f64> = quiet.iter().map(|r| r.fio).collect();
+    let ratio = Spread::of_ratios(&lab, &fio);
+    let verdict = match ratio {
+        Some(r) if quiet.len() >= FEWEST_ROUNDS => {
+            if (r.median - 1.0).abs() * 100.0 <= TOLERANCE_PERCENT {
+                Verdict::Agrees
+            } else {
+                Verdict::Differs
+            }
+        }
+        _ => Verdict::Disturbed,
+    };
+    (verdict, ratio)
+}
+
+/// Runs a job with the lab's own experiments.
+type OwnRun = dyn Fn(&Env<'_>) -> LabResult<f64>;
+
+/// A job as both can run it.
+struct Job {
+    what: &'static str,
+    unit: &'static str,
+    lab: Box<OwnRun>,
+    fio: fn(&Path) -> LabResult<f64>,
+}
+
+fn jobs() -> [Job; 2] {
+    let appends = FsyncJobs::new(&FsyncOptions { jobs: vec![1], seconds: Some(SECONDS) }, true);
+    let append_case = Case::new("seq").with("jobs", 1);
+    let options = FsmarkOptions {
+        files: Some(SMALL_FILES),
+        iterations: Some(1),
+        threads: vec![1],
+        ..FsmarkOptions::default()
+    };
+    let small = Fsmark::new(&options, true, false);
+    let small_case = Case::new("each").with("threads", 1);
+    [
+        Job {
+            what: "fsync seq, 1 job",
+            unit: "MiB/s",
+            lab: Box::new(move |env| own(env, &appends, &append_case, "mib_per_s")),
+            fio: fio_appends,
+        },
+        Job {
+            what: "fsmark each, 1 thread",
+            unit: "files/s",
+            lab: Box::new(move |env| own(env, &small, &small_case, "files_per_s")),
+            fio: fio_small_files,
+        },
+    ]
+}
+
+fn round(
+    job: &Job,
+    number: usize,
+    env: &Env<'_>,
+    fio_dir: &Path,
+    disks: &[BlockDevice],
+) -> LabResult<Round> {
+    // Left by the round before; its removal must not be part of this one.
+    let _ = std::fs::remove_dir_all(fio_dir);
+    std::fs::create_dir_all(fio_dir).during(|| format!("creating {}", fio_dir.display()))?;
+    load::settle(env)?;
+    let watch = DisturbanceWatch::start(disks);
+    let (lab, fio);
+    // Whoever goes first meets another state of the disk: take turns.
+    if number.is_multiple_of(2) {
+        lab = (job.lab)(env)?;
+        load::settle(env)?;
+        fio = (job.fio)(fio_dir)?;
+    } else {
+        fio = (job.fio)(fio_dir)?;
+        load::settle(env)?;
+        lab = (job.lab)(env)?;
+    }
+    Ok(Round { lab, fio, disturbed: watch.stop().verdict() })
+}
+
+/// Runs the calibration and prints it.
 pub fn run(
     dir: &Path,
     rounds: usize,
     registry: &Arc<Registry>,
     cancel: &Cancel,
-) -> LabResult<bool> {
+) -> LabResult<Verdict> {
     if find_tool("fio").is_none() {
         return Err(LabError::ToolMissing { tool: "fio", package: "fio" });
     }
@@ -106,73 +216,85 @@ pub fn run(
     let fio_dir = root.join("fio");
     let fs = Arc::new(MountedFs::new(root.clone(), None, Cold::Advise));
     let env = Env { fs, seed: 1, quick: true, cancel, registry, daemons: &Vec::new };
-    let appends = FsyncJobs::new(&FsyncOptions { jobs: vec![1], seconds: Some(SECONDS) }, true);
-    let append_case = Case::new("seq").with("jobs", 1);
-    let small = Fsmark::new(
-        &FsmarkOptions {
-            files: Some(SMALL_FILES),
-            iterations: Some(1),
-            threads: vec![1],
-            ..FsmarkOptions::default()
-        },
-        true,
-        false,
-    );
-    let small_case = Case::new("each").with("threads", 1);
-
-    let mut pairs: [(&str, &str, Vec<f64>, Vec<f64>); 2] = [
-        ("fsync seq, 1 job", "MiB/s", Vec::new(), Vec::new()),
-        ("fsmark each, 1 thread", "files/s", Vec::new(), Vec::new()),
-    ];
     let disks: Vec<_> = disk_of(&root).into_iter().collect();
-    let watch = DisturbanceWatch::start(&disks);
-    let fresh = || -> LabResult<()> {
-        let _ = std::fs::remove_dir_all(&fio_dir);
-        std::fs::create_dir_all(&fio_dir).during(|| format!("creating {}", fio_dir.display()))?;
-        load::settle(&env)
-    };
-    for round in 0..rounds.max(1) {
-        // Whoever goes first meets another state of the disk: take turns.
-        for turn in [round % 2, (round + 1) % 2] {
+    let wanted = rounds.max(FEWEST_ROUNDS);
+    let mut worst = Verdict::Agrees;
+    for job in jobs() {
+        let mut done: Vec<Round> = Vec::new();
+        while done.iter().filter(|r| r.disturbed.is_none()).count() < wanted
+            && done.len() < wanted * TRIES
+        {
             cancel.check()?;
-            if turn == 0 {
-                pairs[0].2.push(own(&env, &appends, &append_case, "mib_per_s")?);
-                pairs[1].2.push(own(&env, &small, &small_case, "files_per_s")?);
-            } else {
-                fresh()?;
-                pairs[0].3.push(fio_appends(&fio_dir)?);
-                fresh()?;
-                pairs[1].3.push(fio_small_files(&fio_dir)?);
-            }
+            done.push(round(&job, done.len(), &env, &fio_dir, &disks)?);
         }
-    }
-    let watched = watch.stop().verdict();
-    let mut holds = true;
-    for (what, unit, ours, theirs) in &pairs {
-        let (Some(a), Some(b), Some(ratio)) =
-            (Spread::of(ours), Spread::of(theirs), Spread::of_ratios(ours, theirs))
-        else {
-            continue;
+        let verdict = judge(&done).0;
+        print_job(&job, &done);
+        worst = match (worst, verdict) {
+            (Verdict::Differs, _) | (_, Verdict::Differs) => Verdict::Differs,
+            (Verdict::Disturbed, _) | (_, Verdict::Disturbed) => Verdict::Disturbed,
+            _ => Verdict::Agrees,
         };
-        let within = (ratio.median - 1.0).abs() * 100.0 <= TOLERANCE_PERCENT;
-        holds &= within;
-        println!(
-            "{what:<22} lab {:.0} ({:.0}..{:.0})  fio {:.0} ({:.0}..{:.0}) {unit}  ratio {:.3} ({:.3}..{:.3})  {}",
-            a.median,
-            a.min,
-            a.max,
-            b.median,
-            b.min,
-            b.max,
-            ratio.median,
-            ratio.min,
-            ratio.max,
-            if within { "agrees" } else { "DOES NOT AGREE within 10 %" }
-        );
     }
-    if let Some(said) = watched {
-        // fio itself runs as a child and is not counted as foreign.
-        println!("note: disturbed: {said}");
+    Ok(worst)
+}
+
+fn print_job(job: &Job, rounds: &[Round]) {
+    let (verdict, ratio) = judge(rounds);
+    let quiet: Vec<&Round> = rounds.iter().filter(|r| r.disturbed.is_none()).collect();
+    let side = |name: &str, value: fn(&Round) -> f64| {
+        let values: Vec<f64> = quiet.iter().map(|r| value(r)).collect();
+        Spread::of(&values).map_or(String::new(), |s| {
+            format!("{name} {:.0} ({:.0}..{:.0}) {}  ", s.median, s.min, s.max, job.unit)
+        })
+    };
+    let ratio = ratio
+        .map_or(String::new(), |r| format!("ratio {:.3} ({:.3}..{:.3})  ", r.median, r.min, r.max));
+    println!(
+        "{:<22} {}{}{ratio}{}",
+        job.what,
+        side("lab", |r| r.lab),
+        side("fio", |r| r.fio),
+        match verdict {
+            Verdict::Agrees => format!("agrees within {TOLERANCE_PERCENT:.0} %"),
+            Verdict::Differs => format!("DOES NOT AGREE within {TOLERANCE_PERCENT:.0} %"),
+            Verdict::Disturbed => "NOT JUDGED: the machine is disturbed".into(),
+        }
+    );
+    let disturbed: Vec<&str> = rounds.iter().filter_map(|r| r.disturbed.as_deref()).collect();
+    if let Some(last) = disturbed.last() {
+        let (n, of) = (disturbed.len(), rounds.len());
+        println!("    {n} of {of} rounds were disturbed and do not count, the last by {last}");
     }
-    Ok(holds)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rounds(quiet: usize, ratio: f64, disturbed: usize) -> Vec<Round> {
+        let quiet = (0..quiet).map(|i| {
+            let fio = 100.0 + i as f64;
+            Round { lab: fio * ratio, fio, disturbed: None }
+        });
+        let noisy = (0..disturbed).map(|_| Round {
+            lab: 500.0,
+            fio: 100.0,
+            disturbed: Some("somebody".into()),
+        });
+        quiet.chain(noisy).collect()
+    }
+
+    #[test]
+    fn only_quiet_rounds_are_judged() {
+        assert_eq!(judge(&rounds(5, 1.09, 20)).0, Verdict::Agrees);
+        assert_eq!(judge(&rounds(9, 0.91, 0)).0, Verdict::Agrees);
+        assert_eq!(judge(&rounds(9, 1.11, 0)).0, Verdict::Differs);
+        assert_eq!(judge(&rounds(9, 0.89, 3)).0, Verdict::Differs);
+    }
+
+    #[test]
+    fn too_few_quiet_rounds_are_no_verdict() {
+        assert_eq!(judge(&rounds(4, 1.0, 20)).0, Verdict::Disturbed);
+        assert_eq!(judge(&[]).0, Verdict::Disturbed);
+    }
 }

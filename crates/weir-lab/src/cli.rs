@@ -8,13 +8,14 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use clap::{Args, Subcommand};
 
+use crate::calibrate::Verdict;
 use crate::disk::registry::{Registry, clean_stale, stale_files};
 use crate::disk::{Disk, DiskSpec, make_run_dir, parse_amount, slow};
 use crate::error::{IoContext, LabError, LabResult};
 use crate::experiments::{self, Experiment};
 use crate::probe::{self, Floor};
 use crate::report::schema::{Report, SCHEMA};
-use crate::report::{compare, html, machine, table};
+use crate::report::{check, compare, html, machine, picture, table};
 use crate::run::{Cancel, Outcome, Plan, elapsed_text, run_plan};
 use crate::sys::is_root;
 use crate::target::TargetSpec;
@@ -86,7 +87,14 @@ enum LabCommand {
         #[command(flatten)]
         options: experiments::simoop::SimoopOptions,
     },
-    /// All experiments
+    /// The plain paths: small files, appends, cached reads, streams, untar, a million names, recovery
+    Foundation {
+        #[command(flatten)]
+        run: RunArgs,
+        #[command(flatten)]
+        options: experiments::foundation::FoundationOptions,
+    },
+    /// The seven published experiments, fsmark to simoop
     All {
         #[command(flatten)]
         run: RunArgs,
@@ -109,12 +117,37 @@ enum LabCommand {
         #[arg(long, value_name = "PERCENT")]
         gate: Option<f64>,
     },
+    /// What a report must show: known truths of kernel file systems, and the claims made for Weir
+    Check {
+        /// Reports
+        #[arg(required = true)]
+        reports: Vec<PathBuf>,
+        /// Fail also when a claim does not hold, not only a truth
+        #[arg(long)]
+        claims: bool,
+    },
+    /// Draw a report's fsmark as one SVG, for a README
+    Picture {
+        /// The report
+        report: PathBuf,
+        /// The picture
+        #[arg(long, value_name = "FILE")]
+        out: PathBuf,
+    },
+    /// Render a report as one HTML file
+    Html {
+        /// The report
+        report: PathBuf,
+        /// The page
+        #[arg(long, value_name = "FILE")]
+        out: PathBuf,
+    },
     /// Check the lab against fio on a directory
     Calibrate {
         /// The directory
         dir: PathBuf,
-        /// Rounds, lab and fio in turns
-        #[arg(long, default_value_t = 7)]
+        /// Undisturbed rounds wanted, lab and fio in turns
+        #[arg(long, default_value_t = 9)]
         rounds: usize,
     },
     /// Take away what a crashed run left mounted or attached
@@ -135,7 +168,7 @@ enum LabCommand {
 #[allow(clippy::struct_excessive_bools)] // Each is a switch of the command line.
 #[derive(Clone, Debug, Args)]
 pub struct RunArgs {
-    /// Target, repeatable: dir:PATH, xfs, ext4, btrfs, weir, weir-mount
+    /// Target, repeatable: dir:PATH, xfs, ext4, btrfs, weir, weir-file, weir-mount, weir-mount-file, raw
     /// [default: weir, and dir: of the work directory]
     #[arg(long = "on", value_name = "TARGET", value_delimiter = ',')]
     on: Vec<String>,
@@ -154,7 +187,7 @@ pub struct RunArgs {
     /// Disk: plain, slow:US (flush in µs), or limit:rbps=..,wbps=..,riops=..,wiops=..
     #[arg(long, default_value = "plain")]
     disk: String,
-    /// Size of the disk [default: 16G, quick: 4G]
+    /// Size of the disk [default: 16G, slow: 4G, quick: 2G]
     #[arg(long)]
     size: Option<String>,
     /// Target that ratios compare with [default: the first]
@@ -169,10 +202,6 @@ pub struct RunArgs {
     /// Write the report as one HTML file
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// Put Weir's volume on the image file itself, not on the loop device that kernel file
-    /// systems get
-    #[arg(long)]
-    weir_on_file: bool,
     /// Weir's cache, for example 1G
     #[arg(long, value_name = "BYTES")]
     weir_memory: Option<String>,
@@ -206,8 +235,22 @@ pub fn run(args: LabArgs) -> LabResult<ExitCode> {
             let cancel = Cancel::default();
             let registry = Registry::new()?;
             install_signal_handler(&cancel, &registry);
-            let holds = crate::calibrate::run(&dir, rounds, &registry, &cancel)?;
-            Ok(if holds { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+            Ok(match crate::calibrate::run(&dir, rounds, &registry, &cancel)? {
+                Verdict::Agrees => ExitCode::SUCCESS,
+                Verdict::Differs => ExitCode::FAILURE,
+                Verdict::Disturbed => ExitCode::from(2),
+            })
+        }
+        LabCommand::Check { reports, claims } => check_command(&reports, claims),
+        LabCommand::Picture { report, out } => {
+            let text = picture::render(&Report::load(&report)?)?;
+            std::fs::write(&out, text).during(|| format!("writing {}", out.display()))?;
+            Ok(ExitCode::SUCCESS)
+        }
+        LabCommand::Html { report, out } => {
+            let text = html::render(&Report::load(&report)?);
+            std::fs::write(&out, text).during(|| format!("writing {}", out.display()))?;
+            Ok(ExitCode::SUCCESS)
         }
         LabCommand::SlowDisk { mount_point, size_bytes, flush_us } => {
             slow::serve(&mount_point, size_bytes, Duration::from_micros(flush_us))
@@ -235,8 +278,23 @@ pub fn run(args: LabArgs) -> LabResult<ExitCode> {
         LabCommand::Simoop { run, options } => {
             experiment(&run, |q, _| vec![Box::new(experiments::simoop::Simoop::new(&options, q))])
         }
+        LabCommand::Foundation { run, options } => experiment(&run, |q, _| {
+            vec![Box::new(experiments::foundation::Foundation::new(&options, q))]
+        }),
         LabCommand::All { run } => experiment(&run, experiments::all),
     }
+}
+
+fn check_command(reports: &[PathBuf], claims: bool) -> LabResult<ExitCode> {
+    let gate: &[check::Kind] =
+        if claims { &[check::Kind::Truth, check::Kind::Claim] } else { &[check::Kind::Truth] };
+    let mut failed = false;
+    for path in reports {
+        let (text, fails) = check::render(&Report::load(path)?, gate);
+        print!("{}:\n{text}", path.display());
+        failed |= fails;
+    }
+    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 fn probe_command(dir: &Path, json: Option<&Path>) -> LabResult<ExitCode> {
@@ -272,15 +330,7 @@ fn empty_report(work: &Path, begun: Instant) -> Report {
         duration_s: begun.elapsed().as_secs_f64(),
         machine: machine::describe(work),
         disk: DiskSpec::Plain.to_string(),
-        size_bytes: 0,
-        seed: 0,
-        quick: false,
-        targets: Vec::new(),
-        results: Vec::new(),
-        curves: Vec::new(),
-        series: Vec::new(),
-        not_offered: Vec::new(),
-        notes: Vec::new(),
+        ..Report::default()
     }
 }
 
@@ -300,7 +350,7 @@ fn clean() -> ExitCode {
 
 fn listing() -> String {
     let mut out = String::from("experiments:\n");
-    for e in experiments::all(false, false) {
+    for e in experiments::every(false) {
         let mut modes: Vec<String> = Vec::new();
         for case in e.cases() {
             if !modes.contains(&case.mode) {
@@ -317,7 +367,9 @@ fn listing() -> String {
          \x20 ext4        a fresh ext4 on the run's disk (root)\n\
          \x20 btrfs       a fresh btrfs on the run's disk, single data and metadata (root)\n\
          \x20 weir        the library in this process, on a fresh volume on the run's disk\n\
-         \x20 weir-mount  the same through FUSE\n\
+         \x20 weir-file   the same on the image file itself, without the loop device of the others\n\
+         \x20 weir-mount  the library through FUSE (and weir-mount-file)\n\
+         \x20 raw         the run's disk without any file system, for foundation\n\
          disks (--disk), shared by all targets of a run except dir::\n\
          \x20 plain       a fully written image file in the work directory\n\
          \x20 slow:US     a RAM-backed file whose flush takes US microseconds\n\
@@ -375,7 +427,8 @@ fn baseline_of(args: &RunArgs, targets: &[TargetSpec]) -> LabResult<String> {
 
 fn disk_size(args: &RunArgs, disk: DiskSpec) -> LabResult<u64> {
     let default = match (args.quick, disk) {
-        (true, _) | (false, DiskSpec::Slow { .. }) => 4 << 30,
+        (true, _) => 2 << 30,
+        (false, DiskSpec::Slow { .. }) => 4 << 30,
         (false, _) => 16 << 30,
     };
     let Some(text) = &args.size else { return Ok(default) };
@@ -397,7 +450,6 @@ fn experiment(
         weir_bin: args.weir_bin.clone(),
         weir_memory_bytes: args.weir_memory.as_deref().map(memory_of).transpose()?,
         allow_no_device: args.allow_no_device,
-        weir_on_file: args.weir_on_file,
     };
     let targets = targets_of(args, &stage)?;
     let baseline = baseline_of(args, &targets)?;
@@ -414,6 +466,7 @@ fn experiment(
     // Open loops sleep until an operation is due: the default slack of 50 µs would be charged to it.
     // Threads inherit the setting; where it cannot be had, small open-loop latencies are larger.
     let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
+    allow_many_files();
     let cancel = Cancel::default();
     let registry = Registry::new()?;
     install_signal_handler(&cancel, &registry);
@@ -563,6 +616,15 @@ fn limit_work_disk(work: &Path, spec: DiskSpec, registry: &Arc<Registry>) -> Lab
 fn memory_of(text: &str) -> LabResult<u64> {
     parse_amount(text)
         .ok_or_else(|| LabError::BadOption(format!("--weir-memory {text} is not a size")))
+}
+
+/// Each fsync in flight keeps its file open: as many as this process may have at all.
+fn allow_many_files() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    // Where it is refused, a case that needs more fails and says so.
+    let _ = setrlimit(Resource::Nofile, limit);
 }
 
 /// A report that cannot be written should be known before the run, not after it.

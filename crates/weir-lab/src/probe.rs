@@ -93,9 +93,15 @@ impl Floor {
             ("fsync", "fsync_p50_us") if one_at_a_time && sync_mode => {
                 self.get("write_fdatasync_64k_us")?
             }
+            ("foundation", "files_per_s") if row.mode == "create-fsync" => {
+                1e6 / self.get("write_fdatasync_4k_us")?
+            }
+            ("foundation", "append_p50_us") => self.get("write_fdatasync_64k_us")?,
+            ("foundation", "random_read_4k_ns") => self.get("copy_4k_cold_ns")?,
             ("checkpoint", "read_p50_us") => self.get("random_read_4k_us")?,
-            ("fastread", "cached_4k_ns" | "cached_nowait_4k_ns") => self.get("copy_4k_ns")?,
-            ("ingest", "gib_per_s") => self.get("copy_gib_per_s")?,
+            ("fastread", "cached_4k_ns" | "cached_nowait_4k_ns")
+            | ("foundation", "hot_read_4k_ns") => self.get("copy_4k_ns")?,
+            ("ingest" | "foundation", "gib_per_s") => self.get("copy_gib_per_s")?,
             ("aging", "seq_write_mib_per_s") => self.get("sequential_write_mib_per_s")?,
             ("aging", "tree_read_mib_per_s") => self.get("sequential_read_mib_per_s")?,
             _ => return None,

@@ -5,175 +5,134 @@ mod common;
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Stdio};
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use common::{Scratch, loops_possible, median, rows};
+use common::{Needs, Scratch, figure, in_scratch, median, rows, weir_program};
 
-/// Loop devices and time on the disk are shared: one of these tests at a time.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-
-fn alone() -> std::sync::MutexGuard<'static, ()> {
-    ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-}
+/// A file system of half a GiB and a hundred files.
+const SMALL: &str = "--size 512M --files 100 --iterations 1 --threads 1";
 
 #[test]
 fn kernel_file_systems_share_a_disk_and_report_device_truth() {
-    let _alone = alone();
-    if !loops_possible() {
-        return;
-    }
-    let scratch = Scratch::new("kernel");
-    let report = scratch.report(&[
-        "fsmark",
-        "--quick",
-        "--rounds",
-        "2",
-        "--on",
-        "xfs,ext4,btrfs",
-        "--size",
-        "512M",
-        "--files",
-        "100",
-        "--iterations",
-        "1",
-        "--mode",
-        "pass,async",
-        "--threads",
-        "1",
-    ]);
-    for target in ["xfs", "ext4", "btrfs"] {
-        let of_target: Vec<_> = rows(&report).filter(|r| r["target"] == target).collect();
-        let flushes = of_target
-            .iter()
-            .find(|r| r["mode"] == "pass" && r["metric"] == "flushes_per_file")
-            .and_then(|r| r["median"].as_f64());
-        assert!(flushes.is_some_and(|f| f > 0.0), "{target}: {flushes:?}");
-        let files = of_target.iter().find(|r| r["metric"] == "files_per_s").expect("files_per_s");
-        assert_eq!(files["rounds"].as_array().map(Vec::len), Some(2));
-        assert_eq!(files["baseline"], "xfs");
-        assert!(files["floor_ratio"].as_f64().is_some_and(|f| f > 0.0), "{files}");
-    }
-    scratch.assert_clean();
+    in_scratch("kernel", Needs::Loops, |scratch| {
+        let options = format!("{SMALL} --rounds 2 --mode pass,async --depth 64");
+        let report = scratch.quick("fsmark", "xfs,ext4,btrfs", &options);
+        for target in ["xfs", "ext4", "btrfs"] {
+            assert!(figure(&report, target, "pass", "flushes_per_file") > 0.0, "{target}");
+            let files = rows(&report)
+                .find(|r| r["target"] == target && r["metric"] == "files_per_s")
+                .expect("files_per_s");
+            assert_eq!(files["rounds"].as_array().map(Vec::len), Some(2));
+            assert_eq!(files["baseline"], "xfs");
+            assert!(files["floor_ratio"].as_f64().is_some_and(|f| f > 0.0), "{files}");
+        }
+    });
 }
 
 #[test]
-fn free_space_is_read_from_every_kernel_file_system() {
-    let _alone = alone();
-    if !loops_possible() {
-        return;
-    }
-    let scratch = Scratch::new("aging");
-    let report = scratch.report(&[
-        "aging",
-        "--quick",
-        "--rounds",
-        "1",
-        "--no-probe",
-        "--on",
-        "xfs,ext4,btrfs",
-        "--size",
-        "640M",
-        "--files",
-        "100",
-        "--mode",
-        "copy-close",
-    ]);
-    for target in ["xfs", "ext4", "btrfs"] {
-        let get = |metric: &str| {
-            rows(&report)
-                .find(|r| r["target"] == target && r["metric"] == metric)
-                .and_then(|r| r["median"].as_f64())
-                .unwrap_or_else(|| panic!("{target} {metric}"))
-        };
-        assert!(get("free_extents") >= 1.0);
-        assert!(get("free_in_1m_runs_percent") > 50.0, "a nearly empty disk is mostly whole");
-        assert!(get("extents_per_file") >= 1.0);
-    }
-    scratch.assert_clean();
+fn the_library_is_measured_on_the_loop_device_and_on_the_file_in_one_run() {
+    in_scratch("weir", Needs::Loops, |scratch| {
+        let options = format!("{SMALL} --no-probe --mode pass,async --depth 64");
+        let report = scratch.quick("fsmark", "ext4,weir,weir-file", &options);
+        for target in ["weir", "weir-file"] {
+            let flushes = |mode| figure(&report, target, mode, "flushes_per_file");
+            assert!(flushes("pass") > 0.0, "{target}");
+            assert!(flushes("async") * 4.0 < flushes("pass"), "{target}: tickets share flushes");
+            let info = report["targets"].as_array().expect("targets");
+            let on = info.iter().find(|t| t["name"] == target).map(|t| t["on"].to_string());
+            let on_loop = on.is_some_and(|on| on.contains("/dev/loop"));
+            assert_eq!(on_loop, target == "weir", "the report says which is which");
+        }
+        assert_eq!(report["not_offered"].as_array().map(Vec::len), Some(2), "libaio only");
+    });
+}
+
+#[test]
+fn free_space_is_read_from_every_file_system() {
+    in_scratch("aging", Needs::Loops, |scratch| {
+        let targets = ["xfs", "ext4", "btrfs", "weir"];
+        let options = "--no-probe --size 640M --files 100 --mode copy-close";
+        let report = scratch.quick("aging", &targets.join(","), options);
+        for target in targets {
+            let get = |metric| figure(&report, target, "copy-close", metric);
+            assert!(get("free_extents") >= 1.0, "{target}");
+            assert!(get("free_in_1m_runs_percent") > 50.0, "a nearly empty disk is mostly whole");
+        }
+    });
 }
 
 #[test]
 fn asynchronous_fsync_shares_the_flushes_of_a_slow_disk() {
-    let _alone = alone();
-    if !loops_possible() || !std::path::Path::new("/dev/fuse").exists() {
+    if !std::path::Path::new("/dev/fuse").exists() {
         return;
     }
-    let scratch = Scratch::new("slow");
-    let report = scratch.report(&[
-        "fsmark",
-        "--quick",
-        "--rounds",
-        "1",
-        "--on",
-        "ext4",
-        "--disk",
-        "slow:2000",
-        "--size",
-        "512M",
-        "--files",
-        "100",
-        "--iterations",
-        "1",
-        "--mode",
-        "pass,async",
-        "--threads",
-        "1",
-    ]);
-    let flushes = |mode| median(&report, "fsmark", mode, "flushes_per_file");
-    assert!(flushes("async") * 2.0 < flushes("pass"), "fewer flushes per file");
-    assert!(median(&report, "probe", "floor", "write_fdatasync_4k_us") >= 2000.0);
-    scratch.assert_clean();
+    in_scratch("slow", Needs::Loops, |scratch| {
+        let options = format!("{SMALL} --disk slow:2000 --mode pass,async --depth 64");
+        let report = scratch.quick("fsmark", "ext4,weir", &options);
+        for target in ["ext4", "weir"] {
+            let flushes = |mode| figure(&report, target, mode, "flushes_per_file");
+            assert!(flushes("async") * 2.0 < flushes("pass"), "{target}: fewer flushes per file");
+        }
+        assert!(median(&report, "probe", "floor", "write_fdatasync_4k_us") >= 2000.0);
+    });
 }
 
 #[test]
 fn a_limited_disk_is_limited_and_released() {
-    let _alone = alone();
-    if !loops_possible() {
-        return;
-    }
-    let scratch = Scratch::new("limit");
-    let report = scratch.report(&[
-        "fsync",
-        "--quick",
-        "--rounds",
-        "1",
-        "--on",
-        "ext4",
-        "--disk",
-        "limit:wiops=200",
-        "--size",
-        "512M",
-        "--jobs",
-        "1",
-        "--seconds",
-        "1",
-        "--mode",
-        "seq",
-    ]);
-    let writes = median(&report, "fsync", "seq", "writes_per_fsync")
-        * median(&report, "fsync", "seq", "fsync_per_s");
-    assert!(writes < 300.0, "{writes} writes per second at a limit of 200");
-    scratch.assert_clean();
+    in_scratch("limit", Needs::Loops, |scratch| {
+        let options = "--disk limit:wiops=200 --size 512M --jobs 1 --seconds 1 --mode seq";
+        let report = scratch.quick("fsync", "ext4", options);
+        let writes = median(&report, "fsync", "seq", "writes_per_fsync")
+            * median(&report, "fsync", "seq", "fsync_per_s");
+        assert!(writes < 300.0, "{writes} writes per second at a limit of 200");
+    });
+}
+
+#[test]
+fn what_was_synced_is_there_after_a_crash_of_every_target_that_can_be_stopped() {
+    in_scratch("recovery", Needs::Loops, |scratch| {
+        let options = "--no-probe --size 512M --mode recovery";
+        let report = scratch.quick("foundation", "xfs,ext4,weir,weir-file", options);
+        for target in ["xfs", "ext4", "weir", "weir-file"] {
+            assert!(figure(&report, target, "recovery", "recovery_ms") > 0.0, "{target}");
+            assert!(figure(&report, target, "recovery", "synced_files") > 0.0, "{target}");
+        }
+        let full = figure(&report, "weir", "recovery", "log_full_percent");
+        assert!(full > 5.0, "{full} % of the log to recover");
+    });
+}
+
+#[test]
+fn foundation_judges_streams_by_the_bare_disk() {
+    in_scratch("foundation", Needs::Loops, |scratch| {
+        let options = "--size 512M --files 1000 --sequential-mib 16 --synced-files 50 \
+                       --mode create-fsync,append-64k,write-1m,read-1m,untar,directories,directory";
+        let report = scratch.quick("foundation", "xfs,weir,raw", options);
+        for target in ["xfs", "weir", "raw"] {
+            for mode in ["write-1m", "read-1m"] {
+                assert!(figure(&report, target, mode, "mib_per_s") > 0.0, "{target} {mode}");
+            }
+        }
+        for target in ["xfs", "weir"] {
+            for mode in ["one-directory", "many-directories"] {
+                assert!(figure(&report, target, mode, "last_over_first_tenth") > 0.0);
+                assert!(figure(&report, target, mode, "reads_per_cold_lookup") > 0.0);
+            }
+            assert!(figure(&report, target, "create-fsync", "flushes_per_file") > 0.0);
+        }
+        assert!(figure(&report, "xfs", "untar", "total_s") > 0.0);
+        let lacking = report["not_offered"].as_array().expect("list");
+        assert!(lacking.iter().all(|s| s["failed"] == false), "{lacking:?}");
+    });
 }
 
 #[allow(clippy::zombie_processes)] // The callers wait; a panic here ends the test program.
 /// Starts a long run and waits until its file system is mounted.
 fn start_long(scratch: &Scratch) -> Child {
     let work = scratch.work();
+    let options = "fsync --on xfs --size 512M --rounds 50 --no-probe --work";
     let child = scratch
-        .command(&[
-            "fsync",
-            "--on",
-            "xfs",
-            "--size",
-            "512M",
-            "--rounds",
-            "50",
-            "--no-probe",
-            "--work",
-            &work,
-        ])
+        .command(&options.split(' ').chain([work.as_str()]).collect::<Vec<_>>())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
@@ -192,78 +151,50 @@ fn start_long(scratch: &Scratch) -> Child {
 
 #[test]
 fn ctrl_c_takes_everything_down() {
-    let _alone = alone();
-    if !loops_possible() {
-        return;
-    }
-    let scratch = Scratch::new("ctrl-c");
-    let mut child = start_long(&scratch);
-    let pid = child.id().to_string();
-    std::process::Command::new("kill").args(["-INT", &pid]).status().expect("kill");
-    let status = child.wait().expect("ends");
-    assert_eq!(status.code(), Some(130));
-    scratch.assert_clean();
+    in_scratch("ctrl-c", Needs::Loops, |scratch| {
+        let mut child = start_long(scratch);
+        let pid = child.id().to_string();
+        std::process::Command::new("kill").args(["-INT", &pid]).status().expect("kill");
+        let status = child.wait().expect("ends");
+        assert_eq!(status.code(), Some(130));
+    });
 }
 
 #[test]
 fn clean_takes_away_what_a_killed_run_left() {
-    let _alone = alone();
-    if !loops_possible() {
-        return;
-    }
-    let scratch = Scratch::new("kill");
-    let mut child = start_long(&scratch);
-    child.kill().expect("killed");
-    assert_eq!(child.wait().expect("ends").signal(), Some(9));
-    assert_eq!(scratch.loops(), 1, "a kill leaves the loop device");
-    let out = scratch.run(&["clean"]);
-    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-    assert!(String::from_utf8_lossy(&out.stdout).contains("released Loop"));
-    scratch.assert_clean();
-    let again = scratch.run(&["clean"]);
-    assert_eq!(String::from_utf8_lossy(&again.stdout), "nothing to clean\n");
-}
-
-/// The `weir` program next to the test's own, when the workspace was built as a whole.
-fn weir_program() -> Option<String> {
-    let neighbour = std::path::Path::new(env!("CARGO_BIN_EXE_weir-lab")).with_file_name("weir");
-    let given = std::env::var_os("WEIR_BIN").map_or(neighbour, std::path::PathBuf::from);
-    given.is_file().then(|| given.to_string_lossy().into_owned())
+    in_scratch("kill", Needs::Loops, |scratch| {
+        let mut child = start_long(scratch);
+        child.kill().expect("killed");
+        assert_eq!(child.wait().expect("ends").signal(), Some(9));
+        assert_eq!(scratch.loops(), 1, "a kill leaves the loop device");
+        let out = scratch.run(&["clean"]);
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        assert!(String::from_utf8_lossy(&out.stdout).contains("released Loop"));
+        scratch.assert_clean();
+        let again = scratch.run(&["clean"]);
+        assert_eq!(String::from_utf8_lossy(&again.stdout), "nothing to clean\n");
+    });
 }
 
 #[test]
 fn a_weir_mount_is_a_target_like_any_other() {
-    let _alone = alone();
-    let Some(weir) = weir_program().filter(|_| loops_possible()) else {
-        eprintln!("skipped: no `weir` program (build the workspace, or set WEIR_BIN)");
-        return;
-    };
-    let scratch = Scratch::new("mount");
-    let report = scratch.report(&[
-        "fsmark",
-        "--quick",
-        "--rounds",
-        "1",
-        "--on",
-        "weir-mount,ext4",
-        "--weir-bin",
-        &weir,
-        "--size",
-        "512M",
-        "--files",
-        "50",
-        "--iterations",
-        "1",
-        "--threads",
-        "1",
-        "--mode",
-        "each",
-    ]);
-    for target in ["weir-mount", "ext4"] {
-        let flushes = rows(&report)
-            .find(|r| r["target"] == target && r["metric"] == "flushes_per_file")
-            .and_then(|r| r["median"].as_f64());
-        assert!(flushes.is_some_and(|f| f > 0.0), "{target}: {flushes:?}");
-    }
-    scratch.assert_clean();
+    let Some(weir) = weir_program() else { return };
+    in_scratch("mount", Needs::Loops, |scratch| {
+        let options = format!("{SMALL} --weir-bin {weir} --mode each");
+        let report = scratch.quick("fsmark", "weir-mount,weir-mount-file,ext4", &options);
+        for target in ["weir-mount", "weir-mount-file", "ext4"] {
+            assert!(figure(&report, target, "each", "flushes_per_file") > 0.0, "{target}");
+        }
+    });
+}
+
+#[test]
+fn a_killed_mount_recovers_what_was_synced() {
+    let Some(weir) = weir_program() else { return };
+    in_scratch("mount-kill", Needs::Loops, |scratch| {
+        let options = format!("--no-probe --size 512M --weir-bin {weir} --mode recovery,untar");
+        let report = scratch.quick("foundation", "weir-mount", &options);
+        assert!(figure(&report, "weir-mount", "recovery", "synced_files") > 0.0);
+        assert!(figure(&report, "weir-mount", "untar", "total_s") > 0.0);
+    });
 }

@@ -3,11 +3,13 @@
 pub mod aging;
 pub mod checkpoint;
 pub mod fastread;
+pub mod foundation;
 pub mod fsmark;
 pub mod fsync;
 pub mod ingest;
 pub mod load;
 pub mod simoop;
+mod tree;
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -230,7 +232,15 @@ pub trait Experiment {
     fn space_bytes(&self) -> u64;
 }
 
-/// Every experiment with its default options.
+/// Every experiment with its default options: those of [`all`], and *foundation*.
+pub fn every(quick: bool) -> Vec<Box<dyn Experiment>> {
+    let mut every = all(quick, false);
+    let options = foundation::FoundationOptions::default();
+    every.push(Box::new(foundation::Foundation::new(&options, quick)));
+    every
+}
+
+/// The published experiments with their default options.
 pub fn all(quick: bool, slow_flush: bool) -> Vec<Box<dyn Experiment>> {
     vec![
         Box::new(fsmark::Fsmark::new(&fsmark::FsmarkOptions::default(), quick, slow_flush)),

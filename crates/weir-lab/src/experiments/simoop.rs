@@ -32,7 +32,7 @@ pub struct SimoopOptions {
     /// Memory limit in MiB, 0 for none [default: 3072, quick: 512]
     #[arg(long)]
     pub memory_mib: Option<u64>,
-    /// Files of 1 MiB to read from [default: 9600, quick: 500]
+    /// Files of 1 MiB to read from [default: 9600, quick: 1200: 60 % of the default disk]
     #[arg(long)]
     pub files: Option<u64>,
 }
@@ -69,7 +69,7 @@ impl Simoop {
             set_bytes: o.working_set_mib.unwrap_or(if quick { 40 } else { 224 }) * MIB,
             alloc_bytes: if quick { 16 * MIB } else { 32 * MIB },
             memory_bytes: o.memory_mib.unwrap_or(if quick { 512 } else { 3072 }) * MIB,
-            files: o.files.unwrap_or(if quick { 500 } else { 9600 }).max(1),
+            files: o.files.unwrap_or(if quick { 1200 } else { 9600 }).max(1),
             tree_files: if quick { 2000 } else { 20_000 },
         }
     }
@@ -306,6 +306,9 @@ impl Simoop {
         let seconds = took.as_secs_f64();
         let loops = shared.loops.load(Ordering::Relaxed);
         let mut result = CaseResult::default();
+        if let Ok((full, _)) = env.fs.fullness() {
+            result.metric("fullness_percent", "%", full, Better::Neither);
+        }
         result.metric("work_per_s", "loops/s", loops as f64 / seconds, Better::Higher);
         let walked = shared.walked.load(Ordering::Relaxed) as f64 / seconds;
         result.metric("stat_per_s", "1/s", walked, Better::Higher);

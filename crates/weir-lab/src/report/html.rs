@@ -10,7 +10,7 @@ use crate::experiments::{Better, Params, label};
 const STYLE: &str = include_str!("style.css");
 
 /// Figures that each experiment shows as bars, in this order.
-const BARS: [(&str, &[&str]); 7] = [
+const BARS: [(&str, &[&str]); 8] = [
     ("fsmark", &["files_per_s", "flushes_per_file", "writes_per_file", "fsync_p99_us"]),
     (
         "fsync",
@@ -20,6 +20,22 @@ const BARS: [(&str, &[&str]); 7] = [
     ("fastread", &["requests_per_s", "f1_p50_us", "f1_p99_us", "f1_requests_per_s"]),
     ("ingest", &["gib_per_s", "durable_ms", "write_p99_us"]),
     ("aging", &["extents_per_file", "free_extents", "free_under_256k_mib", "seq_write_mib_per_s"]),
+    (
+        "foundation",
+        &[
+            "files_per_s",
+            "mib_per_s",
+            "gib_per_s",
+            "hot_read_4k_ns",
+            "random_read_4k_ns",
+            "total_s",
+            "last_over_first_tenth",
+            "cold_lookup_p50_us",
+            "reads_per_cold_lookup",
+            "open_ms",
+            "recovery_ms",
+        ],
+    ),
     ("simoop", &["work_per_s", "read_p99_us", "write_p99_us", "alloc_p99_us"]),
 ];
 
@@ -116,7 +132,7 @@ fn date(unix_s: u64) -> String {
 }
 
 fn question(name: &str) -> String {
-    crate::experiments::all(true, false)
+    crate::experiments::every(true)
         .iter()
         .find(|e| e.name() == name)
         .map(|e| e.question().to_owned())

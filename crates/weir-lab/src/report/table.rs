@@ -36,7 +36,7 @@ fn grouped(n: i64) -> String {
 
 /// Metrics that the table shows; JSON has all of them.
 pub fn is_headline(metric: &str) -> bool {
-    const SHOWN: [&str; 21] = [
+    const SHOWN: [&str; 28] = [
         "files_per_s",
         "mib_per_s",
         "fsync_per_s",
@@ -58,6 +58,13 @@ pub fn is_headline(metric: &str) -> bool {
         "work_per_s",
         "stalls_per_s",
         "median_us",
+        "mib_per_s_one_at_a_time",
+        "total_s",
+        "last_over_first_tenth",
+        "cold_lookup_p50_us",
+        "reads_per_cold_lookup",
+        "open_ms",
+        "recovery_ms",
     ];
     const SHOWN_ENDS: [&str; 8] = [
         "read_p99_us",

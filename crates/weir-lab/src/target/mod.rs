@@ -8,8 +8,10 @@
 pub mod freemap;
 pub mod mounted;
 pub mod queue;
+pub mod raw;
 pub mod stage;
 pub mod weir;
+mod weir_device;
 pub mod weir_mount;
 
 use std::any::Any;
@@ -17,6 +19,7 @@ use std::io;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -217,11 +220,43 @@ pub trait Fs: Send + Sync {
     /// The asynchronous methods worth comparing here, best known first.
     fn async_methods(&self) -> &'static [AsyncMethod];
     /// Makes later reads cold: everything durable and out of the cache. No file may be open.
-    fn make_cold(&self) -> FsResult<()>;
+    /// Answers how long the mount (or opening) took, where there is one.
+    fn make_cold(&self) -> FsResult<Option<Duration>>;
     /// The free extents. No file may be open.
     fn free_map(&self) -> FsResult<FreeMap>;
     /// Caps the memory that the target's own cache may use, where it has one.
     fn set_memory_cap(&self, bytes: u64) -> FsResult<()>;
+    /// Where other programs can work on it; `None` when it is not mounted.
+    fn mounted_at(&self) -> Option<PathBuf> {
+        None
+    }
+    /// The disk itself, for the target that has no file system on it.
+    fn bare_disk(&self) -> Option<PathBuf> {
+        None
+    }
+    /// Prepares for [`Fs::crash`], and says whether it is offered at all: from here on nothing empties the
+    /// log before it has to.
+    fn let_log_grow(&self) -> FsResult<()> {
+        Err(FsError::NotOffered("this target cannot be stopped like by a crash"))
+    }
+    /// How full the log is, where the target can tell.
+    fn log_fill(&self) -> Option<LogFill> {
+        None
+    }
+    /// Stops the file system without letting it write anything more, and starts it again. Answers how
+    /// long it took until it was usable. No file may be open.
+    fn crash(&self) -> FsResult<Duration> {
+        Err(FsError::NotOffered("this target cannot be stopped like by a crash"))
+    }
+}
+
+/// How full a log is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogFill {
+    /// From the oldest live record to the newest.
+    pub used_bytes: u64,
+    /// What users may fill before they have to wait.
+    pub limit_bytes: u64,
 }
 
 /// One word of `--on`.
@@ -237,8 +272,14 @@ pub enum TargetSpec {
     Btrfs,
     /// The library in this process, on a fresh volume on the run's disk.
     Weir,
-    /// The same through FUSE.
+    /// The same on the image file itself, without the loop device that kernel file systems need.
+    WeirFile,
+    /// The library through FUSE.
     WeirMount,
+    /// The same on the image file itself.
+    WeirMountFile,
+    /// The run's disk without any file system.
+    Raw,
 }
 
 impl FromStr for TargetSpec {
@@ -250,7 +291,10 @@ impl FromStr for TargetSpec {
             "ext4" => TargetSpec::Ext4,
             "btrfs" => TargetSpec::Btrfs,
             "weir" => TargetSpec::Weir,
+            "weir-file" => TargetSpec::WeirFile,
             "weir-mount" => TargetSpec::WeirMount,
+            "weir-mount-file" => TargetSpec::WeirMountFile,
+            "raw" => TargetSpec::Raw,
             _ => match word.strip_prefix("dir:") {
                 Some(path) if !path.is_empty() => TargetSpec::Dir(PathBuf::from(path)),
                 _ => return Err(LabError::UnknownTarget(word.to_owned())),
@@ -268,7 +312,10 @@ impl TargetSpec {
             TargetSpec::Ext4 => "ext4".into(),
             TargetSpec::Btrfs => "btrfs".into(),
             TargetSpec::Weir => "weir".into(),
+            TargetSpec::WeirFile => "weir-file".into(),
             TargetSpec::WeirMount => "weir-mount".into(),
+            TargetSpec::WeirMountFile => "weir-mount-file".into(),
+            TargetSpec::Raw => "raw".into(),
         }
     }
 
@@ -289,7 +336,8 @@ mod tests {
 
     #[test]
     fn target_words_round_trip_and_unknown_ones_are_named() {
-        for word in ["xfs", "ext4", "btrfs", "weir", "weir-mount", "dir:/mnt/a b"] {
+        let words = ["xfs", "ext4", "btrfs", "weir", "weir-file", "weir-mount", "weir-mount-file"];
+        for word in words.into_iter().chain(["raw", "dir:/mnt/a b"]) {
             assert_eq!(word.parse::<TargetSpec>().expect(word).name(), word);
         }
         for word in ["zfs", "dir:", "", "XFS"] {

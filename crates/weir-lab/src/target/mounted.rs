@@ -7,6 +7,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{Advice, FallocateFlags};
 
@@ -17,6 +18,9 @@ use super::{
 use crate::measure::DeviceCounters;
 use crate::measure::device::{BlockDevice, disk_of, mount_of};
 use crate::sys;
+
+const NOT_OURS: FsError = FsError::NotOffered("only the lab's own file systems are made to crash");
+const NO_SHUT_DOWN: FsError = FsError::NotOffered("this file system has no shutdown call");
 
 /// A directory of a mounted file system.
 pub struct MountedFs {
@@ -30,9 +34,8 @@ pub struct MountedFs {
 pub enum Cold {
     /// Drop each file's pages with `posix_fadvise`; other people's caches stay.
     Advise,
-    /// Let the target do it, with another memory cap if one is given: for a mount whose server has
-    /// a cache of its own.
-    Restart(Box<dyn Fn(Option<u64>) -> io::Result<()> + Send + Sync>),
+    /// Let the process that serves the mount be started anew: it has a cache of its own.
+    Restart(Box<dyn Server>),
     /// Unmount and mount again: exact, for file systems that the lab mounted itself.
     Remount {
         /// The device node.
@@ -40,6 +43,15 @@ pub enum Cold {
         /// Options for `mount -o`.
         options: String,
     },
+}
+
+/// A process that serves a mount. Both calls answer how long it took until the new process' mount
+/// was usable.
+pub trait Server: Send + Sync {
+    /// Ends the process in order and starts another, with another memory cap if one is given.
+    fn restart(&self, memory_bytes: Option<u64>) -> io::Result<Duration>;
+    /// Kills the process and starts another.
+    fn kill_and_restart(&self) -> io::Result<Duration>;
 }
 
 impl MountedFs {
@@ -57,6 +69,15 @@ impl MountedFs {
     /// What is below the file system's own counters, such as `loop0`.
     fn device_name(&self) -> Option<&str> {
         self.device.as_ref().map(|d| d.name.as_str())
+    }
+
+    /// Unmounts and mounts again; answers how long the mount took.
+    fn remount(&self, node: &Path, options: &str) -> io::Result<Duration> {
+        let (root, node) = (self.root.to_string_lossy(), node.to_string_lossy());
+        run_tool("umount", &[&root])?;
+        let begun = Instant::now();
+        run_tool("mount", &["-t", &self.fs_type, "-o", options, &node, &root])?;
+        Ok(begun.elapsed())
     }
 
     fn advise_tree(dir: &Path) -> io::Result<()> {
@@ -175,17 +196,15 @@ impl Fs for MountedFs {
         &[AsyncMethod::IoUring, AsyncMethod::Libaio, AsyncMethod::Threads]
     }
 
-    fn make_cold(&self) -> FsResult<()> {
+    fn make_cold(&self) -> FsResult<Option<Duration>> {
         self.syncfs()?;
         match &self.cold {
-            Cold::Advise => Ok(Self::advise_tree(&self.root)?),
-            Cold::Restart(restart) => Ok(restart(None)?),
-            Cold::Remount { node, options } => {
-                let (root, node) = (self.root.to_string_lossy(), node.to_string_lossy());
-                run_tool("umount", &[&root])?;
-                run_tool("mount", &["-t", &self.fs_type, "-o", options, &node, &root])?;
-                Ok(())
+            Cold::Advise => {
+                Self::advise_tree(&self.root)?;
+                Ok(None)
             }
+            Cold::Restart(server) => Ok(Some(server.restart(None)?)),
+            Cold::Remount { node, options } => Ok(Some(self.remount(node, options)?)),
         }
     }
 
@@ -199,11 +218,39 @@ impl Fs for MountedFs {
     }
 
     fn set_memory_cap(&self, bytes: u64) -> FsResult<()> {
-        if let Cold::Restart(restart) = &self.cold {
+        if let Cold::Restart(server) = &self.cold {
             self.syncfs()?;
-            return Ok(restart(Some(bytes))?);
+            server.restart(Some(bytes))?;
+            return Ok(());
         }
         Err(FsError::NotOffered("the kernel's cache is limited by the memory cgroup"))
+    }
+
+    fn mounted_at(&self) -> Option<PathBuf> {
+        Some(self.root.clone())
+    }
+
+    fn let_log_grow(&self) -> FsResult<()> {
+        match &self.cold {
+            Cold::Advise => Err(NOT_OURS),
+            Cold::Restart(_) => Ok(()),
+            Cold::Remount { .. } => {
+                // Known before the load, not after it.
+                let offered = sys::offers_shut_down(&File::open(&self.root)?);
+                if offered { Ok(()) } else { Err(NO_SHUT_DOWN) }
+            }
+        }
+    }
+
+    fn crash(&self) -> FsResult<Duration> {
+        match &self.cold {
+            Cold::Advise => Err(NOT_OURS),
+            Cold::Restart(server) => Ok(server.kill_and_restart()?),
+            Cold::Remount { node, options } => {
+                sys::shut_down(&File::open(&self.root)?)?;
+                Ok(self.remount(node, options)?)
+            }
+        }
     }
 }
 

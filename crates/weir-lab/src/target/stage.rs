@@ -22,8 +22,6 @@ pub struct StageOptions {
     pub weir_memory_bytes: Option<u64>,
     /// Run on directories without a block device.
     pub allow_no_device: bool,
-    /// Weir's volume is the image file, even where there is a loop device on it.
-    pub weir_on_file: bool,
 }
 
 /// How a target was set up, for the report.
@@ -82,8 +80,8 @@ pub fn preflight(spec: &TargetSpec, options: &StageOptions) -> LabResult<()> {
         }
         TargetSpec::Btrfs => need_tool("mkfs.btrfs", "btrfs-progs"),
         // The library is part of this program; it needs no root and no tools.
-        TargetSpec::Weir => Ok(()),
-        TargetSpec::WeirMount => super::weir_mount::preflight(options),
+        TargetSpec::Weir | TargetSpec::WeirFile | TargetSpec::Raw => Ok(()),
+        TargetSpec::WeirMount | TargetSpec::WeirMountFile => super::weir_mount::preflight(options),
     }
 }
 
@@ -134,10 +132,15 @@ impl Stage {
         let built = match (spec, disk) {
             (TargetSpec::Dir(path), _) => set_up_dir(path, registry),
             (_, None) => Err(LabError::BadOption(format!("{} needs a disk", spec.name()))),
-            (TargetSpec::Weir, Some(disk)) => super::weir::set_up(disk, options),
+            (TargetSpec::Weir, Some(disk)) => super::weir::set_up(disk, options, false),
+            (TargetSpec::WeirFile, Some(disk)) => super::weir::set_up(disk, options, true),
             (TargetSpec::WeirMount, Some(disk)) => {
-                super::weir_mount::set_up(disk, options, registry)
+                super::weir_mount::set_up(disk, options, false, registry)
             }
+            (TargetSpec::WeirMountFile, Some(disk)) => {
+                super::weir_mount::set_up(disk, options, true, registry)
+            }
+            (TargetSpec::Raw, Some(disk)) => Ok(super::raw::set_up(disk)),
             (_, Some(disk)) => set_up_kernel(spec, disk, registry),
         };
         match built {

@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::mounted::{Cold, MountedFs};
+use super::mounted::{Cold, MountedFs, Server};
 use super::stage::{Built, StageOptions, TargetInfo, counters_of, disks_below, run};
 use crate::disk::registry::{Registry, Resource, start_ticks};
 use crate::disk::{Disk, start_helper};
 use crate::error::{LabError, LabResult};
-use crate::measure::device::mount_of;
+use crate::measure::device::{disk_of, mount_of};
 
 /// The `weir` program: the option, this program itself, or its neighbour.
 fn weir_bin(options: &StageOptions) -> Option<PathBuf> {
@@ -93,22 +93,48 @@ impl Daemon {
         self.memory_bytes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts the daemon anew, with another memory cap if one is given.
-    fn restart(&self, memory_bytes: Option<u64>) -> io::Result<()> {
-        if memory_bytes.is_some() {
-            *self.memory_cap() = memory_bytes;
-        }
-        self.registry.release_mount(&self.mount_point)?;
-        self.start().map_err(io::Error::other)
+    /// Starts it again after it has ended; answers how long until the mount was there.
+    fn again(&self) -> io::Result<Duration> {
+        let begun = Instant::now();
+        self.start().map_err(io::Error::other)?;
+        Ok(begun.elapsed())
     }
 }
 
-/// Creates a volume on the run's disk and mounts it.
-pub fn set_up(disk: &Disk, options: &StageOptions, registry: &Arc<Registry>) -> LabResult<Built> {
+/// The server as [`MountedFs`] holds it.
+struct Served(Arc<Daemon>);
+
+impl Server for Served {
+    fn restart(&self, memory_bytes: Option<u64>) -> io::Result<Duration> {
+        if memory_bytes.is_some() {
+            *self.0.memory_cap() = memory_bytes;
+        }
+        self.0.registry.release_mount(&self.0.mount_point)?;
+        self.0.again()
+    }
+
+    fn kill_and_restart(&self) -> io::Result<Duration> {
+        let pid = self.0.pid.load(Ordering::Relaxed);
+        if let Some(pid) = rustix::process::Pid::from_raw(pid as i32) {
+            rustix::process::kill_process(pid, rustix::process::Signal::KILL)?;
+        }
+        // The mount of a dead server can still be taken down.
+        self.0.registry.release_mount(&self.0.mount_point)?;
+        self.0.again()
+    }
+}
+
+/// Creates a volume on the run's disk and mounts it; `on_file` keeps it off the loop device.
+pub fn set_up(
+    disk: &Disk,
+    options: &StageOptions,
+    on_file: bool,
+    registry: &Arc<Registry>,
+) -> LabResult<Built> {
     preflight(options)?;
     let bin = weir_bin(options).unwrap_or_default();
     let bin_text = bin.to_string_lossy().into_owned();
-    let node = disk.loop_node.as_ref().filter(|_| !options.weir_on_file);
+    let node = disk.loop_node.as_ref().filter(|_| !on_file);
     let volume = node.unwrap_or(&disk.file);
     let volume_text = volume.to_string_lossy().into_owned();
     run(&bin_text, &["create", "--force", &volume_text])?;
@@ -125,9 +151,10 @@ pub fn set_up(disk: &Disk, options: &StageOptions, registry: &Arc<Registry>) -> 
     });
     daemon.start()?;
     let mount = mount_of(&mount_point);
-    let device = node.and_then(|_| disk.device());
+    // Without a loop device of its own, what the host's disk counts is the nearest truth.
+    let device = node.and_then(|_| disk.device()).or_else(|| disk_of(&disk.run_dir));
     let info = TargetInfo {
-        name: "weir-mount".into(),
+        name: if on_file { "weir-mount-file".into() } else { "weir-mount".into() },
         fs_type: mount.as_ref().map(|m| m.fs_type.clone()).unwrap_or_default(),
         on: format!("{volume_text} ({})", disk.spec),
         format: "weir create".into(),
@@ -135,8 +162,7 @@ pub fn set_up(disk: &Disk, options: &StageOptions, registry: &Arc<Registry>) -> 
         version: run(&bin_text, &["--version"]).unwrap_or_default().trim().to_owned(),
         counters: device.as_ref().map(counters_of).unwrap_or_default(),
     };
-    let restart = Arc::clone(&daemon);
-    let cold = Cold::Restart(Box::new(move |memory_bytes| restart.restart(memory_bytes)));
+    let cold = Cold::Restart(Box::new(Served(Arc::clone(&daemon))));
     let fs = Arc::new(MountedFs::new(mount_point, device, cold));
     let daemons = Box::new(move || vec![daemon.pid.load(Ordering::Relaxed)]);
     Ok(Built { fs, info, daemons, disks: disks_below(disk) })

@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use serde_json::Value;
 
@@ -53,6 +54,16 @@ impl Scratch {
         assert!(page.starts_with("<!doctype html>") && page.ends_with("</html>\n"));
         assert!(!page.contains("<script") && !page.contains("http://") && !page.contains("NaN"));
         serde_json::from_slice(&std::fs::read(json).expect("report")).expect("JSON")
+    }
+
+    /// A short run of one experiment, one round unless `options` says otherwise.
+    pub fn quick(&self, experiment: &str, on: &str, options: &str) -> Value {
+        let mut args = vec![experiment, "--quick", "--on", on];
+        args.extend(options.split_whitespace());
+        if !options.contains("--rounds") {
+            args.extend(["--rounds", "1"]);
+        }
+        self.report(&args)
     }
 
     /// Nothing of a run is mounted, attached or left in the work directory.
@@ -112,4 +123,48 @@ pub fn loops_possible() -> bool {
         return false;
     }
     true
+}
+
+/// What a test may need to run at all.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Needs {
+    /// A directory.
+    Nothing,
+    /// Root, loop devices, and the tools of the kernel file systems.
+    Loops,
+}
+
+/// Loop devices and time on the disk are shared: one of the tests that need them at a time.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// Runs `test` in a scratch directory and checks that nothing is left of it; skips, and says so, where
+/// what it needs is missing.
+pub fn in_scratch(name: &str, needs: Needs, test: impl FnOnce(&Scratch)) {
+    let _alone = (needs == Needs::Loops)
+        .then(|| ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner));
+    if needs == Needs::Loops && !loops_possible() {
+        return;
+    }
+    let scratch = Scratch::new(name);
+    test(&scratch);
+    scratch.assert_clean();
+}
+
+/// The figure of one target.
+pub fn figure(report: &Value, target: &str, mode: &str, metric: &str) -> f64 {
+    rows(report)
+        .find(|r| r["target"] == target && r["mode"] == mode && r["metric"] == metric)
+        .and_then(|r| r["median"].as_f64())
+        .unwrap_or_else(|| panic!("no {target} {mode} {metric}"))
+}
+
+/// The `weir` program next to the test's own, when the workspace was built as a whole.
+pub fn weir_program() -> Option<String> {
+    let neighbour = Path::new(env!("CARGO_BIN_EXE_weir-lab")).with_file_name("weir");
+    let given = std::env::var_os("WEIR_BIN").map_or(neighbour, PathBuf::from);
+    let found = given.is_file().then(|| given.to_string_lossy().into_owned());
+    if found.is_none() {
+        eprintln!("skipped: no `weir` program (build the workspace, or set WEIR_BIN)");
+    }
+    found
 }
