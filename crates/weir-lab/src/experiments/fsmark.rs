@@ -16,7 +16,7 @@ use crate::target::{AsyncMethod, OpenHow, SyncQueue, SyncScope};
 /// Options.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct FsmarkOptions {
-    /// Files per thread and iteration [default: 10000, quick: 500]
+    /// Files per thread and iteration [default: 10000, quick: 500 over all threads, at least 150]
     #[arg(long)]
     pub files: Option<u64>,
     /// Bytes per file [default: 4096]
@@ -36,6 +36,8 @@ pub struct FsmarkOptions {
 /// The experiment.
 pub struct Fsmark {
     files: u64,
+    /// The number of files was not asked for, and may shrink where there are many threads.
+    shared: bool,
     file_bytes: u64,
     threads: Vec<u64>,
     depths: Vec<u64>,
@@ -57,6 +59,7 @@ impl Fsmark {
         };
         Fsmark {
             files: o.files.unwrap_or(default_files),
+            shared: quick && o.files.is_none(),
             file_bytes: o.file_bytes.unwrap_or(4096),
             threads: or(&o.threads, &[1, 4, 8, 16], &[1, 4]),
             depths: or(&o.depth, &[8, 64, 1024], &[64, 256]),
@@ -198,6 +201,13 @@ pub fn method_of(env: &Env<'_>, mode: &str) -> LabResult<AsyncMethod> {
         .ok_or(LabError::NotOffered("this target has no such asynchronous fsync"))
 }
 
+impl Fsmark {
+    /// Files of one thread in one iteration.
+    fn files_of(&self, threads: u64) -> u64 {
+        if self.shared { (self.files / threads).max(self.files.min(150)) } else { self.files }
+    }
+}
+
 impl Experiment for Fsmark {
     fn name(&self) -> &'static str {
         "fsmark"
@@ -218,7 +228,8 @@ impl Experiment for Fsmark {
             cases.extend([case("pass"), case("each")]);
             for &depth in &self.depths {
                 // Thousands in flight are one submitter's business; several together have them anyway.
-                if threads == self.threads[0] || threads * depth <= MOST_IN_FLIGHT {
+                let few = !self.quick || depth == self.depths[0];
+                if threads == self.threads[0] || (few && threads * depth <= MOST_IN_FLIGHT) {
                     cases.push(case("async").with("depth", depth));
                 }
             }
@@ -235,6 +246,7 @@ impl Experiment for Fsmark {
 
     fn run(&self, env: &Env<'_>, case: &Case) -> LabResult<CaseResult> {
         let threads = case.number("threads").max(1);
+        let per_thread = self.files_of(threads);
         let data = random_bytes(self.file_bytes as usize, env.seed);
         if case.mode.starts_with("async") {
             method_of(env, &case.mode)?;
@@ -250,9 +262,9 @@ impl Experiment for Fsmark {
             }
             let (turns, took) = together(threads, |t, _| {
                 let dir = format!("{root}/i{iteration}/t{t}");
-                Job { env, case, dir, files: self.files, data: &data }.run(begun)
+                Job { env, case, dir, files: per_thread, data: &data }.run(begun)
             })?;
-            let files = (self.files * threads) as f64;
+            let files = (per_thread * threads) as f64;
             rates.push(files / took.as_secs_f64());
             let slowest = turns.iter().map(|t| t.sync_phase).max().unwrap_or_default();
             sync_rates.push(files / slowest.as_secs_f64().max(1e-9));
@@ -264,7 +276,7 @@ impl Experiment for Fsmark {
         }
         let device = env.device_since(before);
         let log = env.fs.log().zip(log_before);
-        let all_files = self.files * threads * self.iterations;
+        let all_files = per_thread * threads * self.iterations;
 
         let mut result = CaseResult::default();
         let median = |v: &[f64]| Spread::of(v).map_or(0.0, |s| s.median);

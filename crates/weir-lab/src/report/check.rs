@@ -198,7 +198,7 @@ fn durability_claims(c: &mut Checker<'_>, target: &str) {
             _ => 3.0,
         };
         let params = [("threads", threads)];
-        let what = format!("{target}: fsmark one by one, {threads} threads, files/s over xfs");
+        let what = format!("{target}: fsmark one by one, threads={threads}, files/s over xfs");
         let wanted = fsmark("pass", &params, "files_per_s");
         c.against_xfs(target, what, wanted, Bound::AtLeast(bound));
     }
@@ -224,7 +224,7 @@ fn durability_claims(c: &mut Checker<'_>, target: &str) {
             let params = [("jobs", jobs)];
             let wanted = Wanted { experiment: "fsync", mode, params: &params, metric: "mib_per_s" };
             if !slow && c.one(target, wanted).is_some() {
-                let what = format!("{target}: fsync {mode}, {jobs} jobs, MiB/s over the kernel's");
+                let what = format!("{target}: fsync {mode}, jobs={jobs}, MiB/s over the kernel's");
                 c.against_best_kernel(target, &what, wanted, bound);
             }
         }
@@ -250,14 +250,15 @@ fn durability_claims(c: &mut Checker<'_>, target: &str) {
 fn mount_claims(c: &mut Checker<'_>, target: &str) {
     for threads in [1, 4] {
         let params = [("threads", threads)];
-        let what = format!("{target}: fsmark one by one, {threads} threads, over the kernel's");
+        let what =
+            format!("{target}: fsmark one by one, threads={threads}, files/s over the kernel's");
         c.against_best_kernel(target, &what, fsmark("pass", &params, "files_per_s"), 1.0);
     }
     for mode in ["seq", "rand"] {
         for jobs in [1, 4, 16] {
             let params = [("jobs", jobs)];
             let wanted = Wanted { experiment: "fsync", mode, params: &params, metric: "mib_per_s" };
-            let what = format!("{target}: fsync {mode}, {jobs} jobs, MiB/s over the kernel's");
+            let what = format!("{target}: fsync {mode}, jobs={jobs}, MiB/s over the kernel's");
             c.against_best_kernel(target, &what, wanted, 1.0);
         }
     }
@@ -373,6 +374,13 @@ pub fn render(report: &Report, gate: &[Kind]) -> (String, bool) {
         count(Kind::Claim, true),
         count(Kind::Claim, false),
     );
+    let doubtful =
+        |f: &&Finding| f.kind == Kind::Truth && f.holds() == Some(false) && f.disturbed_rounds > 0;
+    if all.iter().any(|f| doubtful(&f)) {
+        out.push_str(
+            "truths fail where the machine was disturbed: repeat the run on a quiet one\n",
+        );
+    }
     (out, failed)
 }
 
@@ -462,7 +470,7 @@ mod tests {
         ];
         let report = report("plain", &rows);
         let all = findings(&report);
-        let f = of(&all, "weir: fsync seq, 1 jobs");
+        let f = of(&all, "weir: fsync seq, jobs=1");
         assert!(f.what.ends_with("(best: ext4)"), "{}", f.what);
         assert_eq!(f.found.map(|s| s.median), Some(1.6));
         assert_eq!(f.holds(), Some(false));

@@ -43,7 +43,7 @@ struct Panel {
 const PANELS: [Panel; 2] = [
     Panel {
         title: "Small files made durable",
-        note: "files per second, more is better",
+        note: "files per second, more is better; each group on its own scale",
         metric: "files_per_s",
         log: false,
     },
@@ -141,19 +141,9 @@ fn draw_panel(
     groups: &[(&str, &str, u64)],
 ) {
     let found = |target: &str, group| row_of(report, target, group, panel.metric);
-    let all = || groups.iter().flat_map(|g| targets.iter().filter_map(|t| found(t, *g)));
-    let most = all().map(|r| r.max).fold(0.0, f64::max);
-    let least = all().map(|r| r.min).filter(|v| *v > 0.0).fold(f64::INFINITY, f64::min);
-    let (x0, span) = (left + NAME, PANEL - NAME - VALUE);
-    let place = |value: f64| {
-        let share = if panel.log {
-            let (low, high) = (least.log10().floor(), most.log10().max(least.log10() + 1.0));
-            (value.max(1e-9).log10() - low) / (high - low)
-        } else {
-            value / most
-        };
-        share.clamp(0.0, 1.0) * span
-    };
+    let all = groups.iter().flat_map(|g| targets.iter().filter_map(|t| found(t, *g)));
+    let whole = Scale::of(all);
+    let x0 = left + NAME;
     let _ = writeln!(
         out,
         "<text class=\"t\" x=\"{left}\" y=\"24\">{}</text><text class=\"s\" x=\"{left}\" y=\"44\">{}</text>",
@@ -164,6 +154,10 @@ fn draw_panel(
         let _ = writeln!(out, "<text class=\"g\" x=\"{left}\" y=\"{y:.0}\">{}</text>", group.0);
         y += 10.0;
         let base = found(targets.first().copied().unwrap_or(""), *group).map(|r| r.median);
+        // A rate is compared within its group; latencies of all groups share a logarithmic scale.
+        let of_group = targets.iter().filter_map(|t| found(t, *group));
+        let scale = if panel.log { whole } else { Scale::of(of_group) };
+        let place = |value: f64| scale.place(value, panel.log);
         let bottom = y + targets.len() as f64 * ROW;
         let _ =
             writeln!(out, "<path class=\"a\" d=\"M{x0:.1} {:.1}V{:.1}\"/>", y + 1.0, bottom - 1.0);
@@ -186,6 +180,34 @@ fn draw_panel(
             y += ROW;
         }
         y += GROUP_HEAD - 10.0;
+    }
+}
+
+/// What the bars of a scale span.
+#[derive(Clone, Copy)]
+struct Scale {
+    least: f64,
+    most: f64,
+}
+
+impl Scale {
+    fn of<'a>(rows: impl Iterator<Item = &'a Row>) -> Self {
+        let none = Scale { least: f64::INFINITY, most: f64::MIN_POSITIVE };
+        rows.fold(none, |s, row| Scale {
+            least: if row.min > 0.0 { s.least.min(row.min) } else { s.least },
+            most: s.most.max(row.max),
+        })
+    }
+
+    /// Length of a bar.
+    fn place(self, value: f64, log: bool) -> f64 {
+        let share = if log {
+            let low = self.least.log10().floor();
+            (value.max(1e-9).log10() - low) / (self.most.log10() - low).max(1.0)
+        } else {
+            value / self.most
+        };
+        share.clamp(0.0, 1.0) * (PANEL - NAME - VALUE)
     }
 }
 
@@ -235,6 +257,18 @@ fn three_digits(value: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bars_grow_with_the_value_and_stay_in_their_panel() {
+        let scale = Scale { least: 20.0, most: 5000.0 };
+        for log in [false, true] {
+            let lengths = [20.0, 100.0, 5000.0].map(|v| scale.place(v, log));
+            assert!(lengths.is_sorted() && lengths[0] > 0.0, "{lengths:?}");
+            assert!((lengths[2] - (PANEL - NAME - VALUE)).abs() < 1e-9);
+        }
+        let nothing = Scale::of(std::iter::empty());
+        assert!(nothing.place(0.0, false).is_finite() && nothing.place(0.0, true).is_finite());
+    }
 
     #[test]
     fn latencies_have_three_digits() {
