@@ -195,9 +195,12 @@ impl Engine {
             }
         }
         let mut meta = inode.meta.lock();
-        // What lies below the end of the range and is not logged reads as it was before, or as zeros.
-        let covered = range.end.saturating_mul(BLOCK_BYTES as u64).min(inode.size());
-        meta.item.size = meta.item.size.max(covered);
+        // What lies below the end of the range and is not logged reads as it was before, or as zeros. A range behind
+        // the end says nothing about how far the file reaches.
+        if range.start.saturating_mul(BLOCK_BYTES as u64) < inode.size() {
+            let covered = range.end.saturating_mul(BLOCK_BYTES as u64).min(inode.size());
+            meta.item.size = meta.item.size.max(covered);
+        }
         op.put(Key::inode(inode.number), &meta.item.encode());
         let lsn = self.store.commit(op, admission)?;
         let times_left = meta.item.size != inode.size();
