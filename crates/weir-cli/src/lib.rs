@@ -45,8 +45,10 @@ enum Command {
     /// Unmount a volume, and wait until it is closed
     #[command(alias = "unmount")]
     Umount(commands::umount::UmountArgs),
-    /// Make everything written through a mount durable
+    /// Make what was written through a mount durable
     Sync(commands::sync::SyncArgs),
+    /// Order what was done on a mount before what will be done, without waiting
+    Barrier(commands::barrier::BarrierArgs),
     /// Check everything on a volume
     Fsck(commands::fsck::FsckArgs),
     /// Show what a volume is and how full
@@ -57,7 +59,7 @@ enum Command {
     Ls(commands::ls::LsArgs),
     /// Print files of an unmounted volume
     Cat(commands::cat::CatArgs),
-    /// Show the attributes of a file of an unmounted volume
+    /// Show the statistics of a mount, or the attributes of a file of an unmounted volume
     Stat(commands::stat::StatArgs),
     /// Remove files of an unmounted volume
     Rm(commands::rm::RmArgs),
@@ -78,6 +80,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Mount(args) => commands::mount::run(&args),
         Command::Umount(args) => done(commands::umount::run(&args)),
         Command::Sync(args) => done(commands::sync::run(&args)),
+        Command::Barrier(args) => done(commands::barrier::run(&args)),
         Command::Fsck(args) => commands::fsck::run(&args),
         Command::Info(args) => done(commands::info::run(&args)),
         Command::Dump(args) => done(commands::dump::run(&args)),

@@ -2,6 +2,8 @@
 //! cannot mount (no root, no `/dev/fuse`).
 #![allow(missing_docs)]
 
+mod common;
+
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
@@ -13,127 +15,8 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{FallocateFlags, RenameFlags, XattrFlags};
 use rustix::io::Errno;
-use tempfile::TempDir;
 
-fn can_mount() -> bool {
-    let can = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
-    if !can {
-        eprintln!("skipped: mounting needs root and /dev/fuse");
-    }
-    can
-}
-
-fn weir(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_weir")).args(arguments).stdin(Stdio::null()).output().unwrap()
-}
-
-fn done(arguments: &[&str]) -> String {
-    let output = weir(arguments);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "weir {arguments:?}: {said}");
-    String::from_utf8(output.stdout).unwrap()
-}
-
-fn refused(code: i32, arguments: &[&str]) -> String {
-    let output = weir(arguments);
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(code), "weir {arguments:?}: {said}");
-    assert_eq!(said.lines().count(), 1, "one line: {said}");
-    said
-}
-
-fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let began = Instant::now();
-    while !condition() {
-        assert!(began.elapsed() < Duration::from_secs(30), "never happened: {what}");
-        sleep(Duration::from_millis(10));
-    }
-}
-
-/// A volume and a place to mount it; taken apart when dropped.
-struct Bench {
-    dir: TempDir,
-}
-
-impl Bench {
-    fn new() -> Option<Self> {
-        can_mount().then(|| {
-            let dir = tempfile::tempdir().unwrap();
-            fs::create_dir(dir.path().join("mnt")).unwrap();
-            let bench = Self { dir };
-            done(&["create", &bench.volume(), "--size", "128M"]);
-            bench
-        })
-    }
-    fn mounted(options: &[&str]) -> Option<Self> {
-        let bench = Self::new()?;
-        bench.mount(options);
-        Some(bench)
-    }
-    fn volume(&self) -> String {
-        self.dir.path().join("v").to_str().unwrap().to_owned()
-    }
-    fn dir(&self) -> String {
-        self.dir.path().join("mnt").to_str().unwrap().to_owned()
-    }
-    fn at(&self, name: &str) -> PathBuf {
-        self.dir.path().join("mnt").join(name)
-    }
-    fn mount(&self, options: &[&str]) {
-        let (volume, dir) = (self.volume(), self.dir());
-        let mut arguments = vec!["mount", &volume, &dir, "--background"];
-        arguments.extend(options);
-        let printed = done(&arguments);
-        assert!(printed.contains(" mounted at "), "{printed}");
-    }
-    fn unmount(&self) {
-        done(&["umount", &self.dir()]);
-    }
-    fn foreground(&self) -> Server {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_weir"))
-            .args(["mount", &self.volume(), &self.dir()])
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        assert!(line.contains(" mounted at "), "{line}");
-        Server(child)
-    }
-    fn is_mounted(&self) -> bool {
-        let dir = Path::new(&self.dir()).to_owned();
-        weir_mount::mount_point::mount_at(&dir).unwrap().is_some()
-    }
-}
-
-impl Drop for Bench {
-    fn drop(&mut self) {
-        while self.is_mounted() {
-            let _ = weir_mount::mount_point::detach(Path::new(&self.dir()), true);
-        }
-    }
-}
-
-struct Server(Child);
-
-impl Server {
-    fn signal(&self, signal: i32) {
-        let pid = rustix::process::Pid::from_raw(self.0.id() as i32).unwrap();
-        let signal = rustix::process::Signal::from_named_raw(signal).unwrap();
-        rustix::process::kill_process(pid, signal).unwrap();
-    }
-    /// Waits until it ended; its exit code and what it said.
-    fn end(mut self) -> (Option<i32>, String) {
-        let mut said = String::new();
-        self.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-        (self.0.wait().unwrap().code(), said)
-    }
-}
-
-const SIGINT: i32 = 2;
-const SIGTERM: i32 = 15;
+use common::{Bench, SIGINT, SIGTERM, done, eventually, refused, weir};
 
 #[test]
 fn what_was_written_is_there_after_a_remount() {

@@ -17,6 +17,16 @@ impl Errno {
     pub const EBADF: Self = Self(libc::EBADF);
     /// Operation not permitted.
     pub const EPERM: Self = Self(libc::EPERM);
+    /// The command is not one of ours.
+    pub const ENOTTY: Self = Self(libc::ENOTTY);
+    /// A directory cannot be used for this.
+    pub const EISDIR: Self = Self(libc::EISDIR);
+    /// No memory, or no thread, for it.
+    pub const ENOMEM: Self = Self(libc::ENOMEM);
+    /// It did not happen in time.
+    pub const ETIMEDOUT: Self = Self(libc::ETIMEDOUT);
+    /// What was referred to is gone.
+    pub const ESTALE: Self = Self(libc::ESTALE);
     /// Not offered at all; kernels stop asking.
     pub const ENOSYS: Self = Self(libc::ENOSYS);
     /// Not offered for this object or with these flags.

@@ -28,32 +28,33 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use fuser::{
-    BsdFileFlags, CopyFileRangeFlags, FileAttr, FileHandle, FopenFlags, Generation, INodeNo,
-    InitFlags, IoctlFlags, KernelConfig, LockOwner, OpenAccMode, OpenFlags, RenameFlags, ReplyAttr,
-    ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl,
-    ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    BsdFileFlags, CopyFileRangeFlags, FileHandle, INodeNo, InitFlags, IoctlFlags, KernelConfig,
+    LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
+    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs,
+    ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
-use weir::{AllocateMode, Attr, FileType, RenameMode, SetAttr, SetTime, Timestamp};
+use weir::{FileType, SetAttr};
 
 use crate::dispatch::{Class, Dispatcher, Here};
 use crate::errno::Errno;
+use crate::fuser_convert::{
+    BLOCK_BYTES, GENERATION, allocate_mode, answer_ioctl, answer_later, answer_read, answer_write,
+    caller, dir_flags, errno, fuser_attr, fuser_type, negative_attr, open_flags, open_mode,
+    rename_mode, reply_attr, reply_empty, reply_entry, reply_xattr, set_time, write_mode,
+};
+use crate::ioctl::{self, Command};
 use crate::ops::{
-    Caller, Done, FileSystemOps, Handle, Make, Open, Seek, SetXattr, SyncTarget, Wait, WriteMode,
+    ControlTarget, Done, FileSystemOps, Handle, Make, Seek, SetXattr, SyncTarget, Wait, WriteMode,
 };
 use crate::options::TransportOptions;
-use crate::weir_fs;
 
 /// How long the kernel may trust a name or attributes. There is no other writer.
 const VALID: Duration = Duration::from_secs(365 * 86_400);
 /// The same where the kernel writes back later: it does not notice that this allocates blocks.
 const VALID_WITH_WRITEBACK: Duration = Duration::from_secs(1);
-/// Inode numbers are never given out twice.
-const GENERATION: Generation = Generation(0);
-/// Block size told to programs.
-const BLOCK_BYTES: u32 = 4096;
 
 /// Adapter between `fuser` and a [`FileSystemOps`].
 pub(crate) struct FuserTransport {
@@ -100,6 +101,47 @@ impl FuserTransport {
         }
     }
 
+    /// A command of our own. Whatever has to wait for durability does not do so here.
+    fn control(&self, target: ControlTarget, command: Command, reply: ReplyIoctl) {
+        let answer = |reply| -> Done {
+            Box::new(move |result: Result<(), Errno>| {
+                answer_ioctl(reply, result.map(|()| Vec::new()))
+            })
+        };
+        match command {
+            Command::SyncRange { range, data_only, start } => {
+                let what = match target.handle {
+                    Some(handle) => SyncTarget::File { handle, range, data_only },
+                    None => SyncTarget::Directory(target.ino),
+                };
+                self.begin_sync(what, start, answer(reply));
+            }
+            Command::SyncVolume { start } => {
+                self.begin_sync(SyncTarget::Volume, start, answer(reply));
+            }
+            Command::WaitLsn { lsn, timeout_us, push } => {
+                let done = answer(reply);
+                self.dispatcher
+                    .run_here(Here::Free, || self.ops.wait_lsn(lsn, timeout_us, push, done));
+            }
+            command => {
+                let class = command.class();
+                self.run(class, move |ops| answer_ioctl(reply, ops.control(target, &command)));
+            }
+        }
+    }
+
+    /// Makes `target` durable; with `start`, answers as soon as that is under way.
+    fn begin_sync(&self, target: SyncTarget, start: bool, done: Done) {
+        if start {
+            // How it ends is told by the next sync of the same handle.
+            self.submit_sync(target, Box::new(|_| {}));
+            done(Ok(()));
+        } else {
+            self.sync(target, done);
+        }
+    }
+
     /// Makes `target` durable without waiting for it here.
     fn submit_sync(&self, target: SyncTarget, done: Done) {
         self.dispatcher.run_here(Here::Free, || {
@@ -108,195 +150,6 @@ impl FuserTransport {
                 self.dispatcher.submit(move || done(ops.sync(&target)));
             }
         });
-    }
-}
-
-/// Answers a request without a result of its own, on whichever thread its end is known.
-fn answer_later(reply: ReplyEmpty) -> Done {
-    Box::new(move |result| reply_empty(reply, result))
-}
-
-fn errno(error: Errno) -> fuser::Errno {
-    fuser::Errno::from_i32(error.raw())
-}
-
-fn caller(request: &Request) -> Caller {
-    Caller { uid: request.uid(), gid: request.gid() }
-}
-
-fn system_time(time: Timestamp) -> SystemTime {
-    let nanoseconds = Duration::from_nanos(time.nanoseconds.into());
-    let whole = Duration::from_secs(time.seconds.unsigned_abs());
-    let base = if time.seconds >= 0 {
-        UNIX_EPOCH.checked_add(whole)
-    } else {
-        UNIX_EPOCH.checked_sub(whole)
-    };
-    base.and_then(|base| base.checked_add(nanoseconds)).unwrap_or(UNIX_EPOCH)
-}
-
-fn timestamp(time: SystemTime) -> Timestamp {
-    match time.duration_since(UNIX_EPOCH) {
-        Ok(after) => {
-            Timestamp { seconds: after.as_secs() as i64, nanoseconds: after.subsec_nanos() }
-        }
-        Err(before) => {
-            let before = before.duration();
-            let (seconds, nanoseconds) = (before.as_secs() as i64, before.subsec_nanos());
-            if nanoseconds == 0 {
-                Timestamp { seconds: -seconds, nanoseconds: 0 }
-            } else {
-                Timestamp { seconds: -seconds - 1, nanoseconds: 1_000_000_000 - nanoseconds }
-            }
-        }
-    }
-}
-
-fn set_time(time: TimeOrNow) -> SetTime {
-    match time {
-        TimeOrNow::Now => SetTime::Now,
-        TimeOrNow::SpecificTime(time) => SetTime::At(timestamp(time)),
-    }
-}
-
-fn fuser_type(file_type: FileType) -> fuser::FileType {
-    match file_type {
-        FileType::Regular => fuser::FileType::RegularFile,
-        FileType::Directory => fuser::FileType::Directory,
-        FileType::Symlink => fuser::FileType::Symlink,
-        FileType::Fifo => fuser::FileType::NamedPipe,
-        FileType::Socket => fuser::FileType::Socket,
-        FileType::CharDevice => fuser::FileType::CharDevice,
-        FileType::BlockDevice => fuser::FileType::BlockDevice,
-    }
-}
-
-fn fuser_attr(attr: &Attr) -> FileAttr {
-    FileAttr {
-        ino: INodeNo(attr.ino),
-        size: attr.size_bytes,
-        blocks: attr.blocks.saturating_mul(8),
-        atime: system_time(attr.atime),
-        mtime: system_time(attr.mtime),
-        ctime: system_time(attr.ctime),
-        crtime: system_time(attr.btime),
-        kind: fuser_type(attr.file_type),
-        perm: (attr.permissions & 0o7777) as u16,
-        nlink: attr.links,
-        uid: attr.uid,
-        gid: attr.gid,
-        rdev: attr.rdev,
-        blksize: BLOCK_BYTES,
-        flags: 0,
-    }
-}
-
-/// An entry without an inode: the kernel remembers that the name does not exist.
-fn negative_attr() -> FileAttr {
-    FileAttr {
-        ino: INodeNo(0),
-        size: 0,
-        blocks: 0,
-        atime: UNIX_EPOCH,
-        mtime: UNIX_EPOCH,
-        ctime: UNIX_EPOCH,
-        crtime: UNIX_EPOCH,
-        kind: fuser::FileType::RegularFile,
-        perm: 0,
-        nlink: 0,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        blksize: BLOCK_BYTES,
-        flags: 0,
-    }
-}
-
-fn reply_entry(reply: ReplyEntry, valid: Duration, result: Result<Attr, Errno>) {
-    match result {
-        Ok(attr) => reply.entry(&valid, &fuser_attr(&attr), GENERATION),
-        Err(error) => reply.error(errno(error)),
-    }
-}
-
-fn reply_attr(reply: ReplyAttr, valid: Duration, result: Result<Attr, Errno>) {
-    match result {
-        Ok(attr) => reply.attr(&valid, &fuser_attr(&attr)),
-        Err(error) => reply.error(errno(error)),
-    }
-}
-
-fn reply_empty(reply: ReplyEmpty, result: Result<(), Errno>) {
-    match result {
-        Ok(()) => reply.ok(),
-        Err(error) => reply.error(errno(error)),
-    }
-}
-
-fn reply_xattr(reply: ReplyXattr, size_bytes: u32, result: Result<Vec<u8>, Errno>) {
-    match result {
-        Ok(value) if size_bytes == 0 => reply.size(value.len() as u32),
-        Ok(value) if value.len() > size_bytes as usize => reply.error(errno(Errno::ERANGE)),
-        Ok(value) => reply.data(&value),
-        Err(error) => reply.error(errno(error)),
-    }
-}
-
-fn open_mode(flags: OpenFlags) -> Open {
-    Open {
-        write: flags.acc_mode() != OpenAccMode::O_RDONLY,
-        truncate: flags.0 & libc::O_TRUNC != 0,
-    }
-}
-
-/// What the kernel may do with an open file.
-fn open_flags() -> FopenFlags {
-    FopenFlags::FOPEN_KEEP_CACHE
-        | FopenFlags::FOPEN_NOFLUSH
-        | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES
-}
-
-fn dir_flags() -> FopenFlags {
-    FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_CACHE_DIR
-}
-
-fn write_mode(flags: OpenFlags, write_flags: WriteFlags) -> WriteMode {
-    // Pages written back by the kernel carry the flags of whichever handle it guessed; the sync
-    // that asked for them follows as FSYNC.
-    let from_cache = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
-    let full_sync = !from_cache && flags.0 & libc::O_SYNC == libc::O_SYNC;
-    let data_sync = !from_cache && flags.0 & libc::O_DSYNC != 0;
-    WriteMode {
-        data_sync,
-        full_sync,
-        kill_suid_sgid: write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID),
-    }
-}
-
-fn allocate_mode(mode: i32) -> Result<AllocateMode, Errno> {
-    const KEEP_PUNCH: i32 = libc::FALLOC_FL_KEEP_SIZE | libc::FALLOC_FL_PUNCH_HOLE;
-    const KEEP_ZERO: i32 = libc::FALLOC_FL_KEEP_SIZE | libc::FALLOC_FL_ZERO_RANGE;
-    Ok(match mode {
-        0 => AllocateMode::Extend,
-        libc::FALLOC_FL_KEEP_SIZE => AllocateMode::KeepSize,
-        KEEP_PUNCH => AllocateMode::PunchHole,
-        libc::FALLOC_FL_ZERO_RANGE => AllocateMode::ZeroRange,
-        KEEP_ZERO => AllocateMode::ZeroRangeKeepSize,
-        libc::FALLOC_FL_COLLAPSE_RANGE => AllocateMode::CollapseRange,
-        libc::FALLOC_FL_INSERT_RANGE => AllocateMode::InsertRange,
-        _ => return Err(Errno::EOPNOTSUPP),
-    })
-}
-
-fn rename_mode(flags: RenameFlags) -> Result<RenameMode, Errno> {
-    if flags.is_empty() {
-        Ok(RenameMode::Replace)
-    } else if flags == RenameFlags::RENAME_NOREPLACE {
-        Ok(RenameMode::NoReplace)
-    } else if flags == RenameFlags::RENAME_EXCHANGE {
-        Ok(RenameMode::Exchange)
-    } else {
-        Err(Errno::EINVAL)
     }
 }
 
@@ -747,8 +600,7 @@ impl fuser::Filesystem for FuserTransport {
         };
         let caller = caller(request);
         let (name, value) = (name.as_bytes().to_vec(), value.to_vec());
-        let class = if name == weir_fs::SYNC { Class::Blocking } else { Class::Normal };
-        self.run(class, move |ops| {
+        self.run(Class::Normal, move |ops| {
             reply_empty(reply, ops.setxattr(caller, ino.0, &name, &value, mode));
         });
     }
@@ -793,16 +645,23 @@ impl fuser::Filesystem for FuserTransport {
 
     fn ioctl(
         &self,
-        _request: &Request,
-        _ino: INodeNo,
-        _handle: FileHandle,
-        _flags: IoctlFlags,
-        _command: u32,
-        _input: &[u8],
+        request: &Request,
+        ino: INodeNo,
+        handle: FileHandle,
+        flags: IoctlFlags,
+        command: u32,
+        input: &[u8],
         _output_bytes: u32,
         reply: ReplyIoctl,
     ) {
-        reply.error(fuser::Errno::from_i32(libc::ENOTTY));
+        let command = match ioctl::decode(command, input) {
+            Ok(command) => command,
+            Err(error) => return reply.error(errno(error)),
+        };
+        let is_dir = flags.contains(IoctlFlags::FUSE_IOCTL_DIR);
+        let handle = (!is_dir).then_some(Handle(handle.0));
+        let target = ControlTarget { ino: ino.0, handle, caller: caller(request) };
+        self.control(target, command, reply);
     }
 
     fn fallocate(
@@ -870,64 +729,5 @@ impl fuser::Filesystem for FuserTransport {
                 Err(error) => reply.error(errno(error)),
             }
         });
-    }
-}
-
-fn answer_write(reply: ReplyWrite, result: Result<usize, Errno>) {
-    match result {
-        Ok(written) => reply.written(written as u32),
-        Err(error) => reply.error(errno(error)),
-    }
-}
-
-fn answer_read(reply: Option<ReplyData>, result: Result<(), Errno>, buffer: &[u8]) {
-    let Some(reply) = reply else { return };
-    match result {
-        Ok(()) => reply.data(buffer),
-        Err(error) => reply.error(errno(error)),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn timestamps_survive_the_way_to_the_kernel_and_back() {
-        for seconds in [-5_000_000_000, -1, 0, 1, 1_700_000_000, 10_000_000_000] {
-            for nanoseconds in [0, 1, 500_000_000, 999_999_999] {
-                let time = Timestamp { seconds, nanoseconds };
-                assert_eq!(timestamp(system_time(time)), time);
-            }
-        }
-    }
-
-    #[test]
-    fn only_fallocate_modes_the_engine_has_are_accepted() {
-        assert_eq!(allocate_mode(0), Ok(AllocateMode::Extend));
-        let punch = libc::FALLOC_FL_PUNCH_HOLE;
-        assert_eq!(allocate_mode(punch), Err(Errno::EOPNOTSUPP));
-        let keep = libc::FALLOC_FL_KEEP_SIZE;
-        assert_eq!(allocate_mode(punch | keep), Ok(AllocateMode::PunchHole));
-        assert_eq!(allocate_mode(libc::FALLOC_FL_UNSHARE_RANGE), Err(Errno::EOPNOTSUPP));
-    }
-
-    #[test]
-    fn o_sync_asks_for_all_attributes_and_o_dsync_for_data_only() {
-        let direct = WriteFlags::empty();
-        let dsync = write_mode(OpenFlags(libc::O_WRONLY | libc::O_DSYNC), direct);
-        assert!(dsync.data_sync && !dsync.full_sync);
-        let sync = write_mode(OpenFlags(libc::O_WRONLY | libc::O_SYNC), direct);
-        assert!(sync.full_sync);
-        let cached =
-            write_mode(OpenFlags(libc::O_WRONLY | libc::O_SYNC), WriteFlags::FUSE_WRITE_CACHE);
-        assert!(!cached.full_sync && !cached.data_sync);
-    }
-
-    #[test]
-    fn whiteouts_and_mixed_rename_flags_are_refused() {
-        assert_eq!(rename_mode(RenameFlags::RENAME_WHITEOUT), Err(Errno::EINVAL));
-        let mixed = RenameFlags::RENAME_EXCHANGE | RenameFlags::RENAME_NOREPLACE;
-        assert_eq!(rename_mode(mixed), Err(Errno::EINVAL));
     }
 }

@@ -8,22 +8,28 @@
 //! | [`session`] | one mount from attaching to the last answer |
 //! | `fuser_transport` | decodes requests and encodes replies, by the `fuser` crate |
 //! | [`dispatch`] | which thread serves a request; catches panics |
+//! | [`ioctl`] | the commands of `include/weir.h`; [`client`] is their other end |
+//! | [`watch`] | who waits for the log to get somewhere |
 //! | [`ops`] | the operations, free of any transport |
 //! | [`weir_fs`] | the operations on a [`weir::Volume`] |
 //!
 //! Another transport replaces the two in the middle and uses the rest as it is.
 
 pub mod acl;
+pub mod client;
 pub mod dispatch;
 pub mod errno;
 pub mod error;
+mod fuser_convert;
 mod fuser_transport;
+pub mod ioctl;
 pub mod mount_point;
 pub mod ops;
 pub mod options;
 pub mod session;
 pub mod stats;
 pub mod tables;
+pub mod watch;
 pub mod weir_fs;
 
 pub use errno::Errno;

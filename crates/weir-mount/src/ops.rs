@@ -15,6 +15,7 @@
 use std::ops::Range;
 
 use crate::errno::Errno;
+use crate::ioctl::Command;
 use weir::{AllocateMode, Attr, DirEntry, FileType, RenameMode, SetAttr, StatFs};
 
 /// Result of every operation.
@@ -115,6 +116,17 @@ pub enum SyncTarget {
 
 /// Told once how a request ended, on any thread, which it must not keep waiting.
 pub type Done = Box<dyn FnOnce(OpResult<()>) + Send>;
+
+/// What a command of [`crate::ioctl`] is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ControlTarget {
+    /// The inode.
+    pub ino: u64,
+    /// The open file; `None`: a directory.
+    pub handle: Option<Handle>,
+    /// Who asks.
+    pub caller: Caller,
+}
 
 /// One directory entry on its way out. The visitor returns false when its buffer is full; that
 /// entry then counts as not read.
@@ -238,6 +250,17 @@ pub trait FileSystemOps: Send + Sync + 'static {
 
     /// Space and limits.
     fn statfs(&self) -> OpResult<StatFs>;
+    /// Does one of the commands that neither sync nor wait, and answers with the bytes of its result.
+    fn control(&self, target: ControlTarget, command: &Command) -> OpResult<Vec<u8>> {
+        let _ = (target, command);
+        Err(Errno::ENOTTY)
+    }
+    /// Tells `done` when operation `lsn` is durable, or after `timeout_us` ([`Errno::ETIMEDOUT`]); with `push` it is made
+    /// durable now. Does not wait.
+    fn wait_lsn(&self, lsn: u64, timeout_us: u64, push: bool, done: Done) {
+        let _ = (lsn, timeout_us, push);
+        done(Err(Errno::ENOTTY));
+    }
     /// A handler panicked while it served this file system. The mount goes on; the implementation
     /// makes the fact visible.
     fn panicked(&self, what: &str);

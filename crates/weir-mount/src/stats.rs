@@ -1,16 +1,20 @@
-//! The engine's counters as JSON: how a mount in another process tells them (attribute
-//! `weir.stats` of the root directory, read by `weir info`).
+//! A [`Report`] as JSON and back: how a mount in another process tells its statistics (`WEIR_IOC_STATS`).
+//!
+//! `{"group": {"name": value, ...}, ...}`; a value is a number, a text, or a distribution:
+//! `{"count", "sum", "mean", "p50_below", "p99_below", "max_below", "buckets": {"3": 17, ...}}`, where bucket b counts values of b
+//! significant bits. The member [`METRICS`] lists all of them as `group.name:kind` in the order in which they are to be read; kinds
+//! are `count` (only grows), `gauge`, `state` and `distribution`.
 
-use serde_json::{Value, json};
-use weir::Stats;
-use weir::log::stats::HistogramSnapshot;
+use serde_json::{Map, Value, json};
+use weir::log::stats::{BUCKETS, HistogramSnapshot};
+use weir::stats::Report;
+use weir::stats::report::{Group, Metric};
 
-/// Name of the attribute.
-pub const ATTRIBUTE: &str = "weir.stats";
+/// Member that lists the metrics.
+pub const METRICS: &str = "metrics";
 
-/// Count, mean and upper bounds of the median, the 99th percentile and the maximum. Buckets are
-/// powers of two, so the bounds are within a factor of two.
-fn histogram(snapshot: &HistogramSnapshot) -> Value {
+/// A distribution. The bounds are powers of two, so they are within a factor of two.
+fn distribution(snapshot: &HistogramSnapshot) -> Value {
     let count = snapshot.count();
     let bound = |rank: u64| {
         let mut seen = 0;
@@ -26,80 +30,90 @@ fn histogram(snapshot: &HistogramSnapshot) -> Value {
     if count == 0 {
         return json!({ "count": 0 });
     }
+    let filled = snapshot.buckets.iter().enumerate().filter(|(_, count)| **count > 0);
+    let buckets: Map<String, Value> =
+        filled.map(|(bucket, count)| (bucket.to_string(), json!(count))).collect();
     json!({
         "count": count,
+        "sum": snapshot.sum,
         "mean": snapshot.sum / count,
         "p50_below": bound(count.div_ceil(2)),
         "p99_below": bound((count * 99).div_ceil(100)),
         "max_below": bound(count),
+        "buckets": buckets,
     })
 }
 
-/// All counters. Units are in the names.
-pub fn to_json(stats: &Stats) -> Value {
-    let log = &stats.log;
-    json!({
-        "cache": {
-            "hits": stats.cache_hits,
-            "misses": stats.cache_misses,
-            "evicted_pages": stats.evicted_pages,
-            "pages_in_use": stats.pages_in_use,
-            "pages_capacity": stats.pages_capacity,
-            "dirty_pages": stats.dirty_pages,
-            "inodes_in_memory": stats.inodes_in_memory,
-            "dirty_inodes": stats.dirty_inodes,
-            "delta_bytes": stats.delta_bytes,
-            "node_hits": stats.nodes.hits,
-            "node_misses": stats.nodes.misses,
-            "nodes": stats.nodes.nodes,
-        },
-        "log": {
-            "operations": log.operations,
-            "frames": log.frames,
-            "frame_bytes": log.frame_bytes,
-            "payload_blocks": log.payload_blocks,
-            "write_retries": log.write_retries,
-            "flushes": log.flushes,
-            "commits": log.commits,
-            "commits_found_durable": log.commits_found_durable,
-            "commits_per_flush": histogram(&log.commits_per_flush),
-            "blocks_per_frame": histogram(&log.blocks_per_frame),
-            "frame_write_ns": histogram(&log.frame_write_ns),
-            "flush_ns": histogram(&log.flush_ns),
-            "queue_ns": histogram(&log.queue_ns),
-            "commit_ns": histogram(&log.commit_ns),
-            "ring_blocks": stats.log_fill.ring_blocks,
-            "used_blocks": stats.log_fill.used_blocks,
-            "logged_pages": stats.logged_pages,
-            "last_lsn": stats.last_lsn,
-            "durable_lsn": stats.durable_lsn,
-        },
-        "checkpoint": {
-            "count": stats.checkpoints,
-            "phase": format!("{:?}", stats.checkpoint_phase),
-            "freeze_ns": histogram(&stats.freeze_ns),
-            "whole_us": histogram(&stats.checkpoint_us),
-        },
-        "stalls": {
-            "throttled": stats.throttled,
-            "log_space": stats.log_stalls,
-            "free_blocks": stats.space_stalls,
-            "memory": stats.memory_stalls,
-            "throttle_us": histogram(&stats.throttle_us),
-            "stall_us": histogram(&stats.stall_us),
-        },
-        "errors": {
-            "checksum": stats.checksum_errors,
-            "writeback": stats.writeback_errors,
-            "purge": stats.purge_errors,
-        },
-        "fsyncs": stats.fsyncs,
-        "space": {
-            "total_blocks": stats.space.total_blocks,
-            "free_blocks": stats.space.free_blocks,
-            "pending_free_blocks": stats.space.pending_free_blocks,
-            "reserved_blocks": stats.space.reserved_blocks,
-        },
+/// A distribution that [`distribution`] wrote.
+fn snapshot(value: &Map<String, Value>) -> HistogramSnapshot {
+    let mut snapshot = HistogramSnapshot {
+        buckets: [0; BUCKETS],
+        sum: value.get("sum").and_then(Value::as_u64).unwrap_or(0),
+    };
+    for (bucket, count) in value.get("buckets").and_then(Value::as_object).into_iter().flatten() {
+        let place = bucket.parse().ok().and_then(|bucket: usize| snapshot.buckets.get_mut(bucket));
+        if let (Some(place), Some(count)) = (place, count.as_u64()) {
+            *place = count;
+        }
+    }
+    snapshot
+}
+
+fn kind(metric: &Metric) -> &'static str {
+    match metric {
+        Metric::Count(_) => "count",
+        Metric::Gauge(_) => "gauge",
+        Metric::State(_) => "state",
+        Metric::Distribution(_) => "distribution",
+    }
+}
+
+/// All metrics. Units are in the names.
+pub fn to_json(report: &Report) -> Value {
+    let mut order = Vec::new();
+    let mut all = Map::new();
+    for group in &report.groups {
+        let mut metrics = Map::new();
+        for (name, metric) in &group.metrics {
+            order.push(format!("{}.{name}:{}", group.name, kind(metric)));
+            let value = match metric {
+                Metric::Count(value) | Metric::Gauge(value) => json!(value),
+                Metric::State(text) => json!(text),
+                Metric::Distribution(snapshot) => distribution(snapshot),
+            };
+            metrics.insert(name.clone(), value);
+        }
+        all.insert(group.name.clone(), Value::Object(metrics));
+    }
+    all.insert(METRICS.to_owned(), json!(order));
+    Value::Object(all)
+}
+
+/// The report that [`to_json`] wrote; what is not understood is left out.
+pub fn from_json(value: &Value) -> Report {
+    let mut report = Report::default();
+    let order = value.get(METRICS).and_then(Value::as_array);
+    for entry in order.into_iter().flatten().filter_map(Value::as_str) {
+        let Some((place, kind)) = entry.split_once(':') else { continue };
+        let Some((group, name)) = place.split_once('.') else { continue };
+        let Some(metric) = metric(&value[group][name], kind) else { continue };
+        if report.groups.last().is_none_or(|last| last.name != group) {
+            report.groups.push(Group { name: group.to_owned(), metrics: Vec::new() });
+        }
+        if let Some(group) = report.groups.last_mut() {
+            group.metrics.push((name.to_owned(), metric));
+        }
+    }
+    report
+}
+
+fn metric(value: &Value, kind: &str) -> Option<Metric> {
+    Some(match kind {
+        "count" => Metric::Count(value.as_u64()?),
+        "gauge" => Metric::Gauge(value.as_u64()?),
+        "state" => Metric::State(value.as_str()?.to_owned()),
+        "distribution" => Metric::Distribution(Box::new(snapshot(value.as_object()?))),
+        _ => return None,
     })
 }
 
@@ -107,19 +121,47 @@ pub fn to_json(stats: &Stats) -> Value {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_histogram_is_bounded_from_above_by_powers_of_two() {
-        let mut snapshot = HistogramSnapshot { buckets: [0; 65], sum: 0 };
-        assert_eq!(histogram(&snapshot), json!({ "count": 0 }));
+    fn filled() -> HistogramSnapshot {
         // 98 times 5 (three bits), once 1000 (ten bits), once the largest number.
+        let mut snapshot = HistogramSnapshot { buckets: [0; BUCKETS], sum: 98 * 5 + 1000 };
         snapshot.buckets[3] = 98;
         snapshot.buckets[10] = 1;
         snapshot.buckets[64] = 1;
-        snapshot.sum = 98 * 5 + 1000;
-        let shown = histogram(&snapshot);
+        snapshot
+    }
+
+    #[test]
+    fn a_distribution_is_bounded_from_above_by_powers_of_two() {
+        let empty = HistogramSnapshot { buckets: [0; BUCKETS], sum: 0 };
+        assert_eq!(distribution(&empty), json!({ "count": 0 }));
+        let shown = distribution(&filled());
         assert_eq!(shown["count"], 100);
         assert_eq!(shown["p50_below"], 7);
         assert_eq!(shown["p99_below"], 1023);
         assert_eq!(shown["max_below"], u64::MAX);
+    }
+
+    #[test]
+    fn a_report_survives_the_way_through_json() {
+        let metric = |name: &str, metric| (name.to_owned(), metric);
+        let report = Report {
+            groups: vec![
+                Group {
+                    name: "a".to_owned(),
+                    metrics: vec![
+                        metric("commits", Metric::Count(3)),
+                        metric("free", Metric::Gauge(u64::MAX)),
+                        metric("state", Metric::State("shut down: \"x\"\n".to_owned())),
+                    ],
+                },
+                Group {
+                    name: "b".to_owned(),
+                    metrics: vec![metric("wait_ns", Metric::Distribution(Box::new(filled())))],
+                },
+            ],
+        };
+        let text = to_json(&report).to_string();
+        let read = from_json(&serde_json::from_str(&text).unwrap());
+        assert_eq!(read, report);
     }
 }

@@ -7,19 +7,21 @@
 //! - Privileges of a file (set-user-id, set-group-id, `security.capability`) end when someone
 //!   writes to it; that there are none is remembered, so that a write does not have to look.
 //! - The attribute `weir.status` of the root directory says how the mount is: `ok`, or what went
-//!   wrong since it was mounted; `weir.stats` tells the engine's counters as JSON. Setting the attribute `weir.sync` of any inode makes everything
-//!   before durable: the kernel does not tell a FUSE server of `sync` and `syncfs`. (None of them is
-//!   stored or listed.)
+//!   wrong since it was mounted. (It is neither stored nor listed.)
+//! - What FUSE has no request for are commands: see [`crate::ioctl`].
 //!
 //! Creating an inode in a directory with a default ACL is two steps of the log (the inode, then its
 //! lists). The inode is created with the permission bits of the list, so that a crash in between
 //! can take a named user's rights away but never grant more than the list.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
+use weir::stats::Report;
 use weir::{
     AllocateMode, Attr, DirEntry, Error, File, FileType, NewInode, RenameMode, SetAttr, StatFs,
     SyncKind, Volume, XattrMode,
@@ -27,17 +29,16 @@ use weir::{
 
 use crate::acl::{self, Acl};
 use crate::errno::Errno;
+use crate::ioctl::{self, Command};
 use crate::ops::{
-    Caller, Done, FileSystemOps, Handle, Make, OpResult, Open, Seek, SetXattr, SyncTarget, Visit,
-    VisitPlus, Wait, WriteMode,
+    Caller, ControlTarget, Done, FileSystemOps, Handle, Make, OpResult, Open, Seek, SetXattr,
+    SyncTarget, Visit, VisitPlus, Wait, WriteMode,
 };
-use crate::stats;
 use crate::tables::{Fact, Facts, HandleTable, InodeTable, OpenFile};
+use crate::watch::Watcher;
 
 /// File capabilities of a program; dropped by any write.
 const CAPABILITY: &[u8] = b"security.capability";
-/// Setting this attribute, of any inode and to anything, does what `syncfs` cannot do through FUSE.
-pub const SYNC: &[u8] = b"weir.sync";
 /// The mount's own state, on the root directory.
 const STATUS: &[u8] = b"weir.status";
 /// Set-user-id and set-group-id.
@@ -51,6 +52,9 @@ const COOKIE_DOT_DOT: u64 = 2;
 const PLUS_BATCH: usize = 64;
 /// Device errors told to the log before it falls silent.
 const MAX_LOGGED_ERRORS: u64 = 100;
+
+/// Statistics kept for readers that come back for the next page.
+const MAX_SNAPSHOTS: usize = 16;
 
 /// Hears lines for people.
 pub type LogSink = Box<dyn Fn(&str) + Send + Sync>;
@@ -77,6 +81,30 @@ pub struct WeirFs {
     errors: Arc<Errors>,
     /// Files whose last user was the answer to a sync: dropping them may wait, so a later request does.
     leftover: Arc<Mutex<Vec<OpenFile>>>,
+    watcher: Watcher,
+    /// Statistics that somebody reads page by page, oldest first.
+    snapshots: Mutex<Snapshots>,
+}
+
+/// Statistics being read, by number.
+#[derive(Default)]
+struct Snapshots {
+    texts: VecDeque<(u64, Arc<[u8]>)>,
+    last: u64,
+}
+
+impl Snapshots {
+    fn keep(&mut self, text: Vec<u8>) -> (u64, Arc<[u8]>) {
+        self.last += 1;
+        self.texts.push_back((self.last, text.into()));
+        if self.texts.len() > MAX_SNAPSHOTS {
+            self.texts.pop_front();
+        }
+        self.texts[self.texts.len() - 1].clone()
+    }
+    fn find(&self, number: u64) -> Option<(u64, Arc<[u8]>)> {
+        self.texts.iter().find(|(found, _)| *found == number).cloned()
+    }
 }
 
 /// Counts device trouble and tells the log of it.
@@ -124,6 +152,8 @@ impl WeirFs {
         let inodes = InodeTable::default();
         inodes.acquire(&volume, Volume::ROOT)?;
         Ok(Self {
+            watcher: Watcher::new(volume.clone()),
+            snapshots: Mutex::default(),
             volume,
             posix_acl,
             inodes,
@@ -143,6 +173,7 @@ impl WeirFs {
     /// Closes every file and forgets every inode that is left, then closes the volume. To be
     /// called when no request can come any more.
     pub fn close(&self) -> weir::Result<()> {
+        self.watcher.close();
         self.handles.clear();
         self.drop_leftover();
         self.inodes.clear();
@@ -675,9 +706,6 @@ impl FileSystemOps for WeirFs {
         if name == STATUS && ino == Volume::ROOT {
             return Ok(self.status().into_bytes());
         }
-        if name == stats::ATTRIBUTE.as_bytes() && ino == Volume::ROOT {
-            return Ok(stats::to_json(&self.volume.stats()).to_string().into_bytes());
-        }
         if name == CAPABILITY && self.inodes.facts(ino).holds(Fact::Unprivileged) {
             return Err(Errno::ENODATA);
         }
@@ -697,10 +725,7 @@ impl FileSystemOps for WeirFs {
             SetXattr::Create => XattrMode::Create,
             SetXattr::Replace => XattrMode::Replace,
         };
-        if name == SYNC {
-            return self.sync(&SyncTarget::Volume);
-        }
-        if name == STATUS || name == stats::ATTRIBUTE.as_bytes() {
+        if name == STATUS {
             return Err(Errno::EPERM);
         }
         self.inodes.facts(ino).changing(|| {
@@ -725,6 +750,60 @@ impl FileSystemOps for WeirFs {
 
     fn statfs(&self) -> OpResult<StatFs> {
         Ok(self.volume.statfs())
+    }
+
+    fn control(&self, target: ControlTarget, command: &Command) -> OpResult<Vec<u8>> {
+        match *command {
+            Command::Lsn => {
+                let file = match target.handle {
+                    Some(handle) => self.handles.get(handle)?.file.last_lsn(),
+                    None => 0,
+                };
+                // In this order, so that what is durable is never more than what there is.
+                let durable = self.volume.durable_lsn();
+                Ok(ioctl::encode_lsn(durable, self.volume.last_lsn(), file))
+            }
+            Command::Stats { snapshot, offset } => {
+                let kept = match snapshot {
+                    0 => {
+                        let text = ioctl::stats_text(&Report::from(&self.volume.stats()));
+                        self.snapshots.lock().keep(text)
+                    }
+                    number => self.snapshots.lock().find(number).ok_or(Errno::ESTALE)?,
+                };
+                ioctl::encode_stats(kept.0, offset, &kept.1)
+            }
+            Command::Barrier { file } => {
+                let lsn = match target.handle {
+                    Some(handle) if file => self.handles.get(handle)?.file.barrier(),
+                    None if file => return Err(Errno::EISDIR),
+                    _ => self.volume.barrier(),
+                };
+                self.check(lsn).map(ioctl::encode_barrier)
+            }
+            // The transport has taken care of these.
+            Command::SyncRange { .. } | Command::SyncVolume { .. } | Command::WaitLsn { .. } => {
+                Err(Errno::ENOTTY)
+            }
+        }
+    }
+
+    fn wait_lsn(&self, lsn: u64, timeout_us: u64, push: bool, done: Done) {
+        if lsn > self.volume.last_lsn() {
+            return done(Err(Errno::EINVAL));
+        }
+        if !push {
+            return self.watcher.watch(lsn, Duration::from_micros(timeout_us), done);
+        }
+        match self.volume.ticket_for(lsn) {
+            Ok(ticket) => {
+                let errors = Arc::clone(&self.errors);
+                ticket.on_completion(move |result| {
+                    done(result.map_err(|error| errors.fail(error)));
+                });
+            }
+            Err(error) => done(Err(self.fail(error))),
+        }
     }
 
     fn panicked(&self, what: &str) {

@@ -12,8 +12,10 @@ use weir::format::geometry::{Geometry, TAIL_BLOCKS};
 use weir::format::superblock::{Superblock, choose_superblock};
 use weir::format::{BLOCK_BYTES, BLOCK_BYTES_U64};
 use weir::{Error, StatFs, Timestamp};
-use weir_mount::stats;
+use weir_mount::stats::METRICS;
 
+use crate::commands::stats;
+use crate::commands::sync::open_asked;
 use crate::failure::{Failure, Outcome};
 use crate::open::{mounted_at, once_closed, open, print, print_json};
 use crate::show;
@@ -112,9 +114,18 @@ fn live_space(path: &Path) -> Option<StatFs> {
 /// The counters of the mount of a volume in use.
 fn live_counters(path: &Path) -> Option<Value> {
     let dir = mounted_at(path)?;
-    let mut value = vec![0; 65_536];
-    let bytes = rustix::fs::getxattr(&dir, stats::ATTRIBUTE, &mut value).ok()?;
-    serde_json::from_slice(value.get(..bytes)?).ok()
+    stats::of_mount(path, &open_asked(Path::new(&dir)).ok()?).ok()
+}
+
+/// Refuses a volume that a program has open; `hint` says what that means.
+pub(super) fn check_free(path: &Path, hint: &str) -> Outcome {
+    match once_closed(path, || PosixDevice::open(path, OpenMode::ReadOnly).map(drop)) {
+        Ok(()) => Ok(()),
+        Err(Error::InUse(who)) => {
+            Err(Failure::new(path.display(), format!("in use: {who}: {hint}")))
+        }
+        Err(error) => Err(Failure::volume(path, &error)),
+    }
 }
 
 /// A line for each group of counters: `name value`, histograms by their count and bounds.
@@ -141,7 +152,7 @@ fn counters_text(counters: &Value) -> String {
         );
         format!("{group:<11} {text}\n")
     };
-    groups.iter().map(line).collect()
+    groups.iter().filter(|(name, _)| *name != METRICS).map(line).collect()
 }
 
 fn id_text(superblock: &Superblock) -> String {

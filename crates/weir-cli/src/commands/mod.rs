@@ -1,5 +1,6 @@
 //! One module per command.
 
+pub mod barrier;
 pub mod cat;
 pub mod cp;
 pub mod create;
@@ -11,5 +12,6 @@ pub mod mkdir;
 pub mod mount;
 pub mod rm;
 pub mod stat;
+pub mod stats;
 pub mod sync;
 pub mod umount;

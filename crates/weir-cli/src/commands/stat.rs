@@ -1,26 +1,60 @@
-//! `weir stat`: attributes without a mount.
+//! `weir stat`: statistics of a mount or volume; attributes of a file without a mount.
+
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde_json::{Value, json};
 use weir::{Attr, FileType, Volume};
 
-use crate::failure::{Failure, Outcome};
+use crate::commands::stats::{Show, show_mount, show_volume};
+use crate::failure::{Failure, Outcome, USAGE};
 use crate::open::{print, print_json, with_volume};
-use crate::place::{Place, parse_place};
+use crate::place::Place;
 use crate::show;
 
 /// Arguments of `weir stat`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  weir stat disk.weir:/etc/fstab\n  weir stat --json disk.weir:/"
+    long_about = "Of a directory of a mount: its statistics since it was mounted, with a histogram of \
+                  every wait on the way to durability. Of a volume: the same if it is mounted, else \
+                  what its superblock says. Of VOL:/PATH: the attributes of a file, without a mount.",
+    after_help = "Examples:\n  weir stat /mnt\n  weir stat --watch /mnt   # each second what was added\n  \
+                  weir stat --json disk.weir | jq .durability.flush_ns\n  \
+                  weir stat disk.weir:/etc/fstab"
 )]
 pub struct StatArgs {
-    /// A file in a volume; a symbolic link is shown, not followed
-    #[arg(value_name = "VOL:/PATH", value_parser = parse_place)]
-    pub place: Place,
+    /// A mounted directory, a volume, or a file in an unmounted volume (a symbolic link is shown,
+    /// not followed)
+    #[arg(value_name = "DIR|VOL|VOL:/PATH")]
+    pub what: PathBuf,
     /// As JSON
     #[arg(long)]
     pub json: bool,
+    /// Each second what was added since the last, until Ctrl-C
+    #[arg(long, short)]
+    pub watch: bool,
+    /// With --watch: end after so many
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "watch")]
+    pub count: u64,
+}
+
+/// What there is to show.
+enum What<'a> {
+    Mount(&'a Path),
+    Volume(&'a Path),
+    File(Place),
+}
+
+/// A file or directory of that very name wins, so that any can be named.
+fn what(path: &Path) -> What<'_> {
+    match path.metadata() {
+        Ok(meta) if meta.is_dir() => What::Mount(path),
+        Ok(_) => What::Volume(path),
+        Err(_) => match Place::parse(path.as_os_str()) {
+            Some(place) => What::File(place),
+            None => What::Volume(path),
+        },
+    }
 }
 
 struct Found {
@@ -43,7 +77,19 @@ fn look(volume: &Volume, place: &Place) -> weir::Result<Found> {
 
 /// Runs the command.
 pub fn run(args: &StatArgs) -> Outcome {
-    let place = &args.place;
+    let show = Show { json: args.json, watch: args.watch, count: args.count };
+    match what(&args.what) {
+        What::Mount(dir) => show_mount(dir, show),
+        What::Volume(volume) => show_volume(volume, show),
+        What::File(place) if args.watch => {
+            let what = "is a file: --watch is for mounts";
+            Err(Failure::new(place, what).with_code(USAGE))
+        }
+        What::File(place) => show_file(&place, args),
+    }
+}
+
+fn show_file(place: &Place, args: &StatArgs) -> Outcome {
     let found = with_volume(&place.volume, true, |volume| {
         look(volume, place).map_err(|error| Failure::inside(place, &error))
     })?;

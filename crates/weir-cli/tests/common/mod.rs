@@ -1,0 +1,131 @@
+//! A volume, a mount of it, and the `weir` program, for tests.
+#![allow(dead_code, missing_docs)]
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+pub fn can_mount() -> bool {
+    let can = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
+    if !can {
+        eprintln!("skipped: mounting needs root and /dev/fuse");
+    }
+    can
+}
+
+pub fn weir(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_weir")).args(arguments).stdin(Stdio::null()).output().unwrap()
+}
+
+pub fn done(arguments: &[&str]) -> String {
+    let output = weir(arguments);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "weir {arguments:?}: {said}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+pub fn refused(code: i32, arguments: &[&str]) -> String {
+    let output = weir(arguments);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(code), "weir {arguments:?}: {said}");
+    assert_eq!(said.lines().count(), 1, "one line: {said}");
+    said
+}
+
+pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !condition() {
+        assert!(began.elapsed() < Duration::from_secs(30), "never happened: {what}");
+        sleep(Duration::from_millis(10));
+    }
+}
+
+/// A volume and a place to mount it; taken apart when dropped.
+pub struct Bench {
+    dir: TempDir,
+}
+
+impl Bench {
+    pub fn new() -> Option<Self> {
+        can_mount().then(|| {
+            let dir = tempfile::tempdir().unwrap();
+            fs::create_dir(dir.path().join("mnt")).unwrap();
+            let bench = Self { dir };
+            done(&["create", &bench.volume(), "--size", "128M"]);
+            bench
+        })
+    }
+    pub fn mounted(options: &[&str]) -> Option<Self> {
+        let bench = Self::new()?;
+        bench.mount(options);
+        Some(bench)
+    }
+    pub fn volume(&self) -> String {
+        self.dir.path().join("v").to_str().unwrap().to_owned()
+    }
+    pub fn dir(&self) -> String {
+        self.dir.path().join("mnt").to_str().unwrap().to_owned()
+    }
+    pub fn at(&self, name: &str) -> PathBuf {
+        self.dir.path().join("mnt").join(name)
+    }
+    pub fn mount(&self, options: &[&str]) {
+        let (volume, dir) = (self.volume(), self.dir());
+        let mut arguments = vec!["mount", &volume, &dir, "--background"];
+        arguments.extend(options);
+        let printed = done(&arguments);
+        assert!(printed.contains(" mounted at "), "{printed}");
+    }
+    pub fn unmount(&self) {
+        done(&["umount", &self.dir()]);
+    }
+    pub fn foreground(&self) -> Server {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_weir"))
+            .args(["mount", &self.volume(), &self.dir()])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert!(line.contains(" mounted at "), "{line}");
+        Server(child)
+    }
+    pub fn is_mounted(&self) -> bool {
+        let dir = Path::new(&self.dir()).to_owned();
+        weir_mount::mount_point::mount_at(&dir).unwrap().is_some()
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        while self.is_mounted() {
+            let _ = weir_mount::mount_point::detach(Path::new(&self.dir()), true);
+        }
+    }
+}
+
+pub struct Server(pub Child);
+
+impl Server {
+    pub fn signal(&self, signal: i32) {
+        let pid = rustix::process::Pid::from_raw(self.0.id() as i32).unwrap();
+        let signal = rustix::process::Signal::from_named_raw(signal).unwrap();
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+    /// Waits until it ended; its exit code and what it said.
+    pub fn end(mut self) -> (Option<i32>, String) {
+        let mut said = String::new();
+        self.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        (self.0.wait().unwrap().code(), said)
+    }
+}
+
+pub const SIGINT: i32 = 2;
+pub const SIGTERM: i32 = 15;

@@ -1,0 +1,119 @@
+//! The other end of [`crate::ioctl`]: what a program calls on a file or directory of a mount. The command line and the tests
+//! use this; C programs include `include/weir.h`.
+//!
+//! The only `unsafe` of this crate: one call of `ioctl(2)`, with a buffer as large as the number of the command announces, and one
+//! of `sync_file_range(2)`.
+
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+
+use crate::ioctl::{self, STATS_PAGE_BYTES};
+
+/// One command; `buffer` is passed in and out.
+fn call(fd: impl AsFd, number: u32, buffer: &mut [u8]) -> io::Result<()> {
+    let announced = (number >> 16 & 0x3FFF) as usize;
+    assert_eq!(buffer.len(), announced, "the buffer is what the number announces");
+    // SAFETY: the kernel reads and writes at most `announced` bytes at the pointer, which are borrowed mutably here.
+    let result = unsafe {
+        libc::ioctl(fd.as_fd().as_raw_fd(), libc::Ioctl::from(number), buffer.as_mut_ptr())
+    };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+fn words(values: &[u64]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_ne_bytes()).collect()
+}
+
+/// Makes `length` bytes at `offset` durable (0: to the end), or starts to. `flags`: see [`ioctl::SYNC_DATA`].
+pub fn sync_range(fd: impl AsFd, offset: u64, length: u64, flags: u32) -> io::Result<()> {
+    call(fd, ioctl::SYNC_RANGE, &mut words(&[offset, length, pair(flags)]))
+}
+
+/// Makes everything durable.
+pub fn sync_volume(fd: impl AsFd, flags: u32) -> io::Result<()> {
+    call(fd, ioctl::SYNC_VOLUME, &mut words(&[pair(flags)]))
+}
+
+/// How far a volume and a file are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lsns {
+    /// Everything up to here is durable.
+    pub durable: u64,
+    /// The last operation.
+    pub last: u64,
+    /// The last operation of this file.
+    pub file: u64,
+}
+
+fn word(buffer: &[u8], index: usize) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&buffer[index * 8..index * 8 + 8]);
+    u64::from_ne_bytes(word)
+}
+
+fn half(buffer: &[u8], index: usize) -> u32 {
+    let mut half = [0; 4];
+    half.copy_from_slice(&buffer[index * 4..index * 4 + 4]);
+    u32::from_ne_bytes(half)
+}
+
+/// Two 32-bit words as they lie in memory.
+fn pair(first: u32) -> u64 {
+    let mut bytes = [0; 8];
+    bytes[..4].copy_from_slice(&first.to_ne_bytes());
+    u64::from_ne_bytes(bytes)
+}
+
+/// How far the volume and the file of `fd` are.
+pub fn lsn(fd: impl AsFd) -> io::Result<Lsns> {
+    let mut buffer = [0; 24];
+    call(fd, ioctl::LSN, &mut buffer)?;
+    Ok(Lsns { durable: word(&buffer, 0), last: word(&buffer, 1), file: word(&buffer, 2) })
+}
+
+/// Waits until operation `lsn` is durable. `flags`: see [`ioctl::WAIT_PUSH`].
+pub fn wait_lsn(fd: impl AsFd, lsn: u64, timeout_us: u64, flags: u32) -> io::Result<()> {
+    call(fd, ioctl::WAIT_LSN, &mut words(&[lsn, timeout_us, pair(flags)]))
+}
+
+/// Sends what the kernel has of these bytes and the server does not: pages written through a mapping, or kept by
+/// `writeback_cache`. Nothing is durable by that.
+pub fn write_back(fd: impl AsFd, offset: u64, length: u64) -> io::Result<()> {
+    const ALL: libc::c_uint = libc::SYNC_FILE_RANGE_WAIT_BEFORE
+        | libc::SYNC_FILE_RANGE_WRITE
+        | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    let too_large = |_| io::Error::from_raw_os_error(libc::EINVAL);
+    let (offset, length) = (
+        libc::off64_t::try_from(offset).map_err(too_large)?,
+        libc::off64_t::try_from(length).map_err(too_large)?,
+    );
+    // SAFETY: no memory is passed.
+    let result = unsafe { libc::sync_file_range(fd.as_fd().as_raw_fd(), offset, length, ALL) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Raises a barrier; answers the LSN at which everything before it is durable. `flags`: see [`ioctl::BARRIER_FILE`].
+pub fn barrier(fd: impl AsFd, flags: u32) -> io::Result<u64> {
+    let mut buffer = words(&[pair(flags), 0]);
+    call(fd, ioctl::BARRIER, &mut buffer)?;
+    Ok(word(&buffer, 1))
+}
+
+/// The statistics of the mount of `fd`, as JSON.
+pub fn stats(fd: impl AsFd) -> io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    let mut buffer = vec![0; STATS_PAGE_BYTES + 24];
+    loop {
+        let offset = text.len() as u32;
+        buffer[8..12].copy_from_slice(&offset.to_ne_bytes());
+        call(fd.as_fd(), ioctl::STATS, &mut buffer)?;
+        let total_bytes = half(&buffer, 3) as usize;
+        let length = half(&buffer, 4) as usize;
+        text.extend_from_slice(buffer.get(24..24 + length).unwrap_or_default());
+        if text.len() >= total_bytes || length == 0 {
+            return Ok(text);
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! What the FUSE client says and hears, in the words of [`crate::ops`]: flags, types, times, replies. No state.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use fuser::{
+    FileAttr, FopenFlags, Generation, INodeNo, OpenAccMode, OpenFlags, RenameFlags, ReplyAttr,
+    ReplyData, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyWrite, ReplyXattr, Request, TimeOrNow,
+    WriteFlags,
+};
+use weir::{AllocateMode, Attr, FileType, RenameMode, SetTime, Timestamp};
+
+use crate::errno::Errno;
+use crate::ops::{Caller, Done, Open, WriteMode};
+
+/// Inode numbers are never given out twice.
+pub(crate) const GENERATION: Generation = Generation(0);
+/// Block size told to programs.
+pub(crate) const BLOCK_BYTES: u32 = 4096;
+
+/// Answers a request without a result of its own, on whichever thread its end is known.
+pub(crate) fn answer_later(reply: ReplyEmpty) -> Done {
+    Box::new(move |result| reply_empty(reply, result))
+}
+
+pub(crate) fn errno(error: Errno) -> fuser::Errno {
+    fuser::Errno::from_i32(error.raw())
+}
+
+pub(crate) fn caller(request: &Request) -> Caller {
+    Caller { uid: request.uid(), gid: request.gid() }
+}
+
+pub(crate) fn system_time(time: Timestamp) -> SystemTime {
+    let nanoseconds = Duration::from_nanos(time.nanoseconds.into());
+    let whole = Duration::from_secs(time.seconds.unsigned_abs());
+    let base = if time.seconds >= 0 {
+        UNIX_EPOCH.checked_add(whole)
+    } else {
+        UNIX_EPOCH.checked_sub(whole)
+    };
+    base.and_then(|base| base.checked_add(nanoseconds)).unwrap_or(UNIX_EPOCH)
+}
+
+pub(crate) fn timestamp(time: SystemTime) -> Timestamp {
+    match time.duration_since(UNIX_EPOCH) {
+        Ok(after) => {
+            Timestamp { seconds: after.as_secs() as i64, nanoseconds: after.subsec_nanos() }
+        }
+        Err(before) => {
+            let before = before.duration();
+            let (seconds, nanoseconds) = (before.as_secs() as i64, before.subsec_nanos());
+            if nanoseconds == 0 {
+                Timestamp { seconds: -seconds, nanoseconds: 0 }
+            } else {
+                Timestamp { seconds: -seconds - 1, nanoseconds: 1_000_000_000 - nanoseconds }
+            }
+        }
+    }
+}
+
+pub(crate) fn set_time(time: TimeOrNow) -> SetTime {
+    match time {
+        TimeOrNow::Now => SetTime::Now,
+        TimeOrNow::SpecificTime(time) => SetTime::At(timestamp(time)),
+    }
+}
+
+pub(crate) fn fuser_type(file_type: FileType) -> fuser::FileType {
+    match file_type {
+        FileType::Regular => fuser::FileType::RegularFile,
+        FileType::Directory => fuser::FileType::Directory,
+        FileType::Symlink => fuser::FileType::Symlink,
+        FileType::Fifo => fuser::FileType::NamedPipe,
+        FileType::Socket => fuser::FileType::Socket,
+        FileType::CharDevice => fuser::FileType::CharDevice,
+        FileType::BlockDevice => fuser::FileType::BlockDevice,
+    }
+}
+
+pub(crate) fn fuser_attr(attr: &Attr) -> FileAttr {
+    FileAttr {
+        ino: INodeNo(attr.ino),
+        size: attr.size_bytes,
+        blocks: attr.blocks.saturating_mul(8),
+        atime: system_time(attr.atime),
+        mtime: system_time(attr.mtime),
+        ctime: system_time(attr.ctime),
+        crtime: system_time(attr.btime),
+        kind: fuser_type(attr.file_type),
+        perm: (attr.permissions & 0o7777) as u16,
+        nlink: attr.links,
+        uid: attr.uid,
+        gid: attr.gid,
+        rdev: attr.rdev,
+        blksize: BLOCK_BYTES,
+        flags: 0,
+    }
+}
+
+/// An entry without an inode: the kernel remembers that the name does not exist.
+pub(crate) fn negative_attr() -> FileAttr {
+    FileAttr {
+        ino: INodeNo(0),
+        size: 0,
+        blocks: 0,
+        atime: UNIX_EPOCH,
+        mtime: UNIX_EPOCH,
+        ctime: UNIX_EPOCH,
+        crtime: UNIX_EPOCH,
+        kind: fuser::FileType::RegularFile,
+        perm: 0,
+        nlink: 0,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        blksize: BLOCK_BYTES,
+        flags: 0,
+    }
+}
+
+pub(crate) fn reply_entry(reply: ReplyEntry, valid: Duration, result: Result<Attr, Errno>) {
+    match result {
+        Ok(attr) => reply.entry(&valid, &fuser_attr(&attr), GENERATION),
+        Err(error) => reply.error(errno(error)),
+    }
+}
+
+pub(crate) fn reply_attr(reply: ReplyAttr, valid: Duration, result: Result<Attr, Errno>) {
+    match result {
+        Ok(attr) => reply.attr(&valid, &fuser_attr(&attr)),
+        Err(error) => reply.error(errno(error)),
+    }
+}
+
+pub(crate) fn reply_empty(reply: ReplyEmpty, result: Result<(), Errno>) {
+    match result {
+        Ok(()) => reply.ok(),
+        Err(error) => reply.error(errno(error)),
+    }
+}
+
+pub(crate) fn reply_xattr(reply: ReplyXattr, size_bytes: u32, result: Result<Vec<u8>, Errno>) {
+    match result {
+        Ok(value) if size_bytes == 0 => reply.size(value.len() as u32),
+        Ok(value) if value.len() > size_bytes as usize => reply.error(errno(Errno::ERANGE)),
+        Ok(value) => reply.data(&value),
+        Err(error) => reply.error(errno(error)),
+    }
+}
+
+pub(crate) fn open_mode(flags: OpenFlags) -> Open {
+    Open {
+        write: flags.acc_mode() != OpenAccMode::O_RDONLY,
+        truncate: flags.0 & libc::O_TRUNC != 0,
+    }
+}
+
+/// What the kernel may do with an open file.
+pub(crate) fn open_flags() -> FopenFlags {
+    FopenFlags::FOPEN_KEEP_CACHE
+        | FopenFlags::FOPEN_NOFLUSH
+        | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES
+}
+
+pub(crate) fn dir_flags() -> FopenFlags {
+    FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_CACHE_DIR
+}
+
+pub(crate) fn write_mode(flags: OpenFlags, write_flags: WriteFlags) -> WriteMode {
+    // Pages written back by the kernel carry the flags of whichever handle it guessed; the sync
+    // that asked for them follows as FSYNC.
+    let from_cache = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
+    let full_sync = !from_cache && flags.0 & libc::O_SYNC == libc::O_SYNC;
+    let data_sync = !from_cache && flags.0 & libc::O_DSYNC != 0;
+    WriteMode {
+        data_sync,
+        full_sync,
+        kill_suid_sgid: write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID),
+    }
+}
+
+pub(crate) fn allocate_mode(mode: i32) -> Result<AllocateMode, Errno> {
+    const KEEP_PUNCH: i32 = libc::FALLOC_FL_KEEP_SIZE | libc::FALLOC_FL_PUNCH_HOLE;
+    const KEEP_ZERO: i32 = libc::FALLOC_FL_KEEP_SIZE | libc::FALLOC_FL_ZERO_RANGE;
+    Ok(match mode {
+        0 => AllocateMode::Extend,
+        libc::FALLOC_FL_KEEP_SIZE => AllocateMode::KeepSize,
+        KEEP_PUNCH => AllocateMode::PunchHole,
+        libc::FALLOC_FL_ZERO_RANGE => AllocateMode::ZeroRange,
+        KEEP_ZERO => AllocateMode::ZeroRangeKeepSize,
+        libc::FALLOC_FL_COLLAPSE_RANGE => AllocateMode::CollapseRange,
+        libc::FALLOC_FL_INSERT_RANGE => AllocateMode::InsertRange,
+        _ => return Err(Errno::EOPNOTSUPP),
+    })
+}
+
+pub(crate) fn rename_mode(flags: RenameFlags) -> Result<RenameMode, Errno> {
+    if flags.is_empty() {
+        Ok(RenameMode::Replace)
+    } else if flags == RenameFlags::RENAME_NOREPLACE {
+        Ok(RenameMode::NoReplace)
+    } else if flags == RenameFlags::RENAME_EXCHANGE {
+        Ok(RenameMode::Exchange)
+    } else {
+        Err(Errno::EINVAL)
+    }
+}
+
+pub(crate) fn answer_write(reply: ReplyWrite, result: Result<usize, Errno>) {
+    match result {
+        Ok(written) => reply.written(written as u32),
+        Err(error) => reply.error(errno(error)),
+    }
+}
+
+pub(crate) fn answer_read(reply: Option<ReplyData>, result: Result<(), Errno>, buffer: &[u8]) {
+    let Some(reply) = reply else { return };
+    match result {
+        Ok(()) => reply.data(buffer),
+        Err(error) => reply.error(errno(error)),
+    }
+}
+
+pub(crate) fn answer_ioctl(reply: ReplyIoctl, result: Result<Vec<u8>, Errno>) {
+    match result {
+        Ok(data) => reply.ioctl(0, &data),
+        Err(error) => reply.error(errno(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timestamps_survive_the_way_to_the_kernel_and_back() {
+        for seconds in [-5_000_000_000, -1, 0, 1, 1_700_000_000, 10_000_000_000] {
+            for nanoseconds in [0, 1, 500_000_000, 999_999_999] {
+                let time = Timestamp { seconds, nanoseconds };
+                assert_eq!(timestamp(system_time(time)), time);
+            }
+        }
+    }
+
+    #[test]
+    fn only_fallocate_modes_the_engine_has_are_accepted() {
+        assert_eq!(allocate_mode(0), Ok(AllocateMode::Extend));
+        let punch = libc::FALLOC_FL_PUNCH_HOLE;
+        assert_eq!(allocate_mode(punch), Err(Errno::EOPNOTSUPP));
+        let keep = libc::FALLOC_FL_KEEP_SIZE;
+        assert_eq!(allocate_mode(punch | keep), Ok(AllocateMode::PunchHole));
+        assert_eq!(allocate_mode(libc::FALLOC_FL_UNSHARE_RANGE), Err(Errno::EOPNOTSUPP));
+    }
+
+    #[test]
+    fn o_sync_asks_for_all_attributes_and_o_dsync_for_data_only() {
+        let direct = WriteFlags::empty();
+        let dsync = write_mode(OpenFlags(libc::O_WRONLY | libc::O_DSYNC), direct);
+        assert!(dsync.data_sync && !dsync.full_sync);
+        let sync = write_mode(OpenFlags(libc::O_WRONLY | libc::O_SYNC), direct);
+        assert!(sync.full_sync);
+        let cached =
+            write_mode(OpenFlags(libc::O_WRONLY | libc::O_SYNC), WriteFlags::FUSE_WRITE_CACHE);
+        assert!(!cached.full_sync && !cached.data_sync);
+    }
+
+    #[test]
+    fn whiteouts_and_mixed_rename_flags_are_refused() {
+        assert_eq!(rename_mode(RenameFlags::RENAME_WHITEOUT), Err(Errno::EINVAL));
+        let mixed = RenameFlags::RENAME_EXCHANGE | RenameFlags::RENAME_NOREPLACE;
+        assert_eq!(rename_mode(mixed), Err(Errno::EINVAL));
+    }
+}

@@ -1,0 +1,304 @@
+//! The commands of `include/weir.h`, as they arrive: numbers, layouts, decoding and encoding.
+//!
+//! FUSE passes on *restricted* ioctls: the kernel copies exactly the bytes that the number announces, at most 16,383, in and
+//! out, and the server sees neither pointers nor other files of the caller. `docs/IOCTL.md` says what each command means.
+//!
+//! **Invariant:** the layouts below are those of the C header (asserted here; a C program in the tests uses the header).
+
+use std::mem::{offset_of, size_of};
+use std::ops::Range;
+
+use weir::stats::Report;
+
+use crate::dispatch::Class;
+use crate::errno::Errno;
+
+/// Type byte of all numbers.
+const MAGIC: u32 = 0xB7;
+const WRITE: u32 = 1;
+const READ: u32 = 2;
+
+/// As `_IOC` of the C library: from the caller's view, *write* is what it passes in.
+const fn number(direction: u32, index: u32, bytes: usize) -> u32 {
+    assert!(bytes < 1 << 14, "an ioctl carries at most 16,383 bytes");
+    direction << 30 | (bytes as u32) << 16 | MAGIC << 8 | index
+}
+
+/// `struct weir_sync_range`, also of `WEIR_IOC_WRITE_RANGE` and `WEIR_IOC_EXPIRE`.
+#[repr(C)]
+struct WireRange {
+    offset: u64,
+    length: u64,
+    flags: u32,
+    reserved: u32,
+}
+
+/// `struct weir_lsn`.
+#[repr(C)]
+struct WireLsn {
+    durable: u64,
+    last: u64,
+    file: u64,
+}
+
+/// `struct weir_wait_lsn`.
+#[repr(C)]
+struct WireWait {
+    lsn: u64,
+    timeout_us: u64,
+    flags: u32,
+    reserved: u32,
+}
+
+/// `struct weir_flags`.
+#[repr(C)]
+struct WireFlags {
+    flags: u32,
+    reserved: u32,
+}
+
+/// Bytes of text in one `struct weir_stats`.
+pub const STATS_PAGE_BYTES: usize = 8168;
+
+/// `struct weir_stats`.
+#[repr(C)]
+struct WireStats {
+    snapshot: u64,
+    offset: u32,
+    total_bytes: u32,
+    length: u32,
+    reserved: u32,
+    data: [u8; STATS_PAGE_BYTES],
+}
+
+/// `struct weir_barrier`.
+#[repr(C)]
+struct WireBarrier {
+    flags: u32,
+    reserved: u32,
+    lsn: u64,
+}
+
+const _: () = {
+    assert!(size_of::<WireRange>() == 24);
+    assert!(size_of::<WireLsn>() == 24);
+    assert!(size_of::<WireWait>() == 24 && offset_of!(WireWait, flags) == 16);
+    assert!(size_of::<WireFlags>() == 8);
+    assert!(size_of::<WireBarrier>() == 16 && offset_of!(WireBarrier, lsn) == 8);
+    assert!(size_of::<WireStats>() == 8192 && offset_of!(WireStats, data) == 24);
+};
+
+/// `WEIR_IOC_SYNC_RANGE`.
+pub const SYNC_RANGE: u32 = number(WRITE, 1, size_of::<WireRange>());
+/// `WEIR_IOC_LSN`.
+pub const LSN: u32 = number(READ, 2, size_of::<WireLsn>());
+/// `WEIR_IOC_WAIT_LSN`.
+pub const WAIT_LSN: u32 = number(WRITE, 3, size_of::<WireWait>());
+/// `WEIR_IOC_STATS`.
+pub const STATS: u32 = number(READ | WRITE, 4, size_of::<WireStats>());
+/// `WEIR_IOC_SYNC_VOLUME`.
+pub const SYNC_VOLUME: u32 = number(WRITE, 5, size_of::<WireFlags>());
+
+/// `WEIR_IOC_BARRIER`.
+pub const BARRIER: u32 = number(READ | WRITE, 6, size_of::<WireBarrier>());
+
+/// `WEIR_SYNC_DATA`.
+pub const SYNC_DATA: u32 = 1;
+/// `WEIR_SYNC_START`.
+pub const SYNC_START: u32 = 2;
+/// `WEIR_WAIT_PUSH`.
+pub const WAIT_PUSH: u32 = 1;
+
+/// `WEIR_BARRIER_FILE`.
+pub const BARRIER_FILE: u32 = 1;
+
+/// A command, decoded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Command {
+    /// Make a range of the file (or a directory's names) durable.
+    SyncRange {
+        /// Bytes.
+        range: Range<u64>,
+        /// As `fdatasync`.
+        data_only: bool,
+        /// Do not wait for it.
+        start: bool,
+    },
+    /// Make everything durable.
+    SyncVolume {
+        /// Do not wait for it.
+        start: bool,
+    },
+    /// How far the volume and this file are.
+    Lsn,
+    /// Wait until an operation is durable.
+    WaitLsn {
+        /// Which.
+        lsn: u64,
+        /// For how long.
+        timeout_us: u64,
+        /// Make it durable now.
+        push: bool,
+    },
+    /// Everything before is durable before anything after.
+    Barrier {
+        /// Data of this file only.
+        file: bool,
+    },
+    /// One page of the statistics.
+    Stats {
+        /// Of which moment; 0: of now.
+        snapshot: u64,
+        /// Where the page begins.
+        offset: u32,
+    },
+}
+
+impl Command {
+    /// How long it may keep a thread.
+    pub fn class(&self) -> Class {
+        match self {
+            Self::Lsn | Self::Stats { .. } | Self::Barrier { .. } => Class::Normal,
+            _ => Class::Blocking,
+        }
+    }
+}
+
+/// A number in what the caller passed.
+struct Input<'a>(&'a [u8]);
+
+impl Input<'_> {
+    fn bytes<const N: usize>(&self, offset: usize) -> Result<[u8; N], Errno> {
+        let bytes = self.0.get(offset..offset + N).ok_or(Errno::EINVAL)?;
+        bytes.try_into().map_err(|_| Errno::EINVAL)
+    }
+    fn u64(&self, offset: usize) -> Result<u64, Errno> {
+        self.bytes(offset).map(u64::from_ne_bytes)
+    }
+    fn u32(&self, offset: usize) -> Result<u32, Errno> {
+        self.bytes(offset).map(u32::from_ne_bytes)
+    }
+    /// Flags, all of them in `known`; the word behind them must be zero.
+    fn flags(&self, offset: usize, known: u32) -> Result<u32, Errno> {
+        let (flags, reserved) = (self.u32(offset)?, self.u32(offset + 4)?);
+        if flags & !known == 0 && reserved == 0 { Ok(flags) } else { Err(Errno::EINVAL) }
+    }
+    /// Offset and length; length 0 reaches to the end of the file.
+    fn range(&self) -> Result<Range<u64>, Errno> {
+        let offset = self.u64(offset_of!(WireRange, offset))?;
+        let end = match self.u64(offset_of!(WireRange, length))? {
+            0 => u64::MAX,
+            length => offset.checked_add(length).ok_or(Errno::EINVAL)?,
+        };
+        Ok(offset..end)
+    }
+}
+
+/// What the caller asks. Unknown numbers are [`Errno::ENOTTY`], unknown flags [`Errno::EINVAL`].
+pub fn decode(number: u32, input: &[u8]) -> Result<Command, Errno> {
+    let input = Input(input);
+    Ok(match number {
+        SYNC_RANGE => {
+            let flags = input.flags(offset_of!(WireRange, flags), SYNC_DATA | SYNC_START)?;
+            Command::SyncRange {
+                range: input.range()?,
+                data_only: flags & SYNC_DATA != 0,
+                start: flags & SYNC_START != 0,
+            }
+        }
+        SYNC_VOLUME => {
+            let flags = input.flags(offset_of!(WireFlags, flags), SYNC_START)?;
+            Command::SyncVolume { start: flags & SYNC_START != 0 }
+        }
+        LSN => Command::Lsn,
+        WAIT_LSN => {
+            let flags = input.flags(offset_of!(WireWait, flags), WAIT_PUSH)?;
+            Command::WaitLsn {
+                lsn: input.u64(offset_of!(WireWait, lsn))?,
+                timeout_us: input.u64(offset_of!(WireWait, timeout_us))?,
+                push: flags & WAIT_PUSH != 0,
+            }
+        }
+        BARRIER => {
+            let flags = input.flags(offset_of!(WireBarrier, flags), BARRIER_FILE)?;
+            Command::Barrier { file: flags & BARRIER_FILE != 0 }
+        }
+        STATS => Command::Stats {
+            snapshot: input.u64(offset_of!(WireStats, snapshot))?,
+            offset: input.u32(offset_of!(WireStats, offset))?,
+        },
+        _ => return Err(Errno::ENOTTY),
+    })
+}
+
+/// Answer to [`Command::Lsn`].
+pub fn encode_lsn(durable: u64, last: u64, file: u64) -> Vec<u8> {
+    [durable, last, file].into_iter().flat_map(u64::to_ne_bytes).collect()
+}
+
+/// Answer to [`Command::Barrier`].
+pub fn encode_barrier(lsn: u64) -> Vec<u8> {
+    [0, lsn].into_iter().flat_map(u64::to_ne_bytes).collect()
+}
+
+/// The page of `text` at `offset`: an answer to [`Command::Stats`]. [`Errno::EINVAL`] beyond the end.
+pub fn encode_stats(snapshot: u64, offset: u32, text: &[u8]) -> Result<Vec<u8>, Errno> {
+    let rest = text.get(offset as usize..).ok_or(Errno::EINVAL)?;
+    let page = &rest[..rest.len().min(STATS_PAGE_BYTES)];
+    let mut answer = snapshot.to_ne_bytes().to_vec();
+    for word in [offset, text.len() as u32, page.len() as u32, 0] {
+        answer.extend_from_slice(&word.to_ne_bytes());
+    }
+    answer.extend_from_slice(page);
+    answer.resize(size_of::<WireStats>(), 0);
+    Ok(answer)
+}
+
+/// The statistics as a mount tells them.
+pub fn stats_text(report: &Report) -> Vec<u8> {
+    crate::stats::to_json(report).to_string().into_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(values: &[u64]) -> Vec<u8> {
+        values.iter().flat_map(|value| value.to_ne_bytes()).collect()
+    }
+
+    #[test]
+    fn a_range_of_length_zero_reaches_to_the_end_and_one_that_wraps_is_refused() {
+        let decoded = |offset, length, flags| decode(SYNC_RANGE, &words(&[offset, length, flags]));
+        let all = Command::SyncRange { range: 7..u64::MAX, data_only: false, start: false };
+        assert_eq!(decoded(7, 0, 0), Ok(all));
+        let some = Command::SyncRange { range: 7..17, data_only: true, start: true };
+        assert_eq!(decoded(7, 10, 3), Ok(some));
+        assert_eq!(decoded(u64::MAX, 2, 0), Err(Errno::EINVAL));
+    }
+
+    #[test]
+    fn unknown_flags_reserved_words_short_input_and_unknown_numbers_are_refused() {
+        assert_eq!(decode(SYNC_RANGE, &words(&[0, 0, 4])), Err(Errno::EINVAL));
+        assert_eq!(decode(SYNC_RANGE, &words(&[0, 0, 1 << 32])), Err(Errno::EINVAL));
+        assert_eq!(decode(SYNC_RANGE, &words(&[0, 0])), Err(Errno::EINVAL));
+        assert_eq!(decode(0x5401, &[]), Err(Errno::ENOTTY));
+        // The same index with another size is another number.
+        assert_eq!(decode(number(WRITE, 1, 16), &words(&[0, 0])), Err(Errno::ENOTTY));
+    }
+
+    #[test]
+    fn pages_of_the_statistics_join_up_to_the_text() {
+        let text: Vec<u8> = (0..20_000_u32).map(|i| b'a' + (i % 26) as u8).collect();
+        let mut joined = Vec::new();
+        while joined.len() < text.len() {
+            let page = encode_stats(9, joined.len() as u32, &text).unwrap();
+            assert_eq!(page.len(), 8192);
+            let length = u32::from_ne_bytes(page[16..20].try_into().unwrap()) as usize;
+            assert!(length > 0);
+            joined.extend_from_slice(&page[24..24 + length]);
+        }
+        assert_eq!(joined, text);
+        assert_eq!(encode_stats(9, 20_001, &text), Err(Errno::EINVAL));
+    }
+}

@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0
+ *
+ * Commands of a Weir mount: durability that is ranged, ordered, and not waited for.
+ *
+ * Each is an ioctl(2) on any file or directory of the mount, as described in docs/IOCTL.md; on other file systems
+ * they fail with ENOTTY. `reserved` fields and unknown flags must be 0, or the call fails with EINVAL.
+ *
+ *     int fd = open("/mnt/journal", O_RDWR);
+ *     struct weir_sync_range range = { .offset = 0, .length = 65536, .flags = WEIR_SYNC_START };
+ *     ioctl(fd, WEIR_IOC_SYNC_RANGE, &range);      // returns at once
+ *     ...
+ *     range.flags = 0;
+ *     ioctl(fd, WEIR_IOC_SYNC_RANGE, &range);      // returns when these bytes are durable
+ */
+#ifndef WEIR_H
+#define WEIR_H
+
+#include <linux/types.h>
+#include <sys/ioctl.h>
+
+#define WEIR_IOC_MAGIC 0xB7
+
+/* Makes bytes [offset, offset + length) of a file durable; length 0: up to the end of the file. Bytes outside are neither
+ * written nor waited for. On a directory: its names; offset and length do not matter. */
+struct weir_sync_range {
+	__u64 offset;
+	__u64 length;
+	__u32 flags;
+	__u32 reserved;
+};
+#define WEIR_SYNC_DATA 1u  /* as fdatasync: without attributes that are not needed to read the bytes */
+#define WEIR_SYNC_START 2u /* return when it is under way; an error is told by the next sync of this file */
+#define WEIR_IOC_SYNC_RANGE _IOW(WEIR_IOC_MAGIC, 1, struct weir_sync_range)
+
+/* Log sequence numbers: each operation has one, and after a crash the operations up to some LSN are there. */
+struct weir_lsn {
+	__u64 durable; /* everything up to this one is durable */
+	__u64 last;    /* the last one of the volume */
+	__u64 file;    /* the last one of this file; 0 for a directory */
+};
+#define WEIR_IOC_LSN _IOR(WEIR_IOC_MAGIC, 2, struct weir_lsn)
+
+/* Waits until operation `lsn` is durable. ETIMEDOUT after timeout_us (0: does not wait; at most a minute), EINVAL if there
+ * is no such operation yet. */
+struct weir_wait_lsn {
+	__u64 lsn;
+	__u64 timeout_us;
+	__u32 flags;
+	__u32 reserved;
+};
+#define WEIR_WAIT_PUSH 1u /* make it durable now instead of waiting for somebody else's sync; no time limit */
+#define WEIR_IOC_WAIT_LSN _IOW(WEIR_IOC_MAGIC, 3, struct weir_wait_lsn)
+
+/* Statistics of the mount as JSON, page by page. First call: snapshot and offset 0. The server sets snapshot; pass it on
+ * with offset += length until offset == total_bytes. ESTALE: too many others read meanwhile, begin again. */
+struct weir_stats {
+	__u64 snapshot;
+	__u32 offset;
+	__u32 total_bytes;
+	__u32 length;
+	__u32 reserved;
+	char data[8168];
+};
+#define WEIR_IOC_STATS _IOWR(WEIR_IOC_MAGIC, 4, struct weir_stats)
+
+/* As syncfs(2), which the kernel does not pass on: everything before is durable when it returns. */
+struct weir_flags {
+	__u32 flags; /* 0 or WEIR_SYNC_START */
+	__u32 reserved;
+};
+#define WEIR_IOC_SYNC_VOLUME _IOW(WEIR_IOC_MAGIC, 5, struct weir_flags)
+
+/* Raises a barrier: after a crash, what happened after it is there only if all that happened before it is. Waits for
+ * nothing. When `lsn` is durable, so is everything before the barrier. */
+struct weir_barrier {
+	__u32 flags;
+	__u32 reserved;
+	__u64 lsn; /* out */
+};
+#define WEIR_BARRIER_FILE 1u /* data of this file (open for writing) and all names, instead of data of all files */
+#define WEIR_IOC_BARRIER _IOWR(WEIR_IOC_MAGIC, 6, struct weir_barrier)
+
+#endif
