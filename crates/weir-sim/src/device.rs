@@ -127,7 +127,13 @@ struct State {
     keep_previous: bool,
     queue: Vec<Queued>,
     rng: Rng,
+    /// Asks the engine how much is durable, and what it last said.
+    durable_lsn: Option<LsnProbe>,
+    known_lsn: u64,
 }
+
+/// Answers the engine's durable LSN; called in the midst of its device calls.
+pub type LsnProbe = Box<dyn Fn() -> u64 + Send>;
 
 struct Queued {
     call: u64,
@@ -173,6 +179,8 @@ impl SimDevice {
             keep_previous: !config.faults.is_empty(),
             queue: Vec::new(),
             rng: Rng::derived(seed, 0xD1),
+            durable_lsn: None,
+            known_lsn: 0,
         };
         let size_bytes = image.blocks() * BLOCK_BYTES_U64;
         Self { size_bytes, first_call, config, state: Mutex::new(state) }
@@ -189,7 +197,27 @@ impl SimDevice {
 
     /// Everything that happened since the last call of this.
     pub fn take_events(&self) -> Vec<Event> {
-        std::mem::take(&mut self.state.lock().events)
+        let mut state = self.state.lock();
+        state.probe_lsn();
+        std::mem::take(&mut state.events)
+    }
+
+    /// From now on the record says at which point the engine claimed how much to be durable.
+    pub fn watch_lsn(&self, probe: Option<LsnProbe>) {
+        let before = {
+            let mut state = self.state.lock();
+            state.known_lsn = probe.as_ref().map_or(0, |probe| probe());
+            std::mem::replace(&mut state.durable_lsn, probe)
+        };
+        // It may hold the engine, which may have something to say to the device.
+        drop(before);
+    }
+
+    /// Notes in the record that a ticket has ended.
+    pub fn note_ended(&self, ticket: u32) {
+        let mut state = self.state.lock();
+        state.probe_lsn();
+        state.events.push(Event::Ended(ticket));
     }
 
     /// What is durable and what is pending now.
@@ -467,7 +495,17 @@ impl State {
         self.trace.push_back(entry);
     }
 
+    fn probe_lsn(&mut self) {
+        let Some(probe) = &self.durable_lsn else { return };
+        let lsn = probe();
+        if lsn > self.known_lsn {
+            self.known_lsn = lsn;
+            self.events.push(Event::DurableLsn(lsn));
+        }
+    }
+
     fn log_event(&mut self, event: Event) {
+        self.probe_lsn();
         self.disk.apply(&event);
         self.events.push(event);
     }

@@ -48,6 +48,10 @@ pub enum Event {
         /// Length.
         blocks: u64,
     },
+    /// Nothing happened at the device, but the caller learnt that this ticket has ended.
+    Ended(u32),
+    /// The same: everything up to this operation of the log is durable, says the engine.
+    DurableLsn(u64),
 }
 
 /// A write under way or in the disk's cache.
@@ -171,6 +175,7 @@ impl DiskState {
                 self.pending.retain(|entry| !dropped.contains(&entry.write.id));
             }
             Event::Rot { block, content } => self.durable.set_block(*block, Arc::clone(content)),
+            Event::Ended(_) | Event::DurableLsn(_) => {}
             Event::Discard { first_block, blocks } => {
                 for index in *first_block..first_block + blocks {
                     self.durable.set_block(index, Arc::clone(crate::image::Block::zero()));

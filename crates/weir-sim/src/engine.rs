@@ -1,12 +1,17 @@
 //! The engine as a [`System`]: each operation of a workload is one call of the public interface.
 
 use std::collections::BTreeMap;
+use std::future::Future;
+use std::ops::Range;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Wake, Waker};
 
 use weir::device::Device;
 use weir::{
-    AtimePolicy, Attr, BackgroundMode, BackgroundWork, CreateOptions, Error, File, FileType,
-    NewInode, OpenFlags, SetAttr, SetTime, Volume, VolumeOptions, XattrMode,
+    AtimePolicy, Attr, BackgroundMode, BackgroundWork, CompletionQueue, CreateOptions, Error, File,
+    FileType, NewInode, OpenFlags, SetAttr, SetTime, SyncKind, SyncTicket, Volume, VolumeOptions,
+    XattrMode,
 };
 
 use crate::clock::SimClock;
@@ -14,7 +19,7 @@ use crate::device::SimDevice;
 use crate::image::{BLOCK_BYTES, BlockRef};
 use crate::model::Outcome;
 use crate::model::found::{Found, FoundAttr, FoundBody, FoundNode, pages_of};
-use crate::op::{Op, Sync, Target};
+use crate::op::{Hold, Op, Sync, Target};
 use crate::pattern;
 use crate::system::{Session, Settings, System, SystemError};
 
@@ -30,7 +35,33 @@ pub struct Engine;
 /// An open volume.
 pub struct EngineSession {
     volume: Volume,
+    device: Arc<SimDevice>,
     slots: BTreeMap<u8, File>,
+    /// Tickets that are awaited.
+    tickets: BTreeMap<u32, Pin<Box<SyncTicket>>>,
+    /// Where the others are delivered.
+    queue: Option<Arc<CompletionQueue>>,
+    /// What the last call said about when it is durable.
+    told_lsn: Option<u64>,
+}
+
+impl Drop for EngineSession {
+    fn drop(&mut self) {
+        // It holds the volume, which holds the device.
+        self.device.watch_lsn(None);
+    }
+}
+
+/// Notes in the device's record at which point a ticket ended.
+struct Noticed {
+    device: Arc<SimDevice>,
+    ticket: u32,
+}
+
+impl Wake for Noticed {
+    fn wake(self: Arc<Self>) {
+        self.device.note_ended(self.ticket);
+    }
 }
 
 impl From<Error> for SystemError {
@@ -80,9 +111,18 @@ impl System for Engine {
         clock: &Arc<SimClock>,
         settings: &Settings,
     ) -> Result<EngineSession> {
-        let device = Arc::clone(device) as Arc<dyn Device>;
-        let volume = Volume::open_device(device, options(clock, settings))?;
-        Ok(EngineSession { volume, slots: BTreeMap::new() })
+        let disk = Arc::clone(device) as Arc<dyn Device>;
+        let volume = Volume::open_device(disk, options(clock, settings))?;
+        let watched = volume.clone();
+        device.watch_lsn(Some(Box::new(move || watched.durable_lsn())));
+        Ok(EngineSession {
+            volume,
+            device: Arc::clone(device),
+            slots: BTreeMap::new(),
+            tickets: BTreeMap::new(),
+            queue: None,
+            told_lsn: None,
+        })
     }
 
     fn check(&self, device: &Arc<SimDevice>) -> Result<Vec<String>> {
@@ -141,6 +181,52 @@ impl EngineSession {
         let file = self.file(target)?;
         let result = if data_only { file.fdatasync() } else { file.fsync() };
         result?;
+        Ok(Outcome::Done)
+    }
+
+    fn submit(&mut self, sync: &Sync, range: &Range<u64>, number: u32, hold: Hold) -> Result<()> {
+        let ticket = match sync {
+            Sync::All => self.volume.sync_async()?,
+            Sync::Full(target) | Sync::Data(target) => match self.file(target) {
+                Ok(file) => {
+                    let is_full = matches!(sync, Sync::Full(_));
+                    let kind = if is_full { SyncKind::Full } else { SyncKind::Data };
+                    file.fsync_async(range.clone(), kind)?
+                }
+                // Directories have no tickets of their own.
+                Err(error) if is_no_file(&error) => self.volume.sync_async()?,
+                Err(error) => return Err(error),
+            },
+        };
+        match hold {
+            Hold::Drop => drop(ticket),
+            Hold::Await => {
+                let mut ticket = Box::pin(ticket);
+                let notice = Noticed { device: Arc::clone(&self.device), ticket: number };
+                let waker = Waker::from(Arc::new(notice));
+                if ticket.as_mut().poll(&mut Context::from_waker(&waker)).is_ready() {
+                    waker.wake();
+                }
+                self.tickets.insert(number, ticket);
+            }
+            Hold::Deliver => {
+                let queue = match &self.queue {
+                    Some(queue) => queue,
+                    None => self.queue.insert(CompletionQueue::new()?),
+                };
+                ticket.deliver(queue, u64::from(number));
+            }
+        }
+        Ok(())
+    }
+
+    /// In manual mode this drives the log and answers at once.
+    fn wait_durable(&self) -> Result<Outcome> {
+        let last = self.volume.last_lsn();
+        let reached = self.volume.wait_durable(last, Some(0))?;
+        if reached && self.volume.durable_lsn() < last {
+            return Err(SystemError::new(0, "wait_durable answered too early"));
+        }
         Ok(Outcome::Done)
     }
 
@@ -278,8 +364,19 @@ impl EngineSession {
         Ok(Outcome::Done)
     }
 
-    fn durability_op(&self, op: &Op) -> Result<Outcome> {
+    fn durability_op(&mut self, op: &Op) -> Result<Outcome> {
         match op {
+            Op::Submit { sync, range, ticket, hold } => {
+                self.submit(sync, range, *ticket, *hold).map(|()| Outcome::Done)
+            }
+            Op::Barrier { target } => {
+                self.told_lsn = Some(match target {
+                    Some(target) => self.file(target)?.barrier()?,
+                    None => self.volume.barrier()?,
+                });
+                Ok(Outcome::Done)
+            }
+            Op::WaitDurable => self.wait_durable(),
             Op::Sync(Sync::Full(target)) => self.sync(target, false),
             Op::Sync(Sync::Data(target)) => self.sync(target, true),
             Op::Sync(Sync::All) => Ok(self.volume.sync().map(|()| Outcome::Done)?),
@@ -361,6 +458,10 @@ impl EngineSession {
     }
 }
 
+const fn is_no_file(error: &SystemError) -> bool {
+    matches!(error.errno, crate::model::errno::EISDIR | crate::model::errno::EINVAL)
+}
+
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
@@ -383,7 +484,26 @@ const fn found_attr(attr: &Attr) -> FoundAttr {
 
 impl Session for EngineSession {
     fn apply(&mut self, op: &Op) -> Result<Outcome> {
+        self.told_lsn = None;
         self.namespace_op(op)
+    }
+
+    fn ended(&mut self) -> Vec<(u32, Result<()>)> {
+        let mut ended: Vec<(u32, Result<()>)> = Vec::new();
+        self.tickets.retain(|number, ticket| {
+            let result = SyncTicket::poll(ticket);
+            let waits = result.is_none();
+            ended.extend(result.map(|result| (*number, result.map_err(SystemError::from))));
+            waits
+        });
+        while let Some(done) = self.queue.as_ref().and_then(|queue| queue.take()) {
+            ended.push((done.user_data as u32, done.result.map_err(SystemError::from)));
+        }
+        ended
+    }
+
+    fn last_lsn(&self) -> Option<u64> {
+        self.told_lsn.or_else(|| Some(self.volume.last_lsn()))
     }
 
     fn found(&mut self) -> Result<Found> {

@@ -1,6 +1,7 @@
 //! The operations a workload is made of. Their text form is what a failure report lists.
 
 use std::fmt;
+use std::ops::Range;
 
 use weir::{AllocateMode, BackgroundWork, FileType, RenameMode, Timestamp};
 
@@ -31,6 +32,37 @@ pub enum Sync {
     Data(Target),
     /// `syncfs`.
     All,
+}
+
+impl Sync {
+    /// What it is about, if not everything.
+    pub const fn target(&self) -> Option<&Target> {
+        match self {
+            Self::Full(target) | Self::Data(target) => Some(target),
+            Self::All => None,
+        }
+    }
+}
+
+impl fmt::Display for Sync {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Full(target) => write!(formatter, "fsync {target}"),
+            Self::Data(target) => write!(formatter, "fdatasync {target}"),
+            Self::All => write!(formatter, "syncfs"),
+        }
+    }
+}
+
+/// What becomes of a ticket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hold {
+    /// It is awaited as a future: its end is noticed at once.
+    Await,
+    /// It is delivered to a completion queue.
+    Deliver,
+    /// It is dropped, which cancels nothing.
+    Drop,
 }
 
 /// One call of a workload. Data is made from `tag` (see [`crate::pattern`]).
@@ -138,6 +170,19 @@ pub enum Op {
         path: String,
     },
     Sync(Sync),
+    /// Asks for a sync without waiting. `range` matters for files only.
+    Submit {
+        sync: Sync,
+        range: Range<u64>,
+        ticket: u32,
+        hold: Hold,
+    },
+    /// Everything before (of the data: that of `target`, if given) is durable before anything after.
+    Barrier {
+        target: Option<Target>,
+    },
+    /// Watches whether everything so far becomes durable without anybody asking for it.
+    WaitDurable,
     /// A checkpoint from start to end.
     Checkpoint,
     /// Up to this many steps of one kind of background work.
@@ -172,6 +217,8 @@ impl Op {
         matches!(
             self,
             Self::Sync(_)
+                | Self::Submit { .. }
+                | Self::WaitDurable
                 | Self::Checkpoint
                 | Self::Background { .. }
                 | Self::Writeback
@@ -304,9 +351,17 @@ impl fmt::Display for Op {
             Self::Close { slot } => write!(formatter, "close handle {slot}"),
             Self::TmpFile { dir, slot } => write!(formatter, "tmpfile in {dir} as handle {slot}"),
             Self::LinkSlot { slot, path } => write!(formatter, "link handle {slot} to {path}"),
-            Self::Sync(Sync::Full(target)) => write!(formatter, "fsync {target}"),
-            Self::Sync(Sync::Data(target)) => write!(formatter, "fdatasync {target}"),
-            Self::Sync(Sync::All) => write!(formatter, "syncfs"),
+            Self::Sync(sync) => write!(formatter, "{sync}"),
+            Self::Submit { sync, range, ticket, hold } => {
+                write!(formatter, "submit {sync}")?;
+                if *range != (0..u64::MAX) {
+                    write!(formatter, " bytes {}..{}", range.start, range.end)?;
+                }
+                write!(formatter, " as ticket {ticket} ({hold:?})")
+            }
+            Self::Barrier { target: None } => write!(formatter, "barrier"),
+            Self::Barrier { target: Some(target) } => write!(formatter, "barrier of {target}"),
+            Self::WaitDurable => write!(formatter, "wait_durable"),
             Self::Checkpoint => write!(formatter, "checkpoint"),
             Self::Background { work, steps } => {
                 write!(formatter, "background {work:?}, up to {steps} steps")

@@ -58,6 +58,16 @@ pub trait Session {
     /// The system's.
     fn apply(&mut self, op: &Op) -> Result<Outcome, SystemError>;
 
+    /// Tickets that were found to have ended since the last call of this, with their results.
+    fn ended(&mut self) -> Vec<(u32, Result<(), SystemError>)> {
+        Vec::new()
+    }
+
+    /// The log sequence number of the last operation, for systems that tell when one is durable.
+    fn last_lsn(&self) -> Option<u64> {
+        None
+    }
+
     /// Reads everything back.
     ///
     /// # Errors

@@ -14,7 +14,7 @@ use crate::device::SimDevice;
 use crate::image::BLOCK_BYTES;
 use crate::model::found::Found;
 use crate::model::{Model, Outcome, errno};
-use crate::op::Op;
+use crate::op::{Hold, Op};
 use crate::rng::mix;
 use crate::system::{Session, Settings, System, SystemError};
 
@@ -65,6 +65,7 @@ pub struct ToySession {
     chain: u64,
     dirty: bool,
     ops: Arc<Mutex<Vec<Op>>>,
+    ended: Vec<(u32, Result<(), SystemError>)>,
 }
 
 const MAGIC: u64 = 0x0059_4F54;
@@ -136,6 +137,12 @@ impl Session for ToySession {
             next.apply(op, None).map_err(|number| SystemError::new(number, "the model says so"))?;
         match op {
             Op::Sync(_) | Op::Checkpoint => self.sync()?,
+            Op::Submit { ticket, hold, .. } => {
+                let result = self.sync();
+                if *hold != Hold::Drop {
+                    self.ended.push((*ticket, result));
+                }
+            }
             Op::Unlink { .. }
                 if self.bug == ToyBug::ForgetUnlink && !self.model.slots().is_empty() => {}
             op if op.is_neutral() => {}
@@ -143,6 +150,10 @@ impl Session for ToySession {
         }
         self.model = next;
         Ok(outcome)
+    }
+
+    fn ended(&mut self) -> Vec<(u32, Result<(), SystemError>)> {
+        std::mem::take(&mut self.ended)
     }
 
     fn found(&mut self) -> Result<Found, SystemError> {
@@ -217,6 +228,7 @@ impl System for Toy {
             chain,
             dirty: true,
             ops: Arc::clone(&self.ops),
+            ended: Vec::new(),
         };
         if self.bug != ToyBug::NoFlushAtOpen {
             device.flush().map_err(|error| io(&error))?;

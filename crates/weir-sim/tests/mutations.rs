@@ -29,8 +29,11 @@ const fn hunt(mutation: Mutation) -> (Workload, u64) {
         | Mutation::OverwriteUnlogged
         | Mutation::SizeBeforeData
         | Mutation::ReuseBeforeCheckpoint
-        | Mutation::ReleaseLogEarly => (Workload::Random, 200_000),
-        _ => (Workload::Exhaustive, 20_000),
+        | Mutation::ReleaseLogEarly
+        | Mutation::AcknowledgeOutOfOrder
+        | Mutation::IgnoreBarrier => (Workload::Random, 200_000),
+        Mutation::SwallowWriteError => (Workload::Faults, 200_000),
+        _ => (Workload::Exhaustive, 60_000),
     }
 }
 

@@ -42,7 +42,7 @@ impl Run {
 
     fn fsync(&mut self, path: &str) {
         let ino = self.history.now().resolve(path).unwrap();
-        self.history.acknowledge(Durable::Inode { ino, data_only: false }, "fsync");
+        self.history.acknowledge(&Durable::Inode { ino, data_only: false }, "fsync");
     }
 
     fn allows(&self, found: &Found) -> Result<u64, String> {
@@ -171,7 +171,7 @@ fn attributes_links_and_explicit_times_are_compared() {
 fn a_sync_of_everything_leaves_no_choice() {
     let ops = [create("/a"), write("/a", 0, 5000, 1)];
     let mut run = Run::new(&ops);
-    run.history.acknowledge(Durable::All, "syncfs");
+    run.history.acknowledge(&Durable::All, "syncfs");
     assert_eq!(run.allows(&found(&ops)), Ok(2));
     assert!(run.allows(&found(&ops[..1])).is_err());
     run.apply(&[create("/b")]);

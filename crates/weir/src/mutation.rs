@@ -34,11 +34,19 @@ pub enum Mutation {
     SizeBeforeData,
     /// Replay ignores deletions.
     IgnoreDeletes,
+    /// A flush acknowledges every callback there is, also of operations that were not written before it.
+    AcknowledgeOutOfOrder,
+    /// A barrier does not see to the data before it.
+    IgnoreBarrier,
+    /// A ranged sync logs the whole size of the file.
+    SizeBeyondRange,
+    /// Pages that could not be written count as written: the next sync finds nothing to do, and succeeds.
+    SwallowWriteError,
 }
 
 impl Mutation {
     /// All of them.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 19] = [
         Self::AcknowledgeBeforeFlush,
         Self::SkipTailVerification,
         Self::AcceptStaleFrame,
@@ -54,6 +62,10 @@ impl Mutation {
         Self::OverwriteUnlogged,
         Self::SizeBeforeData,
         Self::IgnoreDeletes,
+        Self::AcknowledgeOutOfOrder,
+        Self::IgnoreBarrier,
+        Self::SizeBeyondRange,
+        Self::SwallowWriteError,
     ];
 
     /// The name on the simulator's command line.
@@ -74,6 +86,10 @@ impl Mutation {
             Self::OverwriteUnlogged => "overwrite-unlogged",
             Self::SizeBeforeData => "size-before-data",
             Self::IgnoreDeletes => "ignore-deletes",
+            Self::AcknowledgeOutOfOrder => "acknowledge-out-of-order",
+            Self::IgnoreBarrier => "ignore-barrier",
+            Self::SizeBeyondRange => "size-beyond-range",
+            Self::SwallowWriteError => "swallow-write-error",
         }
     }
 

@@ -9,8 +9,11 @@
 
 pub mod failure;
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
+use std::ops::Range;
 use std::sync::Arc;
+
+use weir::BackgroundWork;
 
 use crate::clock::SimClock;
 use crate::device::{Completion, DeviceConfig, SimDevice};
@@ -21,7 +24,7 @@ use crate::model::compare::{Strictness, compare};
 use crate::model::found::Found;
 use crate::model::history::{Durable, History};
 use crate::model::{Model, Outcome, errno};
-use crate::op::{Op, Sync};
+use crate::op::{Hold, Op, Sync};
 use crate::rng::Rng;
 use crate::system::{Session, Settings, System, SystemError};
 use crate::workload;
@@ -121,6 +124,9 @@ enum Depth {
     Later,
 }
 
+/// More steps of driving the log than this mean that it never comes to rest.
+const DRIVE_STEPS: u32 = 10_000;
+
 /// A session that is dropped only on purpose: after a panic in its midst, dropping it may wait for ever
 /// for what the panic has left half done.
 type Leaky<S> = std::mem::ManuallyDrop<S>;
@@ -133,6 +139,14 @@ fn let_go<S>(session: Leaky<S>) -> Result<(), Failure> {
     guard("dropping the volume", || drop(Leaky::into_inner(session)))
 }
 
+/// A sync that was asked for and has not ended.
+struct InFlight {
+    /// The present of that time.
+    then: Arc<Model>,
+    durable: Durable,
+    text: String,
+}
+
 /// A mounted volume and what is known about it.
 struct Run<S> {
     device: Arc<SimDevice>,
@@ -143,6 +157,49 @@ struct Run<S> {
     seen: HashSet<(u64, u64)>,
     log: Vec<String>,
     depth: Depth,
+    tickets: BTreeMap<u32, InFlight>,
+    /// Last log sequence numbers of operations, and the present after them.
+    lsns: BTreeMap<u64, Arc<Model>>,
+}
+
+impl<S: Session> Run<S> {
+    fn new(
+        device: &Arc<SimDevice>,
+        clock: &Arc<SimClock>,
+        session: Leaky<S>,
+        (disk, model): (DiskState, Model),
+        depth: Depth,
+    ) -> Self {
+        Self {
+            device: Arc::clone(device),
+            clock: Arc::clone(clock),
+            session,
+            disk,
+            history: History::new(model),
+            seen: HashSet::new(),
+            log: Vec::new(),
+            depth,
+            tickets: BTreeMap::new(),
+            lsns: BTreeMap::new(),
+        }
+    }
+
+    /// The engine says that everything up to `lsn` of its log is durable: that are all operations that had
+    /// returned when the log was this long.
+    fn learn_durable(&mut self, lsn: u64) {
+        let later = self.lsns.split_off(&(lsn + 1));
+        let reached = std::mem::replace(&mut self.lsns, later);
+        if let Some((known, model)) = reached.into_iter().max_by_key(|(_, model)| model.step()) {
+            let by = format!("durable_lsn() >= {known} (operation count {})", model.step());
+            self.history.acknowledge_at(&model, &Durable::Prefix, &by);
+        }
+    }
+
+    fn note_lsn(&mut self) {
+        if let Some(lsn) = self.session.last_lsn() {
+            self.lsns.insert(lsn, Arc::clone(self.history.now()));
+        }
+    }
 }
 
 struct Explorer<'a, S> {
@@ -234,16 +291,8 @@ impl<S: System> Explorer<'_, S> {
             }
             Err(failure) => return Err(failure.with_trace(&device)),
         };
-        let mut run = Run {
-            device,
-            clock,
-            session,
-            disk: DiskState::new(case.image.clone()),
-            history: History::new(case.model.clone()),
-            seen: HashSet::new(),
-            log: Vec::new(),
-            depth: Depth::Workload,
-        };
+        let start = (DiskState::new(case.image.clone()), case.model.clone());
+        let mut run = Run::new(&device, &clock, session, start, Depth::Workload);
         let result = self.run_ops(&mut run, &case.ops);
         self.tally.faults += run.device.faults_struck();
         match result {
@@ -298,10 +347,33 @@ impl<S: System> Explorer<'_, S> {
                     let step = run.history.now().step();
                     run.log.push(format!("{}. {op} -> {text} ({step})", index + 1));
                 }
-                Executed::Shutdown => return Ok(false),
+                Executed::Shutdown => {
+                    self.end_tickets(run)?;
+                    return Ok(false);
+                }
             }
         }
+        self.end_tickets(run)?;
         Ok(true)
+    }
+
+    /// Every ticket ends: with success, or with an error when the volume has shut down or a write failed.
+    fn end_tickets(&mut self, run: &mut Run<S::Session>) -> Result<(), Failure> {
+        if run.tickets.is_empty() {
+            return Ok(());
+        }
+        let drive = Op::Background { work: BackgroundWork::Log, steps: DRIVE_STEPS };
+        // An error of driving is an error of some ticket.
+        let driven = guard("driving the log", || run.session.apply(&drive))?;
+        run.log.push(format!("driving the log -> {}", describe(&driven)));
+        self.examine(run)?;
+        match run.tickets.first_key_value() {
+            None => Ok(()),
+            Some((number, in_flight)) => {
+                let text = format!("ticket {number} ({}) never ends", in_flight.text);
+                Err(Failure::new(text))
+            }
+        }
     }
 
     fn execute(&mut self, run: &mut Run<S::Session>, op: &Op) -> Result<Executed, Failure> {
@@ -315,8 +387,12 @@ impl<S: System> Explorer<'_, S> {
             _ => None,
         };
         let before = Arc::clone(run.history.now());
+        let moment = run.history.moment();
         let mut next = Model::clone(&before);
         let expected = next.apply(op, granted);
+        if result.is_ok() {
+            Self::submitted(run, op);
+        }
         // Some operations have a state in the middle, with its own place in the order.
         let middle = before.half_way(op);
         let faulty = !self.case.faults.is_empty();
@@ -336,12 +412,13 @@ impl<S: System> Explorer<'_, S> {
                 }
                 self.examine(run)?;
                 if effect {
-                    run.history.back_to(&before);
+                    run.history.back_to(moment);
                     if matches!(op, Op::Append { .. }) {
                         // A part may have gone home before it was cut off again: each in its place in
                         // the order.
                         let part = Model::clone(&next).counted_as(before.step());
-                        run.history.extend([Arc::new(part), Arc::new(Model::clone(&before))]);
+                        let now = Arc::clone(run.history.now());
+                        run.history.extend([Arc::new(part), now]);
                     }
                     Self::adopt_half(run, op)?;
                 }
@@ -369,6 +446,9 @@ impl<S: System> Explorer<'_, S> {
             run.history.extend(middle.map(Arc::new));
             run.history.push(Arc::new(next));
         }
+        if result.is_ok() {
+            run.note_lsn();
+        }
         self.examine(run)?;
         if result.is_ok() {
             self.acknowledge(run, op)?;
@@ -392,27 +472,48 @@ impl<S: System> Explorer<'_, S> {
         Ok(())
     }
 
+    /// What `sync` of `range` promises when it has succeeded.
+    fn promise(now: &Model, sync: &Sync, range: &Range<u64>) -> Option<Durable> {
+        let data_only = matches!(sync, Sync::Data(_));
+        let Some(target) = sync.target() else { return Some(Durable::All) };
+        let ino = now.target(target).ok()?;
+        let is_file = now.inode(ino).is_some_and(|inode| inode.data().is_some());
+        Some(if is_file && *range != (0..u64::MAX) {
+            Durable::Range { ino, data_only, range: range.clone() }
+        } else {
+            Durable::Inode { ino, data_only }
+        })
+    }
+
+    /// Remembers what a ticket stands for.
+    fn submitted(run: &mut Run<S::Session>, op: &Op) {
+        let Op::Submit { sync, range, ticket, hold } = op else { return };
+        let then = Arc::clone(run.history.now());
+        if *hold != Hold::Drop
+            && let Some(durable) = Self::promise(&then, sync, range)
+        {
+            let text = format!("{op} (operation count {})", then.step());
+            run.tickets.insert(*ticket, InFlight { then, durable, text });
+        }
+    }
+
     /// A sync returned: from now on more must survive, so all images are looked at again.
     fn acknowledge(&mut self, run: &mut Run<S::Session>, op: &Op) -> Result<(), Failure> {
         let now = Arc::clone(run.history.now());
         let durable = match op {
-            Op::Sync(Sync::All) | Op::Checkpoint => Durable::All,
-            Op::Sync(Sync::Full(target)) => match now.target(target) {
-                Ok(ino) => Durable::Inode { ino, data_only: false },
-                Err(_) => return Ok(()),
-            },
-            Op::Sync(Sync::Data(target)) => match now.target(target) {
-                Ok(ino) => Durable::Inode { ino, data_only: true },
-                Err(_) => return Ok(()),
-            },
-            _ => return Ok(()),
+            Op::Checkpoint => Some(Durable::All),
+            Op::Sync(sync) => Self::promise(&now, sync, &(0..u64::MAX)),
+            _ => None,
         };
-        run.history.acknowledge(durable, &format!("{op} (operation count {})", now.step()));
+        let Some(durable) = durable else { return Ok(()) };
+        run.history.acknowledge(&durable, &format!("{op} (operation count {})", now.step()));
         self.examine_point(run, false, &format!("after the return of {op}"))
     }
 
     /// Walks the device's new events.
     fn examine(&mut self, run: &mut Run<S::Session>) -> Result<(), Failure> {
+        let mut ended: BTreeMap<u32, Result<(), SystemError>> =
+            run.session.ended().into_iter().collect();
         for event in run.device.take_events() {
             run.disk.apply(&event);
             match &event {
@@ -420,10 +521,46 @@ impl<S: System> Explorer<'_, S> {
                     self.examine_point(run, true, &format!("at device call #{}", write.id))?;
                 }
                 Event::Complete(_) => {}
+                Event::Ended(ticket) => {
+                    if let Some(result) = ended.remove(ticket) {
+                        self.ticket_ended(run, *ticket, &result)?;
+                    }
+                }
+                Event::DurableLsn(lsn) => {
+                    run.learn_durable(*lsn);
+                    self.examine_point(run, false, &format!("after LSN {lsn} was durable"))?;
+                }
                 _ => self.examine_point(run, false, "after a flush")?,
             }
         }
+        for (ticket, result) in ended {
+            self.ticket_ended(run, ticket, &result)?;
+        }
         Ok(())
+    }
+
+    /// A ticket that has ended well acknowledges what it was asked for; one that failed promises nothing.
+    fn ticket_ended(
+        &mut self,
+        run: &mut Run<S::Session>,
+        ticket: u32,
+        result: &Result<(), SystemError>,
+    ) -> Result<(), Failure> {
+        let Some(InFlight { then, durable, text }) = run.tickets.remove(&ticket) else {
+            return Ok(());
+        };
+        let outcome = result.as_ref().map_or_else(ToString::to_string, |()| "durable".to_owned());
+        run.log.push(format!("   ticket {ticket}: {outcome}"));
+        match result {
+            Ok(()) => {
+                run.history.acknowledge_at(&then, &durable, &text);
+                self.examine_point(run, false, &format!("after the end of ticket {ticket}"))
+            }
+            Err(error) if self.case.faults.is_empty() && !error.is_environmental() => {
+                Err(Failure::new(format!("{text} failed without a fault: {error}")))
+            }
+            Err(_) => Ok(()),
+        }
     }
 
     fn examine_point(
@@ -652,17 +789,9 @@ impl<S: System> Explorer<'_, S> {
         let model = Model::from_found(found);
         let ops = workload::followup(&model, &mut self.rng);
         device.take_events();
-        let mut run = Run {
-            device: Arc::clone(device),
-            clock: Arc::clone(clock),
-            session,
-            // The recovery's own last writes may still be pending.
-            disk: device.disk_state(),
-            history: History::new(model),
-            seen: HashSet::new(),
-            log: Vec::new(),
-            depth: Depth::Later,
-        };
+        // The recovery's own last writes may still be pending.
+        let start = (device.disk_state(), model);
+        let mut run = Run::new(device, clock, session, start, Depth::Later);
         let examined = self.examine_point(&mut run, false, "right after the recovery");
         match examined.and_then(|()| self.run_ops(&mut run, &ops)) {
             Ok(_) => let_go(run.session),

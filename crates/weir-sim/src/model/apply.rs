@@ -1,6 +1,7 @@
 //! What each operation does to the model.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use weir::{AllocateMode, FileType, RenameMode};
@@ -85,7 +86,7 @@ impl Model {
             }
             Op::Truncate { target, size } => {
                 let ino = self.file(target)?;
-                self.reshape(ino, |data| data.truncate(*size));
+                self.reshape(ino, |step, data| data.truncate(step, *size));
             }
             Op::Allocate { target, mode, offset, length } => {
                 self.allocate(target, *mode, *offset, *length)?;
@@ -140,10 +141,21 @@ impl Model {
                 let data = self.inodes[&ino].data().map(|data| data.read(*offset, *length));
                 return Ok(Outcome::Data(data.unwrap_or_default()));
             }
-            Op::Sync(crate::op::Sync::Full(target) | crate::op::Sync::Data(target)) => {
-                self.target(target)?;
+            Op::Sync(sync) | Op::Submit { sync, .. } => {
+                if let Some(target) = sync.target() {
+                    self.target(target)?;
+                }
             }
-            Op::Sync(crate::op::Sync::All)
+            Op::Barrier { target } => {
+                let files = match target {
+                    Some(target) => vec![self.file(target)?],
+                    None => self.inodes.keys().copied().collect(),
+                };
+                for ino in files {
+                    self.settle_data(ino, &(0..u64::MAX));
+                }
+            }
+            Op::WaitDurable
             | Op::Checkpoint
             | Op::Background { .. }
             | Op::Writeback
@@ -171,27 +183,50 @@ impl Model {
             .or_insert_with(|| Arc::new(Inode::new(FileType::Regular, 0, Body::Special, step)));
         let inode = Arc::make_mut(inode);
         inode.touched = step;
+        inode.changed = step;
         inode
     }
 
-    fn change_data(&mut self, ino: Ino, change: impl FnOnce(&mut FileData)) {
+    /// The contents change, in an operation with its place in the order.
+    fn change_data(&mut self, ino: Ino, change: impl FnOnce(u64, &mut FileData)) {
+        let step = self.step;
         let inode = self.change(ino);
-        inode.data_touched = inode.touched;
+        inode.data_touched = step;
+        inode.shaped = step;
         inode.mtime = None;
         if let Body::File(data) = &mut inode.body {
-            change(Arc::make_mut(data));
+            change(step, Arc::make_mut(data));
         }
     }
 
     /// As [`Self::change_data`], for what may turn out to change nothing that a user sees: then it
     /// does not have to be made durable either.
-    fn reshape(&mut self, ino: Ino, change: impl FnOnce(&mut FileData)) {
+    fn reshape(&mut self, ino: Ino, change: impl FnOnce(u64, &mut FileData)) {
         let before = Arc::clone(&self.inodes[&ino]);
         let fingerprint = |inode: &Inode| inode.data().map(|data| data.fingerprint());
         self.change_data(ino, change);
         if fingerprint(&before) == fingerprint(&self.inodes[&ino]) {
             let inode = self.change(ino);
             (inode.touched, inode.data_touched) = (before.touched, before.data_touched);
+            (inode.changed, inode.shaped) = (before.changed, before.shaped);
+        }
+    }
+
+    /// A write: what a sync of another range need not cover.
+    fn write_data(&mut self, ino: Ino, offset: u64, bytes: &[u8]) {
+        let before = Arc::clone(&self.inodes[&ino]);
+        self.change_data(ino, |step, data| data.write(step, offset, bytes));
+        let inode = self.change(ino);
+        (inode.changed, inode.shaped) = (before.changed, before.shaped);
+    }
+
+    /// From this place in the order on, part of a file is as it is now.
+    fn settle_data(&mut self, ino: Ino, range: &Range<u64>) {
+        let Some(data) = self.inodes[&ino].data() else { return };
+        if !data.is_settled(range) {
+            let mut data = FileData::clone(data);
+            data.settle(range);
+            self.settle(ino, &Arc::new(data));
         }
     }
 
@@ -408,7 +443,7 @@ impl Model {
         }
         if length > 0 {
             let bytes = pattern::bytes(tag, offset, length);
-            self.change_data(ino, |data| data.write(offset, &bytes));
+            self.write_data(ino, offset, &bytes);
         }
         Ok(Outcome::Count(length))
     }
@@ -432,7 +467,7 @@ impl Model {
         let bytes = self.inodes[&source].data().map(|data| data.read(from_offset, length));
         let bytes = bytes.unwrap_or_default();
         if !bytes.is_empty() {
-            self.change_data(ino, |data| data.write(to_offset, &bytes));
+            self.write_data(ino, to_offset, &bytes);
         }
         Ok(Outcome::Count(bytes.len() as u64))
     }
@@ -457,16 +492,18 @@ impl Model {
         if length == 0 || shifts && (!aligned || beyond) {
             return Err(errno::EINVAL);
         }
-        self.reshape(ino, |data| match mode {
-            AllocateMode::Extend => data.grow(end),
+        self.reshape(ino, |step, data| match mode {
+            AllocateMode::Extend => data.grow(step, end),
             AllocateMode::KeepSize => {}
-            AllocateMode::PunchHole | AllocateMode::ZeroRangeKeepSize => data.zero(offset, end),
-            AllocateMode::ZeroRange => {
-                data.zero(offset, end);
-                data.grow(end);
+            AllocateMode::PunchHole | AllocateMode::ZeroRangeKeepSize => {
+                data.zero(step, offset, end);
             }
-            AllocateMode::CollapseRange => data.collapse(offset, end),
-            AllocateMode::InsertRange => data.insert(offset, length),
+            AllocateMode::ZeroRange => {
+                data.zero(step, offset, end);
+                data.grow(step, end);
+            }
+            AllocateMode::CollapseRange => data.collapse(step, offset, end),
+            AllocateMode::InsertRange => data.insert(step, offset, length),
         });
         Ok(())
     }

@@ -180,7 +180,7 @@ impl Comparison<'_> {
                 if exact {
                     format!("size {size}, expected {}", data.size)
                 } else {
-                    format!("size {size}, allowed {:?}", data.sizes)
+                    format!("size {size}, allowed {:?}", data.sizes())
                 }
             });
             if self.done() {
@@ -203,8 +203,8 @@ impl Comparison<'_> {
             };
             let allowed = match page {
                 None => matches(Block::zero()),
-                Some(page) if exact => matches(&page.now),
-                Some(page) => page.may_be.iter().any(matches),
+                Some(page) if exact => matches(page.now()),
+                Some(_) => data.may_hold(index, size).is_some_and(|mut held| held.any(matches)),
             };
             if !allowed {
                 let problem = node.unreadable.get(&index);
@@ -216,10 +216,10 @@ impl Comparison<'_> {
                     let expected = page.map_or_else(
                         || "zeros".to_owned(),
                         |page| {
-                            let candidates = if exact {
-                                std::slice::from_ref(&page.now)
+                            let candidates: Vec<_> = if exact {
+                                vec![page.now()]
                             } else {
-                                &page.may_be[..]
+                                data.may_hold(index, size).into_iter().flatten().collect()
                             };
                             let texts = candidates
                                 .iter()

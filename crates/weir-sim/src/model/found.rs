@@ -104,7 +104,7 @@ impl Found {
                 Body::File(data) => FoundBody::File(
                     data.pages
                         .iter()
-                        .map(|(index, page)| (*index, Arc::clone(&page.now)))
+                        .map(|(index, page)| (*index, Arc::clone(page.now())))
                         .collect(),
                 ),
                 Body::Directory { entries, .. } => FoundBody::Directory(

@@ -2,17 +2,22 @@
 //! durable, and how far certainty goes.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::compare::{Strictness, compare};
+use super::data::FileData;
 use super::found::Found;
-use super::{Ino, Model};
+use super::{Ino, Inode, Model};
 
 /// How many states below the acknowledged prefix are kept, to name what was lost.
 const REMEMBERED: usize = 256;
 
+/// All of a file.
+const EVERYTHING: Range<u64> = 0..u64::MAX;
+
 /// What a sync that returned success has made durable.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Durable {
     /// A file or directory, with everything the order puts before its last change.
     Inode {
@@ -21,8 +26,20 @@ pub enum Durable {
         /// Only its data, its size, and what is needed to find them.
         data_only: bool,
     },
+    /// Part of a file, with everything the order puts before the last write to this part, and before the last change
+    /// of the inode that was no write.
+    Range {
+        /// Which.
+        ino: Ino,
+        /// As above.
+        data_only: bool,
+        /// Bytes.
+        range: Range<u64>,
+    },
     /// Everything.
     All,
+    /// The operations up to here, and no data beyond what belongs to them.
+    Prefix,
 }
 
 /// Model states by number of operations applied.
@@ -34,9 +51,15 @@ pub struct History {
     acknowledged: u64,
     /// The sync that demands it, for the report.
     acknowledged_by: Option<String>,
-    /// Grows with every acknowledgement: states verified before are to be verified again.
+    /// States ever added.
+    pushed: u64,
+    /// Grows with every acknowledgement that demands more: states verified before are to be verified again.
     epoch: u64,
 }
+
+/// A point in a history.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Moment(u64);
 
 /// Why a found volume is none of the allowed states.
 #[derive(Debug, Clone)]
@@ -53,6 +76,7 @@ impl History {
             states: VecDeque::from([Arc::new(model)]),
             acknowledged,
             acknowledged_by: None,
+            pushed: 0,
             epoch: 0,
         }
     }
@@ -76,40 +100,66 @@ impl History {
     /// An operation was applied: `model` is the new present.
     pub fn push(&mut self, model: Arc<Model>) {
         self.states.push_back(model);
+        self.pushed += 1;
     }
 
     /// More states that an operation passes through, if any.
     pub fn extend(&mut self, models: impl IntoIterator<Item = Arc<Model>>) {
-        self.states.extend(models);
-    }
-
-    /// Takes the states after `model` back: the operation turned out to have failed.
-    pub fn back_to(&mut self, model: &Arc<Model>) {
-        while self.states.len() > 1 && !Arc::ptr_eq(self.now(), model) {
-            self.states.pop_back();
+        for model in models {
+            self.push(model);
         }
     }
 
-    /// A sync returned success.
-    pub fn acknowledge(&mut self, durable: Durable, by: &str) {
+    /// The present, to come back to.
+    pub const fn moment(&self) -> Moment {
+        Moment(self.pushed)
+    }
+
+    /// Takes the states since `moment` back: the operation turned out to have failed.
+    pub fn back_to(&mut self, moment: Moment) {
+        while self.states.len() > 1 && self.pushed > moment.0 {
+            self.states.pop_back();
+            self.pushed -= 1;
+        }
+    }
+
+    /// A sync of the present has returned success.
+    pub fn acknowledge(&mut self, durable: &Durable, by: &str) {
         let now = Arc::clone(self.now());
-        let (step, inodes): (u64, Vec<Ino>) = match durable {
-            Durable::All => (now.step(), now.inodes().map(|(ino, _)| ino).collect()),
+        self.acknowledge_at(&now, durable, by);
+    }
+
+    /// A sync that was asked for when `then` was the present has ended with success. What was done since then may be
+    /// lost.
+    pub fn acknowledge_at(&mut self, then: &Model, durable: &Durable, by: &str) {
+        let inode = |ino: Ino| then.inode(ino);
+        let whole = |ino: Ino| (ino, EVERYTHING);
+        let (step, parts): (u64, Vec<(Ino, Range<u64>)>) = match durable {
+            Durable::All => (then.step(), then.inodes().map(|(ino, _)| whole(ino)).collect()),
+            Durable::Prefix => (then.step(), Vec::new()),
             Durable::Inode { ino, data_only } => {
-                let step = now
-                    .inode(ino)
-                    .map_or(0, |inode| if data_only { inode.data_touched } else { inode.touched });
-                (step, vec![ino])
+                let step = |inode: &Arc<Inode>| {
+                    if *data_only { inode.data_touched } else { inode.touched }
+                };
+                (inode(*ino).map_or(0, step), vec![whole(*ino)])
+            }
+            Durable::Range { ino, data_only, range } => {
+                let step = |inode: &Arc<Inode>| {
+                    let written = inode.data().map_or(0, |data| data.written(range));
+                    written.max(if *data_only { inode.shaped } else { inode.changed })
+                };
+                (inode(*ino).map_or(0, step), vec![(*ino, range.clone())])
             }
         };
-        self.epoch += 1;
-        if step > self.acknowledged {
+        let mut demands_more = step > self.acknowledged;
+        if demands_more {
             self.acknowledged = step;
             self.acknowledged_by = Some(by.to_owned());
         }
-        for ino in inodes {
-            self.settle(&now, ino);
+        for (ino, range) in parts {
+            demands_more |= self.settle(then, ino, &range, step);
         }
+        self.epoch += u64::from(demands_more);
         while self.states.len() > 1
             && self.states.get(REMEMBERED).is_some_and(|state| state.step() <= self.acknowledged)
         {
@@ -117,16 +167,31 @@ impl History {
         }
     }
 
-    /// The contents of `ino` are durable: also in the earlier states from the last change of them on.
-    fn settle(&mut self, now: &Model, ino: Ino) {
-        let Some(inode) = now.inode(ino) else { return };
-        let Some(data) = inode.data() else { return };
-        let synced = Arc::new(data.synced());
-        for state in &mut self.states {
-            if state.step() >= inode.data_touched && state.inode(ino).is_some() {
-                Arc::make_mut(state).settle(ino, &synced);
+    /// Part of `ino` is durable as it was `then`: also in the states before and after in which it has passed through
+    /// this. True if that leaves a crash fewer choices.
+    fn settle(&mut self, then: &Model, ino: Ino, range: &Range<u64>, from_step: u64) -> bool {
+        let Some(data) = then.inode(ino).and_then(|inode| inode.data()) else { return false };
+        let settled = data.settled(range);
+        if !data.is_affected(&settled) {
+            return false;
+        }
+        let mut changed = false;
+        let mut certain = FileData::clone(data);
+        certain.settle(range);
+        let certain = Arc::new(certain);
+        for state in self.states.iter_mut().filter(|state| state.step() >= from_step) {
+            let Some(present) = state.inode(ino).and_then(|inode| inode.data()) else { continue };
+            if Arc::ptr_eq(present, data) {
+                changed = true;
+                Arc::make_mut(state).settle(ino, &certain);
+            } else if present.is_affected(&settled) {
+                let mut present = FileData::clone(present);
+                present.apply_settled(&settled);
+                changed = true;
+                Arc::make_mut(state).settle(ino, &Arc::new(present));
             }
         }
+        changed
     }
 
     fn allowed(&self) -> impl DoubleEndedIterator<Item = &Arc<Model>> {

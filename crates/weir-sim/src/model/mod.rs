@@ -94,6 +94,10 @@ pub struct Inode {
     pub touched: u64,
     /// The same for data and size alone.
     pub data_touched: u64,
+    /// As `touched`, without writes: what a sync of any range has to cover.
+    pub changed: u64,
+    /// As `data_touched`, without writes.
+    pub shaped: u64,
 }
 
 impl Inode {
@@ -111,6 +115,8 @@ impl Inode {
             body,
             touched: step,
             data_touched: step,
+            changed: step,
+            shaped: step,
         }
     }
 
@@ -253,7 +259,7 @@ impl Model {
         self.inodes.insert(ino, Arc::new(inode));
     }
 
-    /// Replaces the contents of a file by an equal one that is durable.
+    /// Replaces the contents of a file by such that leave a crash fewer choices.
     pub(crate) fn settle(&mut self, ino: Ino, data: &Arc<FileData>) {
         if let Some(inode) = self.inodes.get_mut(&ino)
             && inode.data().is_some()

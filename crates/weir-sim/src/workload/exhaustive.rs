@@ -1,9 +1,11 @@
 //! Every sequence of one and of two actions from a list of all namespace and data operations, on
 //! small starting trees, each action followed by each kind of sync: bounded black-box crash testing.
 
-use weir::{AllocateMode, FileType, RenameMode, Timestamp};
+use std::ops::Range;
 
-use crate::op::{Op, Sync, Target};
+use weir::{AllocateMode, BackgroundWork, FileType, RenameMode, Timestamp};
+
+use crate::op::{Hold, Op, Sync, Target};
 
 /// What follows an action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,10 +24,18 @@ pub enum Follow {
     Checkpoint,
     /// Writeback, without a sync.
     Writeback,
+    /// A ticket for an `fsync` of it, which ends when somebody else makes it.
+    Ticket,
+    /// A ticket for an `fdatasync` of its second page, and the log is driven until that has ended.
+    RangedTicket,
+    /// A barrier.
+    Barrier,
+    /// A barrier for the data of the file.
+    FileBarrier,
 }
 
 /// All of them.
-pub const FOLLOWS: [Follow; 7] = [
+pub const FOLLOWS: [Follow; 11] = [
     Follow::Nothing,
     Follow::Fsync,
     Follow::Fdatasync,
@@ -33,6 +43,10 @@ pub const FOLLOWS: [Follow; 7] = [
     Follow::SyncAll,
     Follow::Checkpoint,
     Follow::Writeback,
+    Follow::Ticket,
+    Follow::RangedTicket,
+    Follow::Barrier,
+    Follow::FileBarrier,
 ];
 
 /// Names of the starting trees.
@@ -134,9 +148,13 @@ pub fn tree(index: usize) -> Vec<Op> {
     ops
 }
 
-/// Gives the data of an operation its tag.
+/// Gives the data of an operation its tag, and a ticket its number.
 pub const fn set_tag(op: &mut Op, value: u32) {
-    if let Op::Write { tag, .. } | Op::Append { tag, .. } | Op::SetXattr { tag, .. } = op {
+    if let Op::Write { tag, .. }
+    | Op::Append { tag, .. }
+    | Op::SetXattr { tag, .. }
+    | Op::Submit { ticket: tag, .. } = op
+    {
         *tag = value;
     }
 }
@@ -282,7 +300,18 @@ fn follow(ops: &mut Vec<Op>, action: &[Op], follow: Follow) {
         Follow::SyncAll => ops.push(Op::Sync(Sync::All)),
         Follow::Checkpoint => ops.push(Op::Checkpoint),
         Follow::Writeback => ops.push(Op::Writeback),
+        Follow::Barrier => ops.push(Op::Barrier { target: None }),
+        Follow::FileBarrier => ops.push(Op::Barrier { target: Some(subject) }),
+        Follow::Ticket => ops.push(ticket(Sync::Full(subject), 0..u64::MAX)),
+        Follow::RangedTicket => {
+            ops.push(ticket(Sync::Data(subject), 4096..8192));
+            ops.push(Op::Background { work: BackgroundWork::Log, steps: 100 });
+        }
     }
+}
+
+const fn ticket(sync: Sync, range: Range<u64>) -> Op {
+    Op::Submit { sync, range, ticket: 0, hold: Hold::Await }
 }
 
 /// One workload: starting tree, and actions with what follows each.

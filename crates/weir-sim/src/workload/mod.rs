@@ -6,7 +6,7 @@ pub mod faults;
 pub mod random;
 
 use crate::model::{Ino, Model};
-use crate::op::{Op, Sync, Target};
+use crate::op::{Hold, Op, Sync, Target};
 use crate::rng::Rng;
 
 /// Tags from here on are for operations after a recovery.
@@ -35,8 +35,14 @@ pub fn followup(model: &Model, rng: &mut Rng) -> Vec<Op> {
         let tag = FOLLOWUP_TAG + rng.below(1000) as u32;
         let (offset, length) = (rng.below(size + 1), 1 + rng.below(12_000));
         ops.push(Op::Write { target: target.clone(), offset, length, tag });
-        if rng.one_in(2) {
-            ops.push(Op::Sync(Sync::Data(target)));
+        match rng.below(3) {
+            0 => ops.push(Op::Sync(Sync::Data(target))),
+            1 => {
+                let range = offset..offset + length;
+                let sync = Sync::Data(target);
+                ops.push(Op::Submit { sync, range, ticket: 1, hold: Hold::Await });
+            }
+            _ => {}
         }
     }
     let fresh = format!("/followup{}", rng.below(1000));

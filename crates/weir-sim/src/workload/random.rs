@@ -4,7 +4,7 @@
 use weir::{AllocateMode, BackgroundWork, FileType, RenameMode, Timestamp};
 
 use crate::model::Model;
-use crate::op::{Op, Sync, Target};
+use crate::op::{Hold, Op, Sync, Target};
 use crate::rng::Rng;
 use crate::system::Settings;
 
@@ -94,8 +94,8 @@ impl Generator<'_> {
                 2 => Op::Advance { ns: 1_000_000 * self.rng.below(60_000) },
                 _ => {
                     let work = match self.rng.below(8) {
-                        0 => BackgroundWork::Log,
-                        1..=2 => BackgroundWork::Writeback,
+                        0..=1 => BackgroundWork::Log,
+                        2 => BackgroundWork::Writeback,
                         3 => BackgroundWork::Purge,
                         _ => BackgroundWork::Checkpoint,
                     };
@@ -289,12 +289,32 @@ impl Generator<'_> {
     }
 
     fn sync(&mut self, writer: u8) -> Op {
-        Op::Sync(match self.rng.below(8) {
+        let sync = match self.rng.below(8) {
             0..=3 => Sync::Full(self.file(writer)),
             4..=5 => Sync::Data(self.file(writer)),
             6 => Sync::Full(Target::Path(format!("/w{writer}"))),
             _ => Sync::All,
-        })
+        };
+        match self.rng.below(18) {
+            0..=8 => Op::Sync(sync),
+            9 => Op::WaitDurable,
+            10 => Op::Barrier { target: sync.target().filter(|_| self.rng.one_in(2)).cloned() },
+            kind => {
+                let size = sync.target().map_or(0, |target| self.size(target));
+                let range = if self.rng.one_in(3) {
+                    0..u64::MAX
+                } else {
+                    let start = self.rng.below(size + 1);
+                    start..start + 1 + self.rng.below(size + 5000)
+                };
+                let hold = match kind {
+                    11..=15 => Hold::Await,
+                    16 => Hold::Deliver,
+                    _ => Hold::Drop,
+                };
+                Op::Submit { sync, range, ticket: self.ops.len() as u32, hold }
+            }
+        }
     }
 }
 

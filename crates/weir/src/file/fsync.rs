@@ -198,7 +198,9 @@ impl Engine {
         // What lies below the end of the range and is not logged reads as it was before, or as zeros. A range behind
         // the end says nothing about how far the file reaches.
         if range.start.saturating_mul(BLOCK_BYTES as u64) < inode.size() {
-            let covered = range.end.saturating_mul(BLOCK_BYTES as u64).min(inode.size());
+            let all = mutation::active(Mutation::SizeBeyondRange);
+            let end = if all { u64::MAX } else { range.end };
+            let covered = end.saturating_mul(BLOCK_BYTES as u64).min(inode.size());
             meta.item.size = meta.item.size.max(covered);
         }
         op.put(Key::inode(inode.number), &meta.item.encode());

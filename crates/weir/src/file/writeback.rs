@@ -357,7 +357,7 @@ impl Engine {
                 Some(error) => Err(error),
                 None => self.commit_piece(&mut piece),
             };
-            self.end(&piece, result.is_ok());
+            self.end(&piece, result.is_ok() || mutation::active(Mutation::SwallowWriteError));
             if let Err(error) = result {
                 self.counters.writeback_errors.add(1);
                 self.give_back(&piece);

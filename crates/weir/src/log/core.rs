@@ -17,6 +17,7 @@
 //! - nobody waits for ever: whenever nothing is in flight and no one is about to act, nobody waits;
 //! - after a failure nothing becomes durable any more, and every waiter hears of it.
 
+use crate::mutation::{self, Mutation};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Log sequence number: one per operation, from 1 on.
@@ -265,7 +266,9 @@ impl<T> Core<T> {
         self.durable = flush.covers;
         pop_reached(&mut self.durable_callers, self.durable, |waiter| wake.push(waiter));
         let acks = &mut self.acks;
-        pop_reached(&mut self.callbacks, self.durable, |waiter| acks.push_back((waiter, true)));
+        let all = mutation::active(Mutation::AcknowledgeOutOfOrder);
+        let reached = if all { Lsn::MAX } else { self.durable };
+        pop_reached(&mut self.callbacks, reached, |waiter| acks.push_back((waiter, true)));
     }
 
     /// A flush failed, or a frame could not be written anywhere. Fills `wake` with every blocked

@@ -1,0 +1,314 @@
+//! The stall gate: what does not have to wait for the disk does not wait for it, whatever else is going on.
+//!
+//! On a disk where a write takes 1 ms and a flush 50 ms, one file of 1 GiB is synced and checkpoints are made without a
+//! break. Meanwhile cached reads, no-wait reads, writes below the throttle, metadata operations and the submission of
+//! tickets never take longer than 1 ms, and a small fsync never longer than two flushes and its own write. All times are
+//! virtual ([`time`]) and the schedule is drawn from a seed: no run depends on the machine.
+//!
+//! ```text
+//! cargo test --release -p weir-sim --features stall --test stall
+//! STALL_MIB=64 STALL_SEED=7 STALL_TRACE=1 cargo test ...    smaller, other schedule, says who waits for what
+//! ```
+
+mod disk;
+mod time;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use disk::{FLUSH_NS, SlowDisk, WRITE_NS};
+use shuttle::{Config, Runner, thread};
+use time::{OneByOne, Time};
+use weir::device::Device;
+use weir::{
+    BackgroundMode, BackgroundWork, CreateOptions, File, FileType, NewInode, OpenFlags, SetAttr,
+    SyncKind, Volume, VolumeOptions,
+};
+use weir_sim::rng::Rng;
+
+const MIB: u64 = 1 << 20;
+const PAGE: u64 = 4096;
+/// What an operation that need not wait may take.
+const PROMPT_NS: u64 = 1_000_000;
+/// What a small fsync may take: the flush under way when it comes, its own write, its own flush.
+const SMALL_FSYNC_NS: u64 = 2 * FLUSH_NS + WRITE_NS;
+
+fn environment(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
+}
+
+/// Waits of one kind of operation.
+#[derive(Debug, Clone, Copy, Default)]
+struct Waits {
+    count: u64,
+    worst_ns: u64,
+    worst_at_ns: u64,
+}
+
+/// Everything that the threads share.
+struct Stage {
+    time: Time,
+    disk: Arc<SlowDisk>,
+    volume: Volume,
+    big: File,
+    big_bytes: u64,
+    over: AtomicBool,
+    waits: Mutex<BTreeMap<&'static str, Waits>>,
+}
+
+impl Stage {
+    fn is_over(&self) -> bool {
+        self.over.load(SeqCst)
+    }
+
+    /// Measures how long `operation` waits.
+    fn timed<T>(&self, name: &'static str, limit_ns: u64, operation: impl FnOnce() -> T) -> T {
+        let began = self.time.now_ns();
+        let result = operation();
+        let took_ns = self.time.now_ns() - began;
+        if took_ns > limit_ns {
+            for line in self.disk.waiting() {
+                eprintln!("{name} waited {took_ns} ns from {began} ns on; still waiting: {line}");
+            }
+        }
+        let mut waits = self.waits.lock().unwrap_or_else(PoisonError::into_inner);
+        let entry = waits.entry(name).or_default();
+        entry.count += 1;
+        if took_ns > entry.worst_ns {
+            (entry.worst_ns, entry.worst_at_ns) = (took_ns, began);
+        }
+        result
+    }
+
+    /// A prompt operation, and a short pause, odd so that all phases of the disk's work are met.
+    fn prompt<T>(&self, name: &'static str, rng: &mut Rng, operation: impl FnOnce() -> T) -> T {
+        let result = self.timed(name, PROMPT_NS, operation);
+        self.time.sleep(100_000 + rng.below(900_000));
+        result
+    }
+
+    fn file(&self, name: &str) -> File {
+        self.volume.open_file(name, OpenFlags::CREATE).expect("open")
+    }
+}
+
+/// Cached pages of a small clean file, and of the big one, which is under writeback.
+fn reads(stage: &Stage, mut rng: Rng) {
+    let small = stage.file("/small-read");
+    let mut page = vec![0; PAGE as usize];
+    while !stage.is_over() {
+        let offset = PAGE * rng.below(16);
+        stage.prompt("cached read", &mut rng, || small.read_at(offset, &mut page)).expect("read");
+        let offset = PAGE * rng.below(stage.big_bytes / PAGE);
+        stage
+            .prompt("cached read of the file being synced", &mut rng, || {
+                stage.big.read_at(offset, &mut page)
+            })
+            .expect("read");
+        // Whether it finds everything cached or not: it does not wait.
+        let read =
+            stage.prompt("no-wait read", &mut rng, || stage.big.read_at_nowait(offset, &mut page));
+        assert!(matches!(read, Ok(_) | Err(weir::Error::WouldBlock)), "{read:?}");
+    }
+}
+
+fn writes(stage: &Stage, mut rng: Rng) {
+    let small = stage.file("/small-write");
+    let page = vec![7; PAGE as usize];
+    while !stage.is_over() {
+        let offset = PAGE * rng.below(64);
+        stage.prompt("write", &mut rng, || small.write_at(offset, &page)).expect("write");
+        stage.prompt("append", &mut rng, || small.append(&page[..100])).expect("append");
+        let offset = PAGE * rng.below(stage.big_bytes / PAGE);
+        stage
+            .prompt("write to the file being synced", &mut rng, || {
+                stage.big.write_at(offset, &page)
+            })
+            .expect("write");
+        if small.size() > MIB {
+            stage.prompt("truncate", &mut rng, || small.truncate(64 * PAGE)).expect("truncate");
+        }
+    }
+}
+
+fn names(stage: &Stage, mut rng: Rng) {
+    let volume = &stage.volume;
+    let dir = volume.create_dir("/names", 0o755).expect("mkdir").ino;
+    let new = NewInode::new(FileType::Regular, 0o644);
+    let mut number = 0;
+    while !stage.is_over() {
+        number += 1;
+        let (name, other) = (format!("n{number}").into_bytes(), format!("m{number}").into_bytes());
+        let made =
+            stage.prompt("create", &mut rng, || volume.make(dir, &name, &new)).expect("create");
+        stage.prompt("lookup", &mut rng, || volume.lookup(dir, &name)).expect("lookup");
+        let change = SetAttr { permissions: Some(0o600), ..SetAttr::default() };
+        stage.prompt("setattr", &mut rng, || volume.setattr(made.ino, &change)).expect("setattr");
+        stage
+            .prompt("rename", &mut rng, || {
+                volume.rename(dir, &name, dir, &other, weir::RenameMode::Replace)
+            })
+            .expect("rename");
+        stage.prompt("getattr", &mut rng, || volume.getattr(made.ino)).expect("getattr");
+        stage
+            .prompt("readdir", &mut rng, || volume.readdir(dir, 0, &mut |_| true))
+            .expect("readdir");
+        if number % 2 == 0 {
+            stage.prompt("unlink", &mut rng, || volume.unlink(dir, &other)).expect("unlink");
+        }
+        stage.prompt("statfs", &mut rng, || volume.statfs());
+    }
+}
+
+fn tickets(stage: &Stage, mut rng: Rng) {
+    let page = vec![9; PAGE as usize];
+    let mut in_flight = Vec::new();
+    let files: Vec<File> = (0..8).map(|number| stage.file(&format!("/ticket{number}"))).collect();
+    while !stage.is_over() {
+        let file = &files[rng.index(files.len())];
+        let offset = PAGE * rng.below(32);
+        stage.prompt("write", &mut rng, || file.write_at(offset, &page)).expect("write");
+        let ticket = stage.prompt("ticket submission", &mut rng, || {
+            file.fsync_async(offset..offset + PAGE, SyncKind::Data)
+        });
+        in_flight.push(ticket.expect("ticket"));
+        if rng.one_in(16) {
+            let ticket =
+                stage.prompt("ticket submission, volume", &mut rng, || stage.volume.sync_async());
+            in_flight.push(ticket.expect("ticket"));
+        }
+        in_flight.retain(|ticket| ticket.poll().is_none_or(|result| result.is_err()));
+    }
+    for ticket in in_flight {
+        ticket.wait().expect("durable");
+    }
+}
+
+fn small_fsyncs(stage: &Stage, number: u64, mut rng: Rng) {
+    let file = stage.file(&format!("/log{number}"));
+    let record = vec![3; 3000];
+    while !stage.is_over() {
+        file.append(&record).expect("append");
+        stage.timed("small fsync", SMALL_FSYNC_NS, || file.fdatasync()).expect("fsync");
+        stage.time.sleep(rng.below(20_000_000));
+    }
+}
+
+fn checkpoints(stage: &Stage) {
+    while !stage.is_over() {
+        if !stage.volume.background_step(BackgroundWork::Checkpoint).expect("checkpoint") {
+            stage.time.sleep(5_000_000);
+        }
+    }
+}
+
+/// A volume with a dirty big file, and everything else cached.
+fn prepare(time: &Time, big_bytes: u64) -> Stage {
+    let disk = SlowDisk::new(4 * big_bytes + 512 * MIB, time.clone());
+    let device = Arc::clone(&disk) as Arc<dyn Device>;
+    let create = CreateOptions { log_bytes: Some(64 * MIB), ..CreateOptions::default() };
+    Volume::format_device(&device, &create).expect("format");
+    let options = VolumeOptions {
+        // The big file stays below the level at which writers are slowed down.
+        memory_bytes: Some(8 * big_bytes + 256 * MIB),
+        background: BackgroundMode::Threads,
+        clock: Arc::new(time.clone()),
+        ..VolumeOptions::default()
+    };
+    let volume = Volume::open_device(device, options).expect("open");
+    let small = volume.open_file("/small-read", OpenFlags::CREATE).expect("create");
+    small.write_at(0, &vec![1; 16 * PAGE as usize]).expect("write");
+    small.fsync().expect("fsync");
+    let big = volume.open_file("/big", OpenFlags::CREATE).expect("create");
+    let chunk = vec![5; MIB as usize];
+    for offset in (0..big_bytes).step_by(MIB as usize) {
+        big.write_at(offset, &chunk).expect("write");
+    }
+    let (over, waits) = (AtomicBool::new(false), Mutex::default());
+    Stage { time: time.clone(), disk, volume, big, big_bytes, over, waits }
+}
+
+fn run(seed: u64, big_bytes: u64) -> BTreeMap<&'static str, Waits> {
+    let time = Time::default();
+    let ticker = time.start();
+    let stage = Arc::new(prepare(&time, big_bytes));
+    let servers = stage.disk.start();
+    let began = time.now_ns();
+    let bodies: [(u64, fn(&Stage, Rng)); 5] =
+        [(1, reads), (2, writes), (3, names), (4, tickets), (5, |stage, _| checkpoints(stage))];
+    let mut threads: Vec<_> = bodies
+        .into_iter()
+        .map(|(label, body)| {
+            let stage = Arc::clone(&stage);
+            thread::spawn(move || body(&stage, Rng::derived(seed, label)))
+        })
+        .collect();
+    for number in 0..2 {
+        let stage = Arc::clone(&stage);
+        threads.push(thread::spawn(move || {
+            small_fsyncs(&stage, number, Rng::derived(seed, 100 + number));
+        }));
+    }
+    // Everybody is at work when the big fsync comes.
+    time.sleep(100_000_000);
+    stage.timed("big fsync", u64::MAX, || stage.big.fsync()).expect("fsync");
+    time.sleep(200_000_000);
+    stage.over.store(true, SeqCst);
+    for thread in threads {
+        thread.join().expect("no thread panics");
+    }
+    println!(
+        "{:?} in {} ms, {:?}",
+        stage.disk.served(),
+        (time.now_ns() - began) / 1_000_000,
+        stage.volume.stats().checkpoints
+    );
+    let waits = stage.waits.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let disk = Arc::clone(&stage.disk);
+    drop(stage);
+    disk.stop();
+    for server in servers {
+        server.join().expect("no server panics");
+    }
+    time.stop();
+    ticker.join().expect("the ticker does not panic");
+    waits
+}
+
+#[test]
+fn nothing_waits_for_a_big_fsync_and_a_checkpoint_but_who_has_to() {
+    let seed = environment("STALL_SEED", 1);
+    let big_bytes = environment("STALL_MIB", 1024) * MIB;
+    let mut config = Config::default();
+    config.stack_size = 1 << 20;
+    config.max_steps = shuttle::MaxSteps::None;
+    config.silence_warnings = true;
+    config.failure_persistence = shuttle::FailurePersistence::None;
+    let result = Arc::new(Mutex::new(BTreeMap::new()));
+    let filled = Arc::clone(&result);
+    Runner::new(OneByOne::new(seed), config).run(move || {
+        *filled.lock().unwrap_or_else(PoisonError::into_inner) = run(seed, big_bytes);
+    });
+    let waits = result.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let mut late = Vec::new();
+    for (name, wait) in &waits {
+        println!(
+            "{name:40} {:6} times, worst {:9} us, at {} us",
+            wait.count,
+            wait.worst_ns / 1000,
+            wait.worst_at_ns / 1000
+        );
+        let limit_ns = match *name {
+            "big fsync" => u64::MAX,
+            "small fsync" => SMALL_FSYNC_NS,
+            _ => PROMPT_NS,
+        };
+        if wait.worst_ns > limit_ns {
+            late.push(format!("{name} waited {} us", wait.worst_ns / 1000));
+        }
+        assert!(*name == "big fsync" || *name == "truncate" || wait.count > 10, "{name}: {wait:?}");
+    }
+    assert!(waits["big fsync"].worst_ns > big_bytes / MIB * 100_000, "it has to write");
+    assert!(late.is_empty(), "{late:#?}");
+}
