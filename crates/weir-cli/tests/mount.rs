@@ -8,15 +8,13 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::process::{Command, Stdio};
 
 use rustix::fs::{FallocateFlags, RenameFlags, XattrFlags};
 use rustix::io::Errno;
 
-use common::{Bench, SIGINT, SIGTERM, done, eventually, refused, weir};
+use common::{Bench, SIGINT, SIGTERM, done, eventually, refused};
 
 #[test]
 fn what_was_written_is_there_after_a_remount() {

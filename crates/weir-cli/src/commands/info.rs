@@ -59,6 +59,12 @@ pub fn run(args: &InfoArgs) -> Outcome {
         Some(space)
     };
     let counters = in_use.as_ref().and_then(|_| live_counters(path));
+    // A mount that was shut down is still in use, and that is not all there is to say.
+    let in_use =
+        in_use.map(|who| match counters.as_ref().map(|counters| &counters["volume"]["state"]) {
+            Some(Value::String(state)) if state != "ok" => format!("{who}: {state}"),
+            _ => who,
+        });
     if args.json {
         let mut value = as_json(path, &superblock, in_use.as_deref(), space.as_ref());
         if let Some(counters) = counters {

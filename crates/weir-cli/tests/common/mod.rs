@@ -47,7 +47,7 @@ pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
 
 /// A volume and a place to mount it; taken apart when dropped.
 pub struct Bench {
-    dir: TempDir,
+    pub dir: TempDir,
 }
 
 impl Bench {
