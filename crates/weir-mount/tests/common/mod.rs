@@ -2,6 +2,8 @@
 //! without the engine. One lock, no durability; names `panic` and files written to by `hold` give
 //! the tests something to hold on to.
 
+#![allow(dead_code)]
+
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};

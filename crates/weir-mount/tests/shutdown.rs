@@ -1,0 +1,129 @@
+//! A flush that fails, seen from the programs on a mount: nothing is acknowledged any more, what is in memory stays readable,
+//! and the mount says what happened. Skipped, with a word, where this machine cannot mount.
+#![allow(missing_docs)]
+
+mod common;
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use common::TestMount;
+use weir::device::memory::MemoryDevice;
+use weir::device::{
+    Buffers, Device, DeviceError, DeviceInfo, DeviceResult, IoClass, OnDone, Operation, Request,
+};
+use weir::{CreateOptions, Volume, VolumeOptions};
+use weir_mount::{WeirFs, client, ioctl};
+
+/// A disk with a volatile cache that fails to flush from some moment on.
+struct Failing {
+    memory: MemoryDevice,
+    broken: AtomicBool,
+}
+
+impl Failing {
+    fn flush_result(&self) -> DeviceResult<()> {
+        if !self.broken.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        Err(DeviceError {
+            operation: "flush",
+            offset_bytes: 0,
+            length_bytes: 0,
+            reason: "the disk is gone".to_owned(),
+            no_space: false,
+        })
+    }
+}
+
+impl Device for Failing {
+    fn info(&self) -> DeviceInfo {
+        DeviceInfo { fua: false, volatile_cache: true, ..self.memory.info() }
+    }
+    fn read(&self, offset: u64, buffers: &mut [&mut [u8]], class: IoClass) -> DeviceResult<()> {
+        self.memory.read(offset, buffers, class)
+    }
+    fn write(&self, offset: u64, buffers: &[&[u8]], class: IoClass, fua: bool) -> DeviceResult<()> {
+        self.memory.write(offset, buffers, class, fua)
+    }
+    fn flush(&self) -> DeviceResult<()> {
+        self.flush_result()
+    }
+    fn discard(&self, offset: u64, length: u64) -> DeviceResult<()> {
+        self.memory.discard(offset, length)
+    }
+    fn submit(&self, request: Request, on_done: OnDone) {
+        if request.operation == Operation::Flush {
+            return on_done(self.flush_result(), Buffers::None);
+        }
+        self.memory.submit(request, on_done);
+    }
+}
+
+fn errno<T: std::fmt::Debug>(result: io::Result<T>) -> Option<i32> {
+    result.unwrap_err().raw_os_error()
+}
+
+fn state(file: &File) -> String {
+    let stats: serde_json::Value = serde_json::from_slice(&client::stats(file).unwrap()).unwrap();
+    stats["volume"]["state"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn after_a_failed_flush_every_sync_is_an_error_memory_is_readable_and_the_mount_says_why() {
+    let memory = MemoryDevice::new(128 << 20);
+    let device = Arc::new(Failing { memory, broken: AtomicBool::new(false) });
+    let shared: Arc<dyn Device> = device.clone();
+    Volume::format_device(&shared, &CreateOptions::default()).unwrap();
+    let volume = Volume::open_device(shared, VolumeOptions::default()).unwrap();
+    let said = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&said);
+    let sink = Box::new(move |text: &str| log.lock().unwrap().push(text.to_owned()));
+    let fs = Arc::new(WeirFs::new(volume, true, sink).unwrap());
+    let Some(mount) = TestMount::new(fs, "threads=2") else { return };
+
+    fs::write(mount.path().join("before"), "durable").unwrap();
+    let dir = File::open(mount.path()).unwrap();
+    dir.sync_all().unwrap();
+    assert_eq!(state(&dir), "ok");
+    let files: Vec<_> = (0..6)
+        .map(|number| {
+            let mut file = File::create(mount.path().join(format!("f{number}"))).unwrap();
+            file.write_all(b"in memory").unwrap();
+            file
+        })
+        .collect();
+
+    device.broken.store(true, Ordering::SeqCst);
+    // Some wait on a server thread, some hold a ticket.
+    let syncers: Vec<_> =
+        files.into_iter().map(|file| thread::spawn(move || (file.sync_all(), file))).collect();
+    for syncer in syncers {
+        let (synced, file) = syncer.join().unwrap();
+        assert_eq!(errno(synced), Some(libc::EIO));
+        assert_eq!(errno(file.sync_data()), Some(libc::EIO), "and again");
+        assert_eq!(errno(file.write_all_at(b"more", 0)), Some(libc::EIO));
+    }
+    assert_eq!(errno(dir.sync_all()), Some(libc::EIO));
+    assert_eq!(errno(client::sync_volume(&dir, 0)), Some(libc::EIO));
+    assert_eq!(errno(client::barrier(&dir, 0)), Some(libc::EIO));
+    let last = client::lsn(&dir).unwrap().last;
+    assert_eq!(errno(client::wait_lsn(&dir, last, 0, ioctl::WAIT_PUSH)), Some(libc::EIO));
+    assert_eq!(errno(client::wait_lsn(&dir, last, 10_000_000, 0)), Some(libc::EIO));
+    assert_eq!(errno(File::create(mount.path().join("new"))), Some(libc::EIO));
+
+    assert_eq!(fs::read_to_string(mount.path().join("f3")).unwrap(), "in memory");
+    assert_eq!(fs::read_to_string(mount.path().join("before")).unwrap(), "durable");
+    let state = state(&dir);
+    assert!(state.starts_with("shut down") && state.contains("the disk is gone"), "{state}");
+    let mut value = [0; 512];
+    let bytes = rustix::fs::getxattr(mount.path(), "weir.status", &mut value).unwrap();
+    let status = String::from_utf8_lossy(&value[..bytes]).into_owned();
+    assert!(status.contains("shut down: "), "{status}");
+    let said = said.lock().unwrap();
+    assert!(said.iter().any(|line| line.contains("the disk is gone")), "{said:?}");
+}
