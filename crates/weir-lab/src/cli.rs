@@ -175,7 +175,7 @@ pub struct RunArgs {
     /// Directory for images and mount points
     #[arg(long, value_name = "DIR", default_value = ".")]
     work: PathBuf,
-    /// Rounds, interleaved over the targets [default: 3, quick: 2]
+    /// Rounds, interleaved over the targets [default: 3, quick: 2, quick aging: 1]
     #[arg(long, value_name = "N")]
     rounds: Option<usize>,
     /// Short version: smaller loads, fewer cases
@@ -559,7 +559,7 @@ fn measure(
     let plan = Plan {
         experiments,
         targets,
-        rounds: args.rounds.unwrap_or(if args.quick { 2 } else { 3 }).max(1),
+        rounds: args.rounds,
         quick: args.quick,
         seed: args.seed,
         baseline,

@@ -48,8 +48,8 @@ pub struct Plan {
     pub experiments: Vec<Box<dyn Experiment>>,
     /// Targets, in order.
     pub targets: Vec<TargetSpec>,
-    /// Rounds.
-    pub rounds: usize,
+    /// Rounds; each experiment's own default when not given.
+    pub rounds: Option<usize>,
     /// Short versions.
     pub quick: bool,
     /// Seed.
@@ -60,6 +60,12 @@ pub struct Plan {
     pub only_modes: Vec<String>,
     /// For setting targets up.
     pub stage: StageOptions,
+}
+
+impl Plan {
+    fn rounds_of(&self, experiment: &dyn Experiment) -> usize {
+        self.rounds.unwrap_or_else(|| experiment.default_rounds(self.quick)).max(1)
+    }
 }
 
 /// Key of a series of rounds.
@@ -175,8 +181,9 @@ pub fn run_plan(
     registry: &Arc<Registry>,
     cancel: &Cancel,
 ) -> LabResult<Outcome> {
-    let selected: usize = plan.experiments.iter().map(|e| selected_cases(plan, &**e).len()).sum();
-    let steps = selected * plan.targets.len() * plan.rounds;
+    let turns = |e: &dyn Experiment| selected_cases(plan, e).len() * plan.rounds_of(e);
+    let steps: usize =
+        plan.experiments.iter().map(|e| turns(&**e)).sum::<usize>() * plan.targets.len();
     if steps == 0 {
         return Err(LabError::BadOption("no mode is left to run (--mode)".into()));
     }
@@ -221,13 +228,14 @@ fn rotated<T: Clone>(items: &[T], round: usize) -> Vec<T> {
 impl Runner<'_> {
     fn experiment(&mut self, experiment: &dyn Experiment) -> LabResult<()> {
         let cases = selected_cases(self.plan, experiment);
-        for round in 0..self.plan.rounds {
+        let rounds = self.plan.rounds_of(experiment);
+        for round in 0..rounds {
             for spec in rotated(&self.plan.targets, round) {
                 let what = format!(
                     "{} round {}/{} on {}",
                     experiment.name(),
                     round + 1,
-                    self.plan.rounds,
+                    rounds,
                     spec.name()
                 );
                 self.progress.turn(&what);

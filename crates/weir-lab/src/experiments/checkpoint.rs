@@ -44,6 +44,8 @@ const CACHED_PER_S: f64 = 500.0;
 const META_PER_S: f64 = 100.0;
 const SYNCS_IN_FLIGHT: usize = 16;
 const MIB: u64 = 1 << 20;
+/// The quick version runs the first four.
+const MODES: [&str; 5] = ["quiet", "end", "trickle", "async", "dontcache"];
 
 /// The experiment.
 pub struct Checkpoint {
@@ -54,6 +56,7 @@ pub struct Checkpoint {
     reads_per_s: u64,
     appends_per_s: u64,
     quiet: Duration,
+    modes: &'static [&'static str],
 }
 
 impl Checkpoint {
@@ -67,6 +70,7 @@ impl Checkpoint {
             reads_per_s: o.reads.unwrap_or(400).max(READERS),
             appends_per_s: o.appends.unwrap_or(200).max(1),
             quiet: if quick { Duration::from_millis(1200) } else { Duration::from_secs(10) },
+            modes: if quick { &MODES[..4] } else { &MODES },
         }
     }
 
@@ -296,10 +300,7 @@ impl Experiment for Checkpoint {
 
     fn cases(&self) -> Vec<Case> {
         let mib = self.dirty_bytes / MIB;
-        ["quiet", "end", "trickle", "async", "dontcache"]
-            .iter()
-            .map(|m| Case::new(m).with("dirty_mib", mib))
-            .collect()
+        self.modes.iter().map(|m| Case::new(m).with("dirty_mib", mib)).collect()
     }
 
     fn prepare(&self, env: &Env<'_>) -> LabResult<()> {

@@ -77,7 +77,7 @@ impl Foundation {
             sequential_bytes: o.sequential_mib.unwrap_or(if quick { 256 } else { 1024 }).max(8)
                 * MIB,
             synced_files: o.synced_files.unwrap_or(if quick { 1000 } else { 10_000 }).max(1),
-            log_files: if quick { 4000 } else { 20_000 },
+            log_files: if quick { 2000 } else { 20_000 },
             tree_files: if quick { 1500 } else { 6000 },
             append_time: Duration::from_millis(if quick { 700 } else { 5000 }),
             cached_bytes: o.cached_mib.unwrap_or(256).max(1) * MIB,

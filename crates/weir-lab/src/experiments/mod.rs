@@ -221,6 +221,10 @@ pub trait Experiment {
     fn fresh_for_each_case(&self) -> bool {
         false
     }
+    /// Rounds when none are asked for.
+    fn default_rounds(&self, quick: bool) -> usize {
+        if quick { 2 } else { 3 }
+    }
     /// Prepares files, once per turn of a target.
     fn prepare(&self, env: &Env<'_>) -> LabResult<()> {
         let _ = env;

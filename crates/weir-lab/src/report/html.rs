@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::schema::{Curve, Report, Row, SeriesRow};
+use super::schema::{Curve, Report, Row, SeriesRow, skipped_groups};
 use super::svg::{Chart, Line, Shade, XAxis, escape, render as draw};
 use super::table::{figure, is_headline};
 use crate::experiments::{Better, Params, label};
@@ -184,10 +184,16 @@ fn experiment(out: &mut String, report: &Report, name: &str, targets: &[&str]) {
     out.push_str("</section>\n");
 }
 
+/// A ratio for people; small ones keep their digits.
+fn times(ratio: f64) -> String {
+    if ratio < 0.01 { format!("{}x", figure(ratio)) } else { format!("{ratio:.2}x") }
+}
+
 /// The name of a metric without the unit at its end.
 fn metric_title(metric: &str) -> String {
-    let units = ["_us", "_ms", "_ns", "_mib"];
+    let units = ["_us", "_ms", "_ns", "_mib", "_s"];
     let bare = units.iter().find_map(|u| metric.strip_suffix(u)).unwrap_or(metric);
+    let bare = if bare.ends_with("_per") { metric } else { bare };
     bare.replace('_', " ").replace("p999", "p99.9")
 }
 
@@ -230,7 +236,7 @@ fn bars(out: &mut String, rows: &[&Row], metric: &str, targets: &[&str]) {
         for row in rows.iter().filter(|r| label(&r.mode, &r.params) == case) {
             let color = targets.iter().position(|t| *t == row.target).unwrap_or(0) % 8;
             let ratio = row.ratio.filter(|_| row.baseline.as_deref() != Some(&row.target));
-            let ratio = ratio.map_or(String::new(), |r| format!(" · {r:.2}x"));
+            let ratio = ratio.map_or(String::new(), |r| format!(" · {}", times(r)));
             let _ = write!(
                 out,
                 "<div class=\"row\" title=\"{:.4}..{:.4} {}\"><span class=\"name\">{}</span>\
@@ -458,15 +464,15 @@ fn remarks(out: &mut String, report: &Report) {
     for note in &report.notes {
         let _ = write!(out, "<li>{}</li>", escape(note));
     }
-    for s in &report.not_offered {
+    for s in skipped_groups(&report.not_offered) {
         let _ = write!(
             out,
-            "<li>{}: {} {} on {}: {}</li>",
+            "<li>{}: {} on {}: {}: {}</li>",
             if s.failed { "<b>failed</b>" } else { "not offered" },
-            escape(&s.experiment),
-            escape(&label(&s.mode, &s.params)),
-            escape(&s.target),
-            escape(&s.reason)
+            escape(s.experiment),
+            escape(s.target),
+            escape(&s.cases.join(", ")),
+            escape(s.reason)
         );
     }
     out.push_str("</ul></section>\n");

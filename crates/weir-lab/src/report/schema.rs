@@ -6,7 +6,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{IoContext, LabError, LabResult};
-use crate::experiments::{Better, Mark, Params};
+use crate::experiments::{Better, Mark, Params, label};
 use crate::measure::SeriesPoint;
 use crate::target::stage::TargetInfo;
 
@@ -131,6 +131,44 @@ pub struct Skipped {
     pub failed: bool,
 }
 
+/// Cases without figures that have target and reason in common, for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SkippedGroup<'a> {
+    /// As in [`Skipped`].
+    pub experiment: &'a str,
+    /// As in [`Skipped`].
+    pub target: &'a str,
+    /// As in [`Skipped`].
+    pub reason: &'a str,
+    /// As in [`Skipped`].
+    pub failed: bool,
+    /// Mode and parameters of each.
+    pub cases: Vec<String>,
+}
+
+/// Groups cases by what they have in common, in the order of the first of each.
+pub fn skipped_groups(skipped: &[Skipped]) -> Vec<SkippedGroup<'_>> {
+    let mut groups: Vec<SkippedGroup<'_>> = Vec::new();
+    for s in skipped {
+        let case = label(&s.mode, &s.params);
+        let same = |g: &&mut SkippedGroup<'_>| {
+            (g.experiment, g.target, g.reason, g.failed)
+                == (s.experiment.as_str(), s.target.as_str(), s.reason.as_str(), s.failed)
+        };
+        match groups.iter_mut().find(same) {
+            Some(group) => group.cases.push(case),
+            None => groups.push(SkippedGroup {
+                experiment: &s.experiment,
+                target: &s.target,
+                reason: &s.reason,
+                failed: s.failed,
+                cases: vec![case],
+            }),
+        }
+    }
+    groups
+}
+
 /// The machine.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Machine {
@@ -206,5 +244,30 @@ impl Report {
             None => return Err(bad("no schema".into())),
         }
         serde_json::from_value(value).map_err(|e| bad(e.to_string()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cases_without_figures_are_grouped_by_target_and_reason() {
+        let skipped = |target: &str, mode: &str, reason: &str| Skipped {
+            experiment: "e".into(),
+            target: target.into(),
+            mode: mode.into(),
+            params: Params::new(),
+            reason: reason.into(),
+            failed: false,
+        };
+        let all = [skipped("a", "x", "no"), skipped("b", "x", "no"), skipped("a", "y", "no")];
+        let found = skipped_groups(&all);
+        assert_eq!(found.len(), 2);
+        assert_eq!(
+            (found[0].target, found[0].cases.as_slice()),
+            ("a", &["x".into(), "y".into()][..])
+        );
+        assert_eq!(found[1].target, "b");
     }
 }

@@ -153,9 +153,11 @@ fn axes(out: &mut String, chart: &Chart, s: &Scales) {
     };
     for (value, label) in ticks {
         let x = s.x(value);
+        // The last label would stick out of the picture.
+        let anchor = if x > WIDTH - RIGHT - 20.0 { "end" } else { "middle" };
         let _ = write!(
             out,
-            r#"<line class="grid" x1="{x:.1}" x2="{x:.1}" y1="{TOP}" y2="{:.0}"/><text x="{x:.1}" y="{:.0}" text-anchor="middle">{label}</text>"#,
+            r#"<line class="grid" x1="{x:.1}" x2="{x:.1}" y1="{TOP}" y2="{:.0}"/><text x="{x:.1}" y="{:.0}" text-anchor="{anchor}">{label}</text>"#,
             HEIGHT - BOTTOM,
             HEIGHT - BOTTOM + 18.0,
         );

@@ -1,6 +1,6 @@
 //! The table on the terminal.
 
-use super::schema::{Report, Row};
+use super::schema::{Report, Row, skipped_groups};
 use crate::experiments::label;
 use std::fmt::Write;
 
@@ -139,10 +139,10 @@ pub fn render(report: &Report) -> String {
         ]);
     }
     let mut out = aligned(&lines);
-    for s in &report.not_offered {
-        let case = label(&s.mode, &s.params);
+    for s in skipped_groups(&report.not_offered) {
         let word = if s.failed { "FAILED" } else { "not offered" };
-        let _ = writeln!(out, "{word}: {} {case} on {}: {}", s.experiment, s.target, s.reason);
+        let cases = s.cases.join(", ");
+        let _ = writeln!(out, "{word}: {} on {}: {cases}: {}", s.experiment, s.target, s.reason);
     }
     for note in &report.notes {
         let _ = writeln!(out, "note: {note}");

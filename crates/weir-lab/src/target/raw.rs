@@ -34,7 +34,7 @@ pub fn set_up(disk: &Disk) -> Built {
         counters: block.as_ref().map(counters_of).unwrap_or_default(),
     };
     let fs = Arc::new(RawFs { path, block });
-    Built { fs, info, daemons: Box::new(Vec::new), disks: disks_below(disk) }
+    Built { fs, info, daemons: Box::new(Vec::new), disks: disks_below(disk, false) }
 }
 
 impl Fs for RawFs {

@@ -217,9 +217,10 @@ pub fn counters_of(device: &BlockDevice) -> String {
     format!("/sys/block/{}/stat", device.name)
 }
 
-/// The disks that work on `disk` keeps busy: the loop device and what its image is on.
-pub fn disks_below(disk: &Disk) -> Vec<BlockDevice> {
-    disk.device().into_iter().chain(disk_of(&disk.run_dir)).collect()
+/// The disks that work on `disk` keeps busy: what its image is on, below the loop device unless that is
+/// passed by.
+pub fn disks_below(disk: &Disk, on_file: bool) -> Vec<BlockDevice> {
+    disk.device().filter(|_| !on_file).into_iter().chain(disk_of(&disk.run_dir)).collect()
 }
 
 fn first_line(program: &str, args: &[&str]) -> String {
@@ -273,7 +274,7 @@ fn set_up_kernel(spec: &TargetSpec, disk: &Disk, registry: &Arc<Registry>) -> La
     };
     let cold = Cold::Remount { node, options: options.into() };
     let fs = Arc::new(MountedFs::new(mount_point, device, cold));
-    Ok(Built { fs, info, daemons: Box::new(Vec::new), disks: disks_below(disk) })
+    Ok(Built { fs, info, daemons: Box::new(Vec::new), disks: disks_below(disk, false) })
 }
 
 /// Whether a directory has room for `bytes`.

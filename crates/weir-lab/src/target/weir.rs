@@ -83,7 +83,7 @@ pub fn set_up(disk: &Disk, options: &StageOptions, on_file: bool) -> LabResult<B
     };
     let choices = Mutex::new(choices);
     let fs = Arc::new(WeirFs { device, block, open: RwLock::new(Some(open)), choices });
-    Ok(Built { fs, info, daemons: Box::new(Vec::new), disks: disks_below(disk) })
+    Ok(Built { fs, info, daemons: Box::new(Vec::new), disks: disks_below(disk, on_file) })
 }
 
 /// How the volume is opened, now and whenever it is opened again.

@@ -165,5 +165,5 @@ pub fn set_up(
     let cold = Cold::Restart(Box::new(Served(Arc::clone(&daemon))));
     let fs = Arc::new(MountedFs::new(mount_point, device, cold));
     let daemons = Box::new(move || vec![daemon.pid.load(Ordering::Relaxed)]);
-    Ok(Built { fs, info, daemons, disks: disks_below(disk) })
+    Ok(Built { fs, info, daemons, disks: disks_below(disk, on_file) })
 }
