@@ -67,7 +67,7 @@ fn a_ranged_sync_through_the_mount_survives_a_kill() {
     let Some(bench) = Bench::new() else { return };
     let server = bench.foreground();
     let table = file(&bench, "table");
-    table.write_all_at(&[7; 1 << 20], 0).unwrap();
+    table.write_all_at(&vec![7; 1 << 20], 0).unwrap();
     client::sync_range(&table, 0, 256 << 10, 0).unwrap();
     table.write_all_at(&[8; 4096], 1 << 20).unwrap();
     client::sync_range(&table, 1 << 20, 4096, ioctl::SYNC_START).unwrap();
@@ -146,7 +146,7 @@ fn an_unlinked_file_whose_sync_is_under_way_is_purged_in_the_end() {
     let Some(bench) = Bench::mounted(&["-o", "threads=2"]) else { return };
     for round in 0..50 {
         let file = file(&bench, "doomed");
-        file.write_all_at(&[round; 20_000], 0).unwrap();
+        file.write_all_at(&vec![round; 20_000], 0).unwrap();
         client::sync_range(&file, 0, 0, ioctl::SYNC_START).unwrap();
         fs::remove_file(bench.at("doomed")).unwrap();
     }

@@ -121,8 +121,9 @@ impl FuserTransport {
             }
             Command::WaitLsn { lsn, timeout_us, push } => {
                 let done = answer(reply);
-                self.dispatcher
-                    .run_here(Here::Free, || self.ops.wait_lsn(lsn, timeout_us, push, done));
+                self.dispatcher.run_here(Here::Free, || {
+                    self.ops.wait_lsn(lsn, timeout_us, push, done);
+                });
             }
             command => {
                 let class = command.class();

@@ -62,13 +62,11 @@ impl Watcher {
         if list.thread.is_none() {
             let shared = Arc::clone(&self.0);
             let builder = std::thread::Builder::new().name("weir-watch".to_owned());
-            match builder.spawn(move || shared.run()) {
-                Ok(thread) => list.thread = Some(thread),
-                Err(_) => {
-                    drop(list);
-                    return done(Err(Errno::ENOMEM));
-                }
-            }
+            let Ok(thread) = builder.spawn(move || shared.run()) else {
+                drop(list);
+                return done(Err(Errno::ENOMEM));
+            };
+            list.thread = Some(thread);
         }
         list.watches.push(Watch { lsn, deadline, done });
         drop(list);
