@@ -3,7 +3,7 @@
 //! A [`Device`] takes reads, writes, flushes and discards. Each exists in two forms: blocking on
 //! the calling thread ([`Device::read`] …: the cheapest way when the caller has to wait anyway,
 //! for example a leader that writes a log frame), and submitted ([`Device::submit`]: completes later
-//! on a thread of the device's choosing). A completed write may still be in the device's volatile cache;
+//! on a thread of the device's choosing). [`Device::run_all`] is for a thread that has many and waits for them. A completed write may still be in the device's volatile cache;
 //! a flush that *started* after a write completed makes that write durable.
 //!
 //! Offsets and lengths are multiples of 4096 and buffers are aligned to 4096 bytes (the
@@ -148,4 +148,9 @@ pub trait Device: Send + Sync {
     fn discard(&self, offset_bytes: u64, length_bytes: u64) -> DeviceResult<()>;
     /// Starts `request`; `on_done` is called when it has ended.
     fn submit(&self, request: Request, on_done: OnDone);
+    /// Performs all of `requests`, side by side as far as the device can, and returns when the last has ended: results
+    /// and memory in the order of the requests. Blocks; not for a thread that the device calls completions on.
+    fn run_all(&self, requests: Vec<Request>) -> Vec<(DeviceResult<()>, Buffers)> {
+        request::submit_all(self, requests)
+    }
 }

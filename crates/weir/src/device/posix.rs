@@ -1,6 +1,7 @@
 //! A disk that is a regular file or a block device of the host.
 //!
-//! Blocking calls run on the caller's thread. [`Device::submit`] hands the request to a small pool of
+//! Blocking calls run on the caller's thread, and so do batches where the host has `io_uring` (`posix/uring.rs`).
+//! [`Device::submit`] hands the request to a small pool of
 //! threads (`posix/pool.rs`), which take the most urgent class first and merge nothing.
 //!
 //! * I/O bypasses the host's cache (`O_DIRECT`) unless the host's file system refuses that (tmpfs).
@@ -18,6 +19,7 @@
 //! `pwritev`, `fallocate` and the `BLKDISCARD` control.
 
 mod pool;
+mod uring;
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, IoSlice, IoSliceMut, Seek, SeekFrom};
@@ -29,11 +31,12 @@ use std::path::Path;
 use super::buffer::AlignedBuf;
 use super::request::{check_range, check_transfer};
 use super::stats::DeviceStats;
-use super::{Device, DeviceError, DeviceInfo, DeviceResult, IoClass, OnDone, Request};
+use super::{Buffers, Device, DeviceError, DeviceInfo, DeviceResult, IoClass, OnDone, Request};
 use crate::format::BLOCK_BYTES_U64;
 use crate::sync::Arc;
 use crate::{Error, Result};
 use pool::Pool;
+use uring::Rings;
 
 /// Most segments of one vectored call (Linux's `IOV_MAX`).
 const MAX_SEGMENTS: usize = 1024;
@@ -56,6 +59,7 @@ pub enum OpenMode {
 pub struct PosixDevice {
     disk: Arc<Disk>,
     pool: Pool,
+    rings: Rings,
 }
 
 /// The open file and what is known of it; shared with the pool's threads.
@@ -142,7 +146,7 @@ impl PosixDevice {
         };
         let stats = DeviceStats::default();
         let disk = Arc::new(Disk { file, is_block_device, direct, info, stats });
-        Ok(Self { disk, pool: Pool::new(DEFAULT_THREADS) })
+        Ok(Self { disk, pool: Pool::new(DEFAULT_THREADS), rings: Rings::new(true) })
     }
 
     /// Turns discarding on or off; it is on for block devices that can, off for files.
@@ -160,6 +164,19 @@ impl PosixDevice {
     pub fn with_threads(mut self, threads: usize) -> Self {
         self.pool = Pool::new(threads.max(1));
         self
+    }
+
+    /// Turns `io_uring` for batches off, or on again: it is on, and used where the host allows it. For a device not
+    /// used yet.
+    #[must_use]
+    pub fn with_io_uring(mut self, io_uring: bool) -> Self {
+        self.rings = Rings::new(io_uring);
+        self
+    }
+
+    /// Whether batches go through `io_uring`, as far as is known: the first one finds out.
+    pub fn uses_io_uring(&self) -> bool {
+        self.rings.available()
     }
 
     /// Whether the host's page cache is bypassed.
@@ -240,6 +257,18 @@ impl Device for PosixDevice {
 
     fn submit(&self, request: Request, on_done: OnDone) {
         self.pool.submit(&self.disk, request, on_done);
+    }
+
+    fn run_all(&self, mut requests: Vec<Request>) -> Vec<(DeviceResult<()>, Buffers)> {
+        if requests.len() == 1
+            && let Some(request) = requests.pop()
+        {
+            return vec![super::request::perform(&*self.disk, request)];
+        }
+        match self.rings.run(&self.disk, requests) {
+            Ok(outcomes) => outcomes,
+            Err(requests) => super::request::submit_all(self, requests),
+        }
     }
 }
 

@@ -1,8 +1,9 @@
-//! What device implementations share: the checks of the trait's rules, and performing a
-//! submitted [`Request`] through the blocking calls.
+//! What device implementations share: the checks of the trait's rules, performing a
+//! submitted [`Request`] through the blocking calls, and a batch through submissions.
 
 use super::{Buffers, Device, DeviceError, DeviceResult, Operation, Request};
 use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64};
+use crate::sync::{Arc, Condvar, Mutex};
 
 /// Checks that a range is made of whole blocks and lies inside a device of `size_bytes`.
 ///
@@ -97,6 +98,43 @@ pub fn perform(device: &dyn Device, request: Request) -> (DeviceResult<()>, Buff
         },
     };
     (result, buffers)
+}
+
+/// Results of a batch that is under way.
+struct Latch {
+    outcomes: Mutex<Vec<Option<(DeviceResult<()>, Buffers)>>>,
+    left: Mutex<usize>,
+    ended: Condvar,
+}
+
+/// Submits all of `requests`, and waits for the last.
+pub fn submit_all<D: Device + ?Sized>(
+    device: &D,
+    requests: Vec<Request>,
+) -> Vec<(DeviceResult<()>, Buffers)> {
+    let count = requests.len();
+    let outcomes = Mutex::new((0..count).map(|_| None).collect());
+    let latch = Arc::new(Latch { outcomes, left: Mutex::new(count), ended: Condvar::new() });
+    for (number, request) in requests.into_iter().enumerate() {
+        let done = Arc::clone(&latch);
+        let on_done = move |result, buffers| {
+            done.outcomes.lock()[number] = Some((result, buffers));
+            let mut left = done.left.lock();
+            *left -= 1;
+            if *left == 0 {
+                done.ended.notify_all();
+            }
+        };
+        device.submit(request, Box::new(on_done));
+    }
+    let mut left = latch.left.lock();
+    while *left > 0 {
+        latch.ended.wait(&mut left);
+    }
+    drop(left);
+    let outcomes = std::mem::take(&mut *latch.outcomes.lock());
+    // Each was filled before it was counted.
+    outcomes.into_iter().flatten().collect()
 }
 
 /// The request's buffers cannot serve its operation.

@@ -27,8 +27,8 @@ use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64, Key, MAX_INLINE_BYTES, checksu
 use crate::inode::Inode;
 use crate::log::Admission;
 use crate::mutation::{self, Mutation};
+use crate::sync::Arc;
 use crate::sync::atomic::Ordering;
-use crate::sync::{Arc, Condvar, Mutex};
 use crate::txn::{Home, Lsn, Op};
 use crate::types::BackgroundMode;
 use std::ops::Range;
@@ -307,7 +307,7 @@ impl Engine {
         }
     }
 
-    /// Runs the requests, in parallel where there are several and threads are allowed.
+    /// Runs the requests: in one batch, or in manual mode one by one.
     fn run_requests(
         &self,
         requests: Vec<OutRequest>,
@@ -324,29 +324,20 @@ impl Engine {
                 })
                 .collect();
         }
-        let pending = Arc::new(Pending::default());
         let mut pieces = Vec::with_capacity(requests.len());
-        for (number, request) in requests.into_iter().enumerate() {
+        let to_device = |request: OutRequest| {
             pieces.push(request.pieces);
-            pending.wait_below(WRITES_IN_FLIGHT, number);
-            let done = pending.clone();
-            let request = Request {
+            Request {
                 operation: Operation::Write { fua: false },
                 offset_bytes: request.block * BLOCK_BYTES_U64,
                 buffers: Buffers::Pages(request.pages),
                 class,
-            };
-            self.device.submit(
-                request,
-                Box::new(move |result, buffers| {
-                    drop(buffers);
-                    done.ended(number, result.map_err(Error::from));
-                }),
-            );
-        }
-        let mut results = pending.wait_all(pieces.len());
-        results.sort_by_key(|(number, _)| *number);
-        pieces.into_iter().zip(results).map(|(pieces, (_, result))| (pieces, result)).collect()
+            }
+        };
+        let requests = requests.into_iter().map(to_device).collect();
+        let results = self.device.run_all(requests).into_iter();
+        let results = results.map(|(result, _)| result.map_err(Error::from));
+        pieces.into_iter().zip(results).collect()
     }
 
     /// Commits what was written. The first error is returned after all pieces were settled.
@@ -548,43 +539,10 @@ fn note_error(inode: &Inode, error: &Error) {
     held.1 = Some(error.clone());
 }
 
-/// Most requests of one batch under way at a time.
-const WRITES_IN_FLIGHT: usize = 8;
-
 struct OutRequest {
     block: u64,
     pages: Vec<PageRef>,
     pieces: Vec<usize>,
-}
-
-/// Requests under way: a latch.
-#[derive(Default)]
-struct Pending {
-    results: Mutex<Vec<(usize, Result<()>)>>,
-    changed: Condvar,
-}
-
-impl Pending {
-    fn ended(&self, number: usize, result: Result<()>) {
-        self.results.lock().push((number, result));
-        self.changed.notify_all();
-    }
-
-    /// Waits until fewer than `limit` of `started` requests are under way.
-    fn wait_below(&self, limit: usize, started: usize) {
-        let mut results = self.results.lock();
-        while started - results.len() >= limit {
-            self.changed.wait(&mut results);
-        }
-    }
-
-    fn wait_all(&self, started: usize) -> Vec<(usize, Result<()>)> {
-        let mut results = self.results.lock();
-        while results.len() < started {
-            self.changed.wait(&mut results);
-        }
-        std::mem::take(&mut results)
-    }
 }
 
 /// The newest operation whose payload may go home: durable in the log.

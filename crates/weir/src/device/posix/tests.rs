@@ -299,3 +299,144 @@ fn background_requests_leave_a_thread_for_urgent_ones() {
         release.send(()).unwrap();
     }
 }
+
+/// Writes `count` scattered pieces in one batch, reads them back in another, and compares.
+fn batches_round_trip(device: &PosixDevice, count: u64) {
+    let place = |number: u64| (number * 11 % count) * 16384;
+    let length = |number: u64| if number.is_multiple_of(5) { 12288 } else { 4096 };
+    let pool = crate::cache::page::PagePool::new(4 << 20);
+    let before = device.stats().counters();
+    let writes = (0..count).map(|number| {
+        let bytes = pattern(length(number), number as u32);
+        let buffers = if number.is_multiple_of(3) {
+            let page = |piece: &[u8]| {
+                let mut page = pool.alloc_zeroed().unwrap();
+                page.copy_from_slice(piece);
+                page.freeze()
+            };
+            Buffers::Pages(bytes.chunks(4096).map(page).collect())
+        } else {
+            Buffers::Owned(bytes)
+        };
+        let operation = Operation::Write { fua: number == 4 };
+        Request { operation, offset_bytes: place(number), buffers, class: IoClass::Writeback }
+    });
+    let results = device.run_all(writes.collect());
+    assert!(results.iter().all(|(result, _)| result.is_ok()), "{results:?}");
+    let reads = (0..count).map(|number| {
+        let length = length(number);
+        let buffers = if number.is_multiple_of(3) {
+            Buffers::Fill((0..length / 4096).map(|_| pool.alloc_zeroed().unwrap()).collect())
+        } else {
+            Buffers::Owned(AlignedBuf::zeroed(length))
+        };
+        let offset_bytes = place(number);
+        Request { operation: Operation::Read, offset_bytes, buffers, class: IoClass::SyncRead }
+    });
+    for (number, (result, buffers)) in device.run_all(reads.collect()).into_iter().enumerate() {
+        assert_eq!(result, Ok(()));
+        let bytes = match buffers {
+            Buffers::Owned(buffer) => buffer.to_vec(),
+            Buffers::Fill(pages) => pages.iter().flat_map(|page| page.to_vec()).collect(),
+            other => panic!("other buffers came back: {other:?}"),
+        };
+        assert!(bytes == pattern(length(number as u64), number as u32)[..], "piece {number}");
+    }
+    let counted = device.stats().counters().since(&before);
+    let bytes: usize = (0..count).map(length).sum();
+    assert_eq!((counted.reads, counted.writes), (count, count));
+    assert_eq!((counted.read_bytes, counted.write_bytes), (bytes as u64, bytes as u64));
+}
+
+#[test]
+fn batches_do_every_request_and_give_the_memory_back_in_order() {
+    for io_uring in [true, false] {
+        let path = TempPath::new();
+        let device = PosixDevice::create(&path.0, 8 << 20).unwrap().with_io_uring(io_uring);
+        for count in [0, 1, 2, 63, 64, 65, 300] {
+            batches_round_trip(&device, count);
+        }
+        assert!(io_uring || !device.uses_io_uring());
+        drop(device);
+        std::fs::remove_file(&path.0).unwrap();
+    }
+}
+
+#[test]
+fn a_request_of_a_batch_fails_alone() {
+    for io_uring in [true, false] {
+        let path = TempPath::new();
+        let device = PosixDevice::create(&path.0, 1 << 20).unwrap().with_io_uring(io_uring);
+        let write = |offset_bytes: u64, buffers: Buffers| Request {
+            operation: Operation::Write { fua: false },
+            offset_bytes,
+            buffers,
+            class: IoClass::SyncWrite,
+        };
+        let page = || Buffers::Owned(pattern(4096, 1));
+        let results = device.run_all(vec![
+            write(0, page()),
+            write(1 << 20, page()),
+            write(100, page()),
+            write(4096, Buffers::None),
+            write(8192, page()),
+        ]);
+        let ok: Vec<bool> = results.iter().map(|(result, _)| result.is_ok()).collect();
+        assert_eq!(ok, [true, false, false, false, true]);
+        assert_eq!(device.stats().counters().writes, 2);
+        drop(device);
+        // A device that may not be written: the host refuses each.
+        let device =
+            PosixDevice::open(&path.0, OpenMode::ReadOnly).unwrap().with_io_uring(io_uring);
+        let results = device.run_all(vec![write(0, page()), write(4096, page())]);
+        assert!(results.iter().all(|(result, _)| result.is_err()));
+        assert_eq!(device.stats().counters().errors, 2);
+        drop(device);
+        std::fs::remove_file(&path.0).unwrap();
+    }
+}
+
+/// Makes the host refuse `io_uring_setup` to the calling thread with `error`, as a sandbox does.
+fn refuse_io_uring(error: i32) {
+    let statement =
+        |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
+    // Load the number of the system call; if it is io_uring_setup (425 everywhere), answer the error; else allow.
+    let mut filter = [
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, 425),
+        statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | error as u32),
+        statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: 4, filter: filter.as_mut_ptr() };
+    // SAFETY: plain arguments, and a program that lives across the calls; it binds only this thread.
+    let answers = unsafe {
+        let privileges = libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+        let mode = libc::SECCOMP_MODE_FILTER;
+        (privileges, libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const program))
+    };
+    assert_eq!(answers, (0, 0));
+}
+
+#[test]
+fn a_host_that_refuses_io_uring_is_served_by_threads() {
+    for error in [libc::ENOSYS, libc::EPERM] {
+        let refused = std::thread::spawn(move || {
+            refuse_io_uring(error);
+            let path = TempPath::new();
+            let device = PosixDevice::create(&path.0, 2 << 20).unwrap();
+            assert!(device.uses_io_uring());
+            batches_round_trip(&device, 40);
+            assert!(!device.uses_io_uring());
+            batches_round_trip(&device, 40);
+        });
+        refused.join().unwrap();
+    }
+    let out_of_luck = std::thread::spawn(|| {
+        refuse_io_uring(libc::ENOMEM);
+        let path = TempPath::new();
+        let device = PosixDevice::create(&path.0, 2 << 20).unwrap();
+        batches_round_trip(&device, 40);
+        assert!(device.uses_io_uring(), "the next batch may have more luck");
+    });
+    out_of_luck.join().unwrap();
+}

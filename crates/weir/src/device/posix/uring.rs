@@ -1,0 +1,356 @@
+//! Batches of reads and writes through `io_uring`: the thread that has them submits and waits for them itself, so a
+//! request costs no hand-over to another thread.
+//!
+//! A batch takes a ring of its own, kept from an earlier one or new, for as long as it runs. Where the host refuses rings
+//! (an old kernel, a sandbox) the first attempt finds out and the device's threads do the work from then on. Whatever
+//! the ring cannot do (a flush, a discard, a forced write), or gives back with a temporary error, is done by a blocking call.
+//!
+//! **Invariant:** no request is in the kernel's hands when a batch ends, however it ends: the memory of its buffers belongs to
+//! the caller again. A ring on which a system call failed is not used again.
+//!
+//! This module uses `unsafe` to give the kernel addresses that it uses after the call: `io_uring` is made of that. All of it
+//! is in [`Batch`], which owns the memory and does not go away before the kernel has let go of it.
+
+use super::{Disk, device_error};
+use crate::device::request::{check_transfer, perform};
+use crate::device::{Buffers, DeviceResult, IoClass, Operation, Request};
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, Ordering};
+use io_uring::{IoUring, opcode, squeue, types};
+use std::fmt;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+
+/// Requests in flight of a batch that somebody waits for.
+const URGENT_DEPTH: usize = 64;
+/// Requests in flight of a batch that nobody waits for: keeps a disk busy, and its queue short for others.
+const PATIENT_DEPTH: usize = 32;
+/// Rings that are kept for the next batch.
+const SPARE_RINGS: usize = 4;
+/// Temporary errors in a row after which a ring is given up.
+const MAX_REFUSALS: u32 = 1000;
+/// Segments of one submission (Linux's `IOV_MAX`); the rest follows as after a short write.
+const MAX_SEGMENTS: usize = 1024;
+
+/// What a batch answers, in the order of its requests.
+pub(super) type Outcomes = Vec<(DeviceResult<()>, Buffers)>;
+
+/// The rings of one device. See the module's head.
+pub(super) struct Rings {
+    spare: Mutex<Vec<IoUring>>,
+    refused: AtomicBool,
+}
+
+impl fmt::Debug for Rings {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Rings").field("refused", &self.refused).finish_non_exhaustive()
+    }
+}
+
+impl Rings {
+    /// No ring yet. Not `allowed`: as if the host refused.
+    pub(super) fn new(allowed: bool) -> Self {
+        Self { spare: Mutex::new(Vec::new()), refused: AtomicBool::new(!allowed) }
+    }
+
+    /// False once the host has refused a ring.
+    pub(super) fn available(&self) -> bool {
+        !self.refused.load(Ordering::Relaxed)
+    }
+
+    fn take(&self) -> Option<IoUring> {
+        if !self.available() {
+            return None;
+        }
+        if let Some(ring) = self.spare.lock().pop() {
+            return Some(ring);
+        }
+        match IoUring::new(URGENT_DEPTH as u32) {
+            Ok(ring) => Some(ring),
+            Err(error) => {
+                let refusals = [libc::ENOSYS, libc::EPERM, libc::EACCES];
+                if error.raw_os_error().is_some_and(|number| refusals.contains(&number)) {
+                    self.refused.store(true, Ordering::Relaxed);
+                }
+                // Otherwise out of memory or descriptors: the next batch may have more luck.
+                None
+            }
+        }
+    }
+
+    /// Performs all requests.
+    ///
+    /// # Errors
+    /// There is no ring to be had: the requests, unperformed.
+    pub(super) fn run(
+        &self,
+        disk: &Disk,
+        requests: Vec<Request>,
+    ) -> Result<Outcomes, Vec<Request>> {
+        let Some(ring) = self.take() else { return Err(requests) };
+        let mut batch = Batch::new(ring, disk, requests);
+        batch.run();
+        let (outcomes, ring) = batch.finish();
+        if let Some(ring) = ring {
+            let mut spare = self.spare.lock();
+            if spare.len() < SPARE_RINGS {
+                spare.push(ring);
+            }
+        }
+        Ok(outcomes)
+    }
+}
+
+/// One request on its way.
+struct Transfer {
+    request: Request,
+    length_bytes: u64,
+    /// What is left of the buffers, as the kernel wants it; nothing if the ring cannot do the request.
+    segments: Vec<libc::iovec>,
+    result: Option<DeviceResult<()>>,
+}
+
+impl Transfer {
+    fn new(disk: &Disk, mut request: Request) -> Self {
+        let segments = segments(&mut request);
+        // SAFETY: the segments describe the buffers that `request` owns, initialised memory.
+        let slices = segments.iter().map(|segment| unsafe {
+            std::slice::from_raw_parts(segment.iov_base.cast::<u8>().cast_const(), segment.iov_len)
+        });
+        let checked = check_transfer("batch", disk.info.size_bytes, request.offset_bytes, slices);
+        // What breaks a rule is refused by the blocking call, in its words.
+        let length_bytes = checked.unwrap_or(0);
+        let segments = if length_bytes > 0 { segments } else { Vec::new() };
+        Self { request, length_bytes, segments, result: None }
+    }
+
+    fn is_read(&self) -> bool {
+        self.request.operation == Operation::Read
+    }
+
+    /// The submission of what is left.
+    fn entry(&self, file: types::Fd) -> squeue::Entry {
+        let left_bytes: u64 = self.segments.iter().map(|segment| segment.iov_len as u64).sum();
+        let offset_bytes = self.request.offset_bytes + self.length_bytes - left_bytes;
+        let count = self.segments.len().min(MAX_SEGMENTS) as u32;
+        let segments = self.segments.as_ptr();
+        if self.is_read() {
+            opcode::Readv::new(file, segments, count).offset(offset_bytes).build()
+        } else {
+            opcode::Writev::new(file, segments, count).offset(offset_bytes).build()
+        }
+    }
+
+    /// Books a completion. True when something is left to be submitted.
+    fn completed(&mut self, disk: &Disk, answer: i32) -> bool {
+        let Ok(count) = usize::try_from(answer) else {
+            let doubtful = [libc::EINTR, libc::EAGAIN, libc::EINVAL, libc::EOPNOTSUPP];
+            if doubtful.contains(&-answer) {
+                self.perform_blocking(disk);
+            } else {
+                self.end(disk, Err(io::Error::from_raw_os_error(-answer)));
+            }
+            return false;
+        };
+        if count == 0 {
+            let read = self.is_read();
+            let kind = if read { io::ErrorKind::UnexpectedEof } else { io::ErrorKind::WriteZero };
+            self.end(disk, Err(kind.into()));
+            return false;
+        }
+        advance(&mut self.segments, count);
+        if self.segments.is_empty() {
+            self.end(disk, Ok(()));
+        }
+        self.result.is_none()
+    }
+
+    fn end(&mut self, disk: &Disk, result: io::Result<()>) {
+        let name = if self.is_read() { "read" } else { "write" };
+        let result = result.map_err(|error| {
+            device_error(name, self.request.offset_bytes, self.length_bytes, &error)
+        });
+        if self.is_read() {
+            disk.stats.count_read(self.length_bytes, &result);
+        } else {
+            disk.stats.count_write(self.length_bytes, &result);
+        }
+        self.result = Some(result);
+    }
+
+    /// From the start, in case a part was done: that does no harm.
+    fn perform_blocking(&mut self, disk: &Disk) {
+        let buffers = std::mem::replace(&mut self.request.buffers, Buffers::None);
+        let (operation, offset_bytes) = (self.request.operation, self.request.offset_bytes);
+        let request = Request { operation, offset_bytes, buffers, class: self.request.class };
+        let (result, buffers) = perform(disk, request);
+        self.request.buffers = buffers;
+        self.result = Some(result);
+    }
+}
+
+/// The memory of a read's or write's buffers; empty for a request that the ring cannot do.
+fn segments(request: &mut Request) -> Vec<libc::iovec> {
+    let to_kernel = |bytes: &[u8]| libc::iovec {
+        iov_base: bytes.as_ptr().cast_mut().cast(),
+        iov_len: bytes.len(),
+    };
+    let from_kernel = |bytes: &mut [u8]| libc::iovec {
+        iov_base: bytes.as_mut_ptr().cast(),
+        iov_len: bytes.len(),
+    };
+    match (request.operation, &mut request.buffers) {
+        (Operation::Write { fua: false }, Buffers::Owned(buffer)) => vec![to_kernel(buffer)],
+        (Operation::Write { fua: false }, Buffers::Pages(pages)) => {
+            pages.iter().map(|page| to_kernel(page)).collect()
+        }
+        (Operation::Read, Buffers::Owned(buffer)) => vec![from_kernel(buffer)],
+        (Operation::Read, Buffers::Fill(pages)) => {
+            pages.iter_mut().map(|page| from_kernel(page)).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// Takes the first `count` bytes off.
+fn advance(segments: &mut Vec<libc::iovec>, mut count: usize) {
+    let whole = segments.iter().take_while(|segment| {
+        let done = segment.iov_len <= count;
+        count -= if done { segment.iov_len } else { 0 };
+        done
+    });
+    let whole = whole.count();
+    segments.drain(..whole);
+    if let Some(first) = segments.first_mut() {
+        first.iov_base = first.iov_base.wrapping_byte_add(count);
+        first.iov_len -= count;
+    }
+}
+
+/// The requests of one batch and the ring they run on.
+struct Batch<'a> {
+    disk: &'a Disk,
+    /// Gone when a system call on it has failed.
+    ring: Option<IoUring>,
+    transfers: Vec<Transfer>,
+    /// Still to be submitted, last first.
+    waiting: Vec<usize>,
+    /// Pushed and not completed.
+    in_flight: usize,
+    depth: usize,
+    /// Temporary errors of the ring since something completed.
+    refusals: u32,
+}
+
+impl<'a> Batch<'a> {
+    fn new(ring: IoUring, disk: &'a Disk, requests: Vec<Request>) -> Self {
+        let urgent = requests.iter().any(|request| request.class <= IoClass::SyncWrite);
+        let depth = if urgent { URGENT_DEPTH } else { PATIENT_DEPTH };
+        let transfers: Vec<Transfer> =
+            requests.into_iter().map(|request| Transfer::new(disk, request)).collect();
+        let by_ring = |&index: &usize| !transfers[index].segments.is_empty();
+        let waiting = (0..transfers.len()).rev().filter(by_ring).collect();
+        Self { disk, ring: Some(ring), transfers, waiting, in_flight: 0, depth, refusals: 0 }
+    }
+
+    fn run(&mut self) {
+        while self.ring.is_some() && (self.in_flight > 0 || !self.waiting.is_empty()) {
+            self.submit();
+            self.reap();
+        }
+        for transfer in self.transfers.iter_mut().filter(|transfer| transfer.result.is_none()) {
+            transfer.perform_blocking(self.disk);
+        }
+    }
+
+    /// Fills the ring, and waits until half of it has completed, or all when nothing else is to be submitted.
+    fn submit(&mut self) {
+        let Some(ring) = &mut self.ring else { return };
+        let file = types::Fd(self.disk.file.as_raw_fd());
+        while self.in_flight < self.depth {
+            let Some(index) = self.waiting.pop() else { break };
+            let entry = self.transfers[index].entry(file).user_data(index as u64);
+            // SAFETY: the entry names memory that `self.transfers[index]` owns: its segments, which are not touched while
+            // it is in flight, and its buffers. The batch does not end before the kernel has completed it.
+            if unsafe { ring.submission().push(&entry) }.is_err() {
+                self.waiting.push(index);
+                break;
+            }
+            self.in_flight += 1;
+        }
+        let want = if self.waiting.is_empty() { self.in_flight } else { self.in_flight / 2 };
+        if let Err(error) = ring.submit_and_wait(want.max(1)) {
+            let passing = [libc::EINTR, libc::EAGAIN, libc::EBUSY];
+            let passes = error.raw_os_error().is_some_and(|number| passing.contains(&number));
+            self.refusals += 1;
+            if !passes || self.refusals > MAX_REFUSALS {
+                self.give_up_ring();
+            }
+        }
+    }
+
+    /// Books what has completed.
+    fn reap(&mut self) {
+        let Some(ring) = &mut self.ring else { return };
+        for completion in ring.completion() {
+            self.in_flight -= 1;
+            self.refusals = 0;
+            let index = completion.user_data() as usize;
+            if self.transfers[index].completed(self.disk, completion.result()) {
+                self.waiting.push(index);
+            }
+        }
+    }
+
+    /// The ring does not work: waits for what the kernel has taken, and closes it.
+    fn give_up_ring(&mut self) {
+        // What was pushed and not taken never will be.
+        while self.ring.as_mut().is_some_and(|ring| self.in_flight > ring.submission().len()) {
+            self.reap();
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        self.ring = None;
+        self.in_flight = 0;
+        self.waiting.clear();
+    }
+
+    /// The results, and the ring if it still works.
+    fn finish(mut self) -> (Outcomes, Option<IoUring>) {
+        let ring = self.ring.take();
+        let transfers = std::mem::take(&mut self.transfers).into_iter();
+        let unknown = || Err(device_error("batch", 0, 0, &io::ErrorKind::Other.into()));
+        let outcomes = transfers
+            .map(|transfer| (transfer.result.unwrap_or_else(unknown), transfer.request.buffers));
+        (outcomes.collect(), ring)
+    }
+}
+
+impl Drop for Batch<'_> {
+    fn drop(&mut self) {
+        // After a panic: the buffers must not go away while the kernel uses them.
+        self.give_up_ring();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_counts_leave_the_rest() {
+        let bytes = [0_u8; 64];
+        let segment = |from: usize, to: usize| libc::iovec {
+            iov_base: bytes[from..to].as_ptr().cast_mut().cast(),
+            iov_len: to - from,
+        };
+        for done in 0..=60 {
+            let mut left = vec![segment(0, 10), segment(10, 40), segment(40, 60)];
+            advance(&mut left, done);
+            assert_eq!(left.iter().map(|segment| segment.iov_len).sum::<usize>(), 60 - done);
+            let first =
+                left.first().map_or(60, |segment| segment.iov_base.addr() - bytes.as_ptr().addr());
+            assert_eq!(first, done);
+        }
+    }
+}
