@@ -311,6 +311,14 @@ impl PageMap {
         })
     }
 
+    /// First page of `range` under writeback that a sync has to wait for: the log does not hold its contents.
+    pub fn first_unlogged_writeback(&self, range: Range<u64>) -> Option<u64> {
+        self.writeback_chunks.range(chunks_of(&range)).find_map(|&number| {
+            let marks = self.chunk(number).map(|chunk| chunk.marks).unwrap_or_default();
+            first_in(number, mask_in(number, &range) & marks.writeback & !marks.logged)
+        })
+    }
+
     /// True while a read of the page is under way.
     pub fn is_reading(&self, index: u64) -> bool {
         let (number, bit) = split(index);

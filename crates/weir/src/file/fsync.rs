@@ -138,7 +138,7 @@ impl Engine {
         if count_unlogged(inode, pages, 0) > 0 {
             return true;
         }
-        if inode.pages.read().first_writeback(pages.clone()).is_some() {
+        if inode.pages.read().first_unlogged_writeback(pages.clone()).is_some() {
             return true;
         }
         let meta = inode.meta.lock();
@@ -175,7 +175,8 @@ impl Engine {
         admission: Admission,
     ) -> Result<Logged> {
         let mut map = inode.pages.write();
-        if map.first_writeback(range.clone()).is_some() {
+        // A page that the log holds may go home meanwhile.
+        if map.first_unlogged_writeback(range.clone()).is_some() {
             return Ok(Logged::Busy);
         }
         if inode.meta.lock().purged {
