@@ -8,10 +8,11 @@
 //!
 //! **Invariants.** A chain starts a frame of its own. No boundary of a transaction lies inside of a chain ([`Log::seal`] refuses),
 //! so a checkpoint holds all of a chain or nothing. [`Log::commit`] waits for the chain to close before it asks for a
-//! round: no leader ever works for an LSN that cannot become durable. The first LSN of a chain exists when it is closed.
+//! flush: nobody ever works for an LSN that cannot become durable. The first LSN of a chain exists when it is closed.
 
 use super::core::Lsn;
 use super::op::OpRecords;
+use super::waiter::Outbox;
 use super::{Admission, Appender, Boundary, Log};
 use crate::Result;
 use crate::sync::atomic::Ordering;
@@ -87,12 +88,14 @@ impl Log {
         self.chain_first.store(NO_CHAIN, Ordering::Release);
         let mut commit = self.commit.lock();
         drop(append);
-        let mut wake = false;
-        for (lsn, waiter) in std::mem::take(&mut commit.held) {
-            wake |= commit.core.arrive_callback(lsn, waiter);
+        for (lsn, callback) in std::mem::take(&mut commit.held) {
+            commit.core.arrive_callback(lsn, callback);
         }
-        self.wake_driver_if(wake, &commit);
+        let mut out = Outbox::default();
+        Self::call(&mut commit, true, &mut out);
         self.chain_closed.notify_all();
+        drop(commit);
+        out.send(&self.driver_wake);
     }
 
     /// Some chain is open.
@@ -146,8 +149,8 @@ impl Log {
 
     /// What waits for a chain to close hears that the log has failed.
     pub(super) fn fail_chain(&self, commit: &mut super::Commit) {
-        for (lsn, waiter) in std::mem::take(&mut commit.held) {
-            commit.core.arrive_callback(lsn, waiter);
+        for (lsn, callback) in std::mem::take(&mut commit.held) {
+            commit.core.arrive_callback(lsn, callback);
         }
         self.chain_closed.notify_all();
     }

@@ -1,20 +1,27 @@
-//! Group commit as a pure state machine: who leads, what is in flight, what is durable, and in
+//! Group commit as a pure state machine: who writes, who flushes, what is durable, and in
 //! which order waiters hear of it. No locks, no I/O, no clock; [`super::Log`] keeps one behind
 //! its core lock and does what it says.
 //!
-//! **Rules.** There are no timers. At most one *leader* writes frames. When nobody leads, whoever
-//! comes leads at once. While it writes and flushes, everybody else waits and the next group
-//! accumulates. A flush covers the frames whose writes completed before it started, never later
-//! ones; anyone may flush at any time (the checkpoint does), also beside the leader. A leader
-//! that is a blocked caller leaves after its own round and names exactly one blocked caller as the
-//! next leader; if only callbacks wait, the asynchronous driver (the log thread, or a step
-//! function) is to lead.
+//! **Rules.** There are no timers. There are two roles, *writer* and *flusher*, and each has at most one holder.
+//! Everybody who waits takes a free role that has work when it comes, instead of going to sleep: its own frame
+//! first, then a flush, then the frames of others. So an idle log is led by the blocked caller itself, write and
+//! flush, and nobody is woken.
+//!
+//! A flush covers the frames whose writes completed before it started, never later ones. While it is in flight, frames
+//! are written *ahead*: what has come so far goes into one frame as soon as the write before it is done. When the
+//! flush has ended, the next starts at once if somebody waits for what is written; but a frame that is just being
+//! written is waited for, since missing this flush would cost those in it a whole one.
+//!
+//! Whoever leaves, or turns to one role, calls for somebody who sleeps if another role is free and has work: a
+//! blocked caller that needs it, or else an idle driver (a log thread). Whoever is called only *looks*: a newcomer
+//! may have been faster, then it sleeps again.
 //!
 //! **Invariants**, checked for every interleaving by `explore` below:
 //! - an LSN is acknowledged as durable only after a successful flush that started after the
 //!   writes of all frames up to it had completed, and before any failure;
 //! - callbacks are acknowledged in LSN order, but for those that come when their LSN is durable already;
 //! - nobody waits for ever: whenever nothing is in flight and no one is about to act, nobody waits;
+//! - a role that is free and has work is about to be taken: by somebody awake, if not by a sleeper that was called;
 //! - after a failure nothing becomes durable any more, and every waiter hears of it.
 
 use crate::mutation::{self, Mutation};
@@ -30,89 +37,103 @@ pub enum Goal {
     Written(Lsn),
     /// The LSN survives a power cut.
     Durable(Lsn),
+    /// The flush of this number has ended: see [`Core::next_flush`].
+    Flushed(u64),
 }
 
-/// What a caller that arrives has to do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Arrival {
+/// What somebody who is awake does next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Step {
     /// The goal is reached.
     Done,
     /// The log is shut down.
     Failed,
-    /// Nobody leads: the caller is the leader now.
-    Lead,
-    /// Somebody leads: call [`Core::park`] and wait.
+    /// Write everything appended so far: [`Core::frame_written`] for each frame, then [`Core::end_write`].
+    Write,
+    /// Flush the device: [`Core::end_flush`] or [`Core::fail`] when it has ended.
+    Flush(Flush),
+    /// Nothing to do: call [`Core::park`] and sleep.
     Wait,
 }
 
-/// Who leads.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Leader {
-    Caller(Goal),
-    Driver,
-}
-
-/// What happens after a round.
+/// A sleeper that is called to look.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Next<T> {
-    /// This blocked caller is the leader now: wake it and tell it.
-    Caller(T),
-    /// Nobody leads, but there is work for the driver: wake it.
+pub enum Call<C> {
+    /// This blocked caller: it goes on with [`Core::look`].
+    Caller(C),
+    /// An idle driver: it goes on with [`Core::driver_looks`].
     Driver,
-    /// Nobody waits for a round.
-    Idle,
 }
 
 /// A flush under way.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[must_use = "a flush that started must end"]
 pub struct Flush {
     covers: Lsn,
+    number: u64,
+}
+
+/// Who has a role: what it waits for itself, if it is not a driver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Holder {
+    own: Option<Goal>,
 }
 
 /// Blocked callers that have reached their goal, or have to hear of a failure.
-pub type Wake<T> = Vec<T>;
+pub type Wake<C> = Vec<C>;
 
 type Waiters<T> = BTreeMap<(Lsn, u64), T>;
 
-/// See the module's head. `T` stands for a waiter: a parked thread's slot or a callback.
+/// See the module's head. `C` stands for a blocked caller that sleeps, `B` for a callback.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Core<T> {
+pub struct Core<C, B> {
     /// Last LSN of the frames on the device.
     written: Lsn,
     /// The same, but never inside of a batch that spans frames: what a flush makes durable.
     complete: Lsn,
     durable: Lsn,
-    leader: Option<Leader>,
+    writer: Option<Holder>,
+    /// The flush in flight, with what the flusher waits for itself.
+    flusher: Option<(Flush, Holder)>,
+    flushes_begun: u64,
+    flushes_ended: u64,
     failed: bool,
     /// The queue grew so long that frames are to be written although nobody waits.
     write_out: bool,
-    durable_callers: Waiters<T>,
-    written_callers: Waiters<T>,
-    callbacks: Waiters<T>,
+    durable_callers: Waiters<C>,
+    written_callers: Waiters<C>,
+    flush_callers: Waiters<C>,
+    callbacks: Waiters<B>,
     /// Callbacks to call, in this order; the flag is success.
-    acks: VecDeque<(T, bool)>,
+    acks: VecDeque<(B, bool)>,
     /// Somebody is calling callbacks.
     acking: bool,
-    next_ticket: u64,
+    /// Called to look, and have not looked yet.
+    looking: usize,
+    idle_drivers: usize,
 }
 
-impl<T> Core<T> {
+impl<C, B> Core<C, B> {
     /// A log of which everything up to `durable` is durable and nothing else exists.
     pub fn new(durable: Lsn) -> Self {
         Self {
             written: durable,
             complete: durable,
             durable,
-            leader: None,
+            writer: None,
+            flusher: None,
+            flushes_begun: 0,
+            flushes_ended: 0,
             failed: false,
             write_out: false,
             durable_callers: BTreeMap::new(),
             written_callers: BTreeMap::new(),
+            flush_callers: BTreeMap::new(),
             callbacks: BTreeMap::new(),
             acks: VecDeque::new(),
             acking: false,
-            next_ticket: 0,
+            looking: 0,
+            idle_drivers: 0,
         }
     }
 
@@ -131,98 +152,216 @@ impl<T> Core<T> {
         self.callbacks.len() + self.acks.len()
     }
 
-    /// Callbacks whose LSN is not durable yet.
-    pub fn callbacks_waiting(&self) -> usize {
-        self.callbacks.len()
-    }
-
     /// Whether a waiter with this goal need not wait any more.
     pub fn reached(&self, goal: Goal) -> bool {
         match goal {
             Goal::Written(lsn) => lsn <= self.written,
             Goal::Durable(lsn) => lsn <= self.durable,
+            Goal::Flushed(number) => number <= self.flushes_ended,
         }
     }
 
-    /// A caller that can block arrives, after its operation was appended.
-    pub fn arrive(&mut self, goal: Goal) -> Arrival {
+    /// The first flush that starts from now on: it covers all that was written to the device before, by anyone.
+    pub fn next_flush(&self) -> Goal {
+        Goal::Flushed(self.flushes_begun + 1)
+    }
+
+    /// What a caller does that has come with this goal after its operation was appended, or has ended a step.
+    pub fn step(&mut self, goal: Goal) -> Step {
         if self.reached(goal) {
-            return Arrival::Done;
+            return Step::Done;
         }
         if self.failed {
-            return Arrival::Failed;
+            return Step::Failed;
         }
-        if self.leader.is_some() {
-            return Arrival::Wait;
+        if self.is_unwritten(goal) && self.writer.is_none() {
+            return self.begin_write(Some(goal));
         }
-        self.lead(Leader::Caller(goal));
-        Arrival::Lead
+        let may_flush = !matches!(goal, Goal::Written(_));
+        if may_flush && self.may_begin_flush() && (self.wants_flush() || self.needs_flush(goal)) {
+            return self.begin_flush(Some(goal));
+        }
+        // Its own frame waits for a flush after the one in flight: that leaves time for others.
+        let has_time = matches!(goal, Goal::Durable(_)) && !self.is_covered(goal);
+        if has_time && self.wants_write() {
+            return self.begin_write(Some(goal));
+        }
+        Step::Wait
     }
 
-    fn ticket(&mut self) -> u64 {
-        self.next_ticket += 1;
-        self.next_ticket
+    /// What a caller does that was called to look.
+    pub fn look(&mut self, goal: Goal) -> Step {
+        self.looking -= 1;
+        self.step(goal)
     }
 
-    /// Parks a caller that was told to wait, in the same critical section.
-    pub fn park(&mut self, goal: Goal, waiter: T) {
-        let ticket = self.ticket();
+    /// What a driver does that is awake; [`Step::Wait`] when neither role has work for it.
+    pub fn driver_step(&mut self) -> Step {
+        if self.wants_flush() {
+            return self.begin_flush(None);
+        }
+        if self.wants_write() {
+            return self.begin_write(None);
+        }
+        Step::Wait
+    }
+
+    /// A driver without work goes to sleep, in the same critical section as its last step.
+    pub fn driver_sleeps(&mut self) {
+        self.idle_drivers += 1;
+    }
+
+    /// A sleeping driver that was not called is to end.
+    pub fn driver_leaves(&mut self) {
+        self.idle_drivers -= 1;
+    }
+
+    /// A driver that was called is awake.
+    pub fn driver_looks(&mut self) {
+        self.looking -= 1;
+    }
+
+    fn begin_write(&mut self, own: Option<Goal>) -> Step {
+        self.writer = Some(Holder { own });
+        // It takes all that was appended.
+        self.write_out = false;
+        Step::Write
+    }
+
+    fn begin_flush(&mut self, own: Option<Goal>) -> Step {
+        self.flushes_begun += 1;
+        let flush = Flush { covers: self.complete, number: self.flushes_begun };
+        self.flusher = Some((flush, Holder { own }));
+        Step::Flush(flush)
+    }
+
+    /// True when a driver has something to do: a role to take or callbacks to call.
+    pub fn has_driver_work(&self) -> bool {
+        self.wants_flush() || self.wants_write() || (!self.acking && !self.acks.is_empty())
+    }
+
+    /// Whether a frame is still to be written before a flush can bring the goal.
+    pub fn is_unwritten(&self, goal: Goal) -> bool {
         match goal {
-            Goal::Written(lsn) => self.written_callers.insert((lsn, ticket), waiter),
-            Goal::Durable(lsn) => self.durable_callers.insert((lsn, ticket), waiter),
-        };
+            Goal::Written(lsn) => lsn > self.written,
+            // The end of its batch may be in a frame of its own.
+            Goal::Durable(lsn) => lsn > self.complete,
+            Goal::Flushed(_) => false,
+        }
     }
 
-    /// A callback arrives. True when the driver has to be woken: nobody who acts now will see it.
-    pub fn arrive_callback(&mut self, lsn: Lsn, callback: T) -> bool {
+    /// Whether the flush in flight brings the goal.
+    fn is_covered(&self, goal: Goal) -> bool {
+        let Some((flush, _)) = &self.flusher else { return false };
+        match goal {
+            Goal::Written(_) => false,
+            Goal::Durable(lsn) => lsn <= flush.covers,
+            Goal::Flushed(number) => number <= flush.number,
+        }
+    }
+
+    /// Whether a flush that starts now brings the goal.
+    fn needs_flush(&self, goal: Goal) -> bool {
+        match goal {
+            Goal::Written(_) => false,
+            Goal::Durable(lsn) => lsn > self.durable && lsn <= self.complete,
+            Goal::Flushed(number) => number > self.flushes_begun,
+        }
+    }
+
+    /// A frame that is just being written is waited for: the flush is to cover it.
+    fn may_begin_flush(&self) -> bool {
+        self.flusher.is_none() && self.writer.is_none() && !self.failed
+    }
+
+    /// True when a flush may start and somebody who sleeps waits for one of what is written now.
+    fn wants_flush(&self) -> bool {
+        let waits = |lsn: Lsn| self.needs_flush(Goal::Durable(lsn));
+        self.may_begin_flush()
+            && (!self.flush_callers.is_empty()
+                || first(&self.durable_callers).is_some_and(waits)
+                || first(&self.callbacks).is_some_and(waits))
+    }
+
+    /// True when the writer's role is free and somebody, awake or asleep, waits for a frame that is not written.
+    fn wants_write(&self) -> bool {
+        let waits = |lsn: Lsn| self.is_unwritten(Goal::Durable(lsn));
+        let busy =
+            self.flusher.is_some_and(|(_, by)| by.own.is_some_and(|own| self.is_unwritten(own)));
+        self.writer.is_none()
+            && !self.failed
+            && (busy
+                || self.write_out
+                || !self.written_callers.is_empty()
+                || last(&self.durable_callers).is_some_and(waits)
+                || last(&self.callbacks).is_some_and(waits))
+    }
+
+    /// Whom to call for a role that is free and has work, if enough are not looking already. Ask again until there is
+    /// nobody, after every step and before going to sleep. `acks`: callbacks to call count as work too (for a driver).
+    pub fn call(&mut self, acks: bool) -> Option<Call<C>> {
+        let (flush, write) = (self.wants_flush(), self.wants_write());
+        let acks = acks && !self.acking && !self.acks.is_empty();
+        if usize::from(flush) + usize::from(write) + usize::from(acks) <= self.looking {
+            return None;
+        }
+        let mut caller = None;
+        // Whoever is looking already takes the flush.
+        if flush && (self.looking == 0 || !write) {
+            let first = first(&self.durable_callers);
+            caller = if first.is_some_and(|lsn| lsn <= self.complete) {
+                self.durable_callers.pop_first()
+            } else {
+                self.flush_callers.pop_first()
+            };
+        }
+        if write && caller.is_none() {
+            caller = if last(&self.durable_callers).is_some_and(|lsn| lsn > self.complete) {
+                take_above(&mut self.durable_callers, self.complete)
+            } else {
+                self.written_callers.pop_first()
+            };
+        }
+        if caller.is_none() && self.idle_drivers > 0 {
+            self.idle_drivers -= 1;
+            self.looking += 1;
+            return Some(Call::Driver);
+        }
+        if flush && caller.is_none() {
+            caller = self.durable_callers.pop_first();
+        }
+        let (_, caller) = caller?;
+        self.looking += 1;
+        Some(Call::Caller(caller))
+    }
+
+    /// A caller that was told to wait goes to sleep, in the same critical section.
+    pub fn park(&mut self, goal: Goal, caller: C) {
+        match goal {
+            Goal::Written(lsn) => insert(&mut self.written_callers, lsn, caller),
+            Goal::Durable(lsn) => insert(&mut self.durable_callers, lsn, caller),
+            Goal::Flushed(number) => insert(&mut self.flush_callers, number, caller),
+        }
+    }
+
+    /// A callback arrives.
+    pub fn arrive_callback(&mut self, lsn: Lsn, callback: B) {
         if lsn <= self.durable || self.failed {
             self.acks.push_back((callback, lsn <= self.durable));
-            return !self.acking;
+        } else {
+            insert(&mut self.callbacks, lsn, callback);
         }
-        let ticket = self.ticket();
-        self.callbacks.insert((lsn, ticket), callback);
-        self.leader.is_none()
     }
 
-    /// Frames are to be written although nobody waits. True when the driver has to be woken.
-    pub fn request_write_out(&mut self) -> bool {
-        let wake = !self.write_out && self.leader.is_none() && !self.failed;
+    /// Frames are to be written although nobody waits.
+    pub fn request_write_out(&mut self) {
         self.write_out = !self.failed;
-        wake
     }
 
-    fn wants_round(&self) -> bool {
-        !self.failed
-            && (self.write_out
-                || !self.durable_callers.is_empty()
-                || !self.callbacks.is_empty()
-                || !self.written_callers.is_empty())
-    }
-
-    /// True when the driver has something to do: a round to lead or callbacks to call.
-    pub fn driver_has_work(&self) -> bool {
-        (self.leader.is_none() && self.wants_round()) || (!self.acking && !self.acks.is_empty())
-    }
-
-    /// The driver takes the lead if there is reason to and nobody else has it.
-    pub fn try_lead_as_driver(&mut self) -> bool {
-        let lead = self.leader.is_none() && self.wants_round();
-        if lead {
-            self.lead(Leader::Driver);
-        }
-        lead
-    }
-
-    /// A round begins: it takes all that was appended, so what was to be written out will be.
-    fn lead(&mut self, leader: Leader) {
-        self.leader = Some(leader);
-        self.write_out = false;
-    }
-
-    /// A frame of the leader is on the device. Frames complete in order. `continues`: a batch
+    /// A frame is on the device. Frames complete in order. `continues`: a batch
     /// goes on in the next frame. Fills `wake` with callers that waited for the write only.
-    pub fn frame_written(&mut self, last_lsn: Lsn, continues: bool, wake: &mut Wake<T>) {
-        debug_assert!(self.leader.is_some() && last_lsn > self.written);
+    pub fn frame_written(&mut self, last_lsn: Lsn, continues: bool, wake: &mut Wake<C>) {
+        debug_assert!(self.writer.is_some() && last_lsn > self.written);
         self.written = last_lsn;
         if !continues {
             self.complete = last_lsn;
@@ -230,76 +369,88 @@ impl<T> Core<T> {
         pop_reached(&mut self.written_callers, self.written, |waiter| wake.push(waiter));
     }
 
-    /// True when somebody, the leader included, waits for a flush of what is written now.
-    pub fn wants_flush(&self) -> bool {
-        let waits = |lsn: Lsn| lsn > self.durable && lsn <= self.complete;
-        let first =
-            |waiters: &Waiters<T>| waiters.first_key_value().is_some_and(|(k, _)| waits(k.0));
-        let own = matches!(self.leader, Some(Leader::Caller(Goal::Durable(lsn))) if waits(lsn));
-        !self.failed && (own || first(&self.durable_callers) || first(&self.callbacks))
+    /// The writer has written what it took, or has failed to.
+    pub fn end_write(&mut self) {
+        debug_assert!(self.writer.is_some());
+        self.writer = None;
     }
 
-    /// True when somebody waits for durability at all: the next frame may be forced through.
-    pub fn wants_durability(&self) -> bool {
-        matches!(self.leader, Some(Leader::Caller(Goal::Durable(_))))
+    /// True when the writer's frame may be made durable by itself: somebody waits for durability, and neither a flush in
+    /// flight nor anything on the device has to become durable before it.
+    pub fn may_force(&self) -> bool {
+        let waits = matches!(self.writer, Some(Holder { own: Some(Goal::Durable(_)) }))
             || !self.durable_callers.is_empty()
-            || !self.callbacks.is_empty()
+            || !self.callbacks.is_empty();
+        waits && self.flusher.is_none() && self.written == self.durable
     }
 
-    /// True when everything on the device is durable.
-    pub fn all_written_is_durable(&self) -> bool {
-        self.written == self.durable
+    /// Who waits for the durability of LSNs above what is written, up to `lsn`: these go into the next frames.
+    pub fn waiting_up_to(&self, lsn: Lsn) -> (impl Iterator<Item = &C>, impl Iterator<Item = &B>) {
+        let keys = (self.written + 1, 0)..(lsn.max(self.written) + 1, 0);
+        (
+            self.durable_callers.range(keys.clone()).map(|(_, caller)| caller),
+            self.callbacks.range(keys).map(|(_, callback)| callback),
+        )
     }
 
-    /// A flush starts now.
-    pub fn begin_flush(&self) -> Flush {
-        Flush { covers: self.complete }
+    /// The frame written last was forced to the medium, as [`Core::may_force`] allowed: it is durable. As
+    /// [`Core::end_flush`] otherwise.
+    pub fn frame_forced(&mut self, wake: &mut Wake<C>) -> usize {
+        if self.failed { 0 } else { self.advance(self.complete, wake) }
     }
 
-    /// A flush has succeeded. Fills `wake` with the callers whose LSN is durable now; callbacks queue up for
-    /// [`Core::take_acks`].
-    pub fn end_flush(&mut self, flush: Flush, wake: &mut Wake<T>) {
-        if self.failed || flush.covers <= self.durable {
+    /// A flush has succeeded. Fills `wake` with the callers whose goal is reached now; callbacks queue up for
+    /// [`Core::take_acks`]. Answers how many waiters for durability it was good for.
+    pub fn end_flush(&mut self, flush: Flush, wake: &mut Wake<C>) -> usize {
+        debug_assert!(self.flusher.is_some_and(|(begun, _)| begun == flush));
+        let own = self.flusher.take().and_then(|(_, by)| by.own);
+        if self.failed {
             // After a failure the device may report as flushed what it has dropped.
-            return;
+            return 0;
         }
-        self.durable = flush.covers;
-        pop_reached(&mut self.durable_callers, self.durable, |waiter| wake.push(waiter));
+        self.flushes_ended = flush.number;
+        pop_reached(&mut self.flush_callers, flush.number, |waiter| wake.push(waiter));
+        let own = own.is_some_and(|own| self.needs_flush(own) && is_durable_by(own, flush.covers));
+        self.advance(flush.covers, wake) + usize::from(own)
+    }
+
+    fn advance(&mut self, durable: Lsn, wake: &mut Wake<C>) -> usize {
+        if durable <= self.durable {
+            return 0;
+        }
+        let busy = self.writer.and_then(|by| by.own).is_some_and(|own| is_durable_by(own, durable));
+        let before = wake.len() + self.acks.len();
+        self.durable = durable;
+        pop_reached(&mut self.durable_callers, durable, |waiter| wake.push(waiter));
         let acks = &mut self.acks;
         let all = mutation::active(Mutation::AcknowledgeOutOfOrder);
-        let reached = if all { Lsn::MAX } else { self.durable };
+        let reached = if all { Lsn::MAX } else { durable };
         pop_reached(&mut self.callbacks, reached, |waiter| acks.push_back((waiter, true)));
+        wake.len() + self.acks.len() - before + usize::from(busy)
     }
 
-    /// A flush failed, or a frame could not be written anywhere. Fills `wake` with every blocked
-    /// caller: all have failed.
-    pub fn fail(&mut self, wake: &mut Wake<T>) {
+    /// A flush failed, or a frame could not be written anywhere. Fills `wake` with every caller that sleeps: all
+    /// have failed. Whoever holds a role still ends it.
+    pub fn fail(&mut self, wake: &mut Wake<C>) {
         self.failed = true;
         self.write_out = false;
-        wake.extend(std::mem::take(&mut self.durable_callers).into_values());
-        wake.extend(std::mem::take(&mut self.written_callers).into_values());
+        for callers in
+            [&mut self.durable_callers, &mut self.written_callers, &mut self.flush_callers]
+        {
+            wake.extend(std::mem::take(callers).into_values());
+        }
         let callbacks = std::mem::take(&mut self.callbacks);
         self.acks.extend(callbacks.into_values().map(|waiter| (waiter, false)));
     }
 
-    /// The leader's round is over.
-    pub fn end_round(&mut self) -> Next<T> {
-        debug_assert!(self.leader.is_some());
-        self.leader = None;
-        if let Some(((lsn, _), waiter)) = self.durable_callers.pop_first() {
-            self.lead(Leader::Caller(Goal::Durable(lsn)));
-            return Next::Caller(waiter);
-        }
-        if let Some(((lsn, _), waiter)) = self.written_callers.pop_first() {
-            self.lead(Leader::Caller(Goal::Written(lsn)));
-            return Next::Caller(waiter);
-        }
-        if self.wants_round() { Next::Driver } else { Next::Idle }
+    /// A flush has failed: [`Core::fail`] follows or went before.
+    pub fn drop_flush(&mut self) {
+        self.flusher = None;
     }
 
     /// Takes up to `limit` callbacks to call, in order, each with its success. Empty when there are none
     /// or somebody else is calling some; otherwise [`Core::finish_acks`] must follow.
-    pub fn take_acks(&mut self, limit: usize) -> Vec<(T, bool)> {
+    pub fn take_acks(&mut self, limit: usize) -> Vec<(B, bool)> {
         if self.acking || self.acks.is_empty() {
             return Vec::new();
         }
@@ -307,12 +458,36 @@ impl<T> Core<T> {
         self.acks.drain(..limit.min(self.acks.len())).collect()
     }
 
-    /// The callbacks taken were called. True when more have queued up.
-    pub fn finish_acks(&mut self) -> bool {
+    /// The callbacks taken were called.
+    pub fn finish_acks(&mut self) {
         debug_assert!(self.acking);
         self.acking = false;
-        !self.acks.is_empty()
     }
+}
+
+fn first<T>(waiters: &Waiters<T>) -> Option<Lsn> {
+    waiters.first_key_value().map(|(key, _)| key.0)
+}
+
+fn last<T>(waiters: &Waiters<T>) -> Option<Lsn> {
+    waiters.last_key_value().map(|(key, _)| key.0)
+}
+
+/// Behind those that wait for the same.
+fn insert<T>(waiters: &mut Waiters<T>, lsn: Lsn, waiter: T) {
+    let same = waiters.range((lsn, 0)..=(lsn, u64::MAX)).next_back();
+    let place = same.map_or(0, |(key, _)| key.1 + 1);
+    waiters.insert((lsn, place), waiter);
+}
+
+/// Takes the first that waits for an LSN above `lsn`.
+fn take_above<T>(waiters: &mut Waiters<T>, lsn: Lsn) -> Option<((Lsn, u64), T)> {
+    let key = *waiters.range((lsn + 1, 0)..).next()?.0;
+    waiters.remove_entry(&key)
+}
+
+fn is_durable_by(goal: Goal, durable: Lsn) -> bool {
+    matches!(goal, Goal::Durable(lsn) if lsn <= durable)
 }
 
 /// Removes the waiters up to `lsn`, in LSN order.
@@ -333,94 +508,173 @@ mod explore;
 mod tests {
     use super::*;
 
-    fn lead_and_write(core: &mut Core<u8>, lsn: Lsn) -> Wake<u8> {
+    fn write(core: &mut Core<u8, u8>, lsn: Lsn) -> Wake<u8> {
         let mut wake = Vec::new();
         core.frame_written(lsn, false, &mut wake);
+        core.end_write();
         wake
     }
 
-    #[test]
-    fn an_idle_log_is_led_at_once_by_whoever_comes() {
-        let mut core = Core::<u8>::new(5);
-        assert_eq!(core.arrive(Goal::Durable(5)), Arrival::Done);
-        assert_eq!(core.arrive(Goal::Durable(6)), Arrival::Lead);
-        assert_eq!(core.arrive(Goal::Durable(7)), Arrival::Wait);
-        assert_eq!(core.arrive(Goal::Written(5)), Arrival::Done);
+    fn flush_of(step: Step) -> Flush {
+        let Step::Flush(flush) = step else { panic!("{step:?} is no flush") };
+        flush
     }
 
     #[test]
-    fn a_flush_covers_only_what_was_written_when_it_started() {
-        let mut core = Core::<u8>::new(0);
-        assert_eq!(core.arrive(Goal::Durable(2)), Arrival::Lead);
-        let mut wake = lead_and_write(&mut core, 1);
-        let flush = core.begin_flush();
-        core.frame_written(2, false, &mut wake);
-        core.end_flush(flush, &mut wake);
-        assert_eq!(core.durable(), 1);
-        assert!(core.wants_flush());
+    fn a_caller_of_an_idle_log_writes_and_flushes_itself_and_calls_nobody() {
+        let mut core = Core::<u8, u8>::new(5);
+        core.driver_sleeps();
+        assert_eq!(core.step(Goal::Durable(5)), Step::Done);
+        assert_eq!(core.step(Goal::Durable(6)), Step::Write);
+        assert_eq!(core.call(true), None);
+        assert!(write(&mut core, 6).is_empty());
+        let flush = flush_of(core.step(Goal::Durable(6)));
+        assert_eq!(core.call(true), None);
+        assert_eq!(core.end_flush(flush, &mut Vec::new()), 1);
+        assert_eq!(core.step(Goal::Durable(6)), Step::Done);
+        assert_eq!(core.call(true), None);
     }
 
     #[test]
-    fn the_leader_names_the_first_blocked_caller_before_the_driver() {
-        let mut core = Core::<u8>::new(0);
-        assert_eq!(core.arrive(Goal::Durable(1)), Arrival::Lead);
-        assert!(!core.arrive_callback(2, 2));
-        core.park(Goal::Written(3), 3);
-        core.park(Goal::Durable(5), 5);
-        core.park(Goal::Durable(4), 4);
-        let mut wake = lead_and_write(&mut core, 1);
-        let flush = core.begin_flush();
-        core.end_flush(flush, &mut wake);
-        assert_eq!(core.end_round(), Next::Caller(4));
-        wake.extend(lead_and_write(&mut core, 4));
-        assert_eq!(wake, [3]);
-        let flush = core.begin_flush();
-        core.end_flush(flush, &mut wake);
+    fn frames_are_written_while_a_flush_is_in_flight_and_the_next_flush_covers_them() {
+        let mut core = Core::<u8, u8>::new(0);
+        assert_eq!(core.step(Goal::Durable(1)), Step::Write);
+        let mut wake = write(&mut core, 1);
+        let first = flush_of(core.step(Goal::Durable(1)));
+        assert_eq!(core.step(Goal::Durable(2)), Step::Write);
+        wake.extend(write(&mut core, 2));
+        assert_eq!(core.step(Goal::Durable(2)), Step::Wait);
+        core.park(Goal::Durable(2), 2);
+        assert_eq!(core.step(Goal::Durable(3)), Step::Write);
+        core.end_flush(first, &mut wake);
+        assert_eq!((core.durable(), wake.len()), (1, 0));
+        // The first leaves. The next flush waits for the frame that is being written.
+        assert_eq!(core.call(false), None);
+        wake.extend(write(&mut core, 3));
+        let second = flush_of(core.step(Goal::Durable(3)));
+        assert_eq!(core.end_flush(second, &mut wake), 2);
+        assert_eq!((core.durable(), wake), (3, vec![2]));
+    }
+
+    #[test]
+    fn who_leaves_calls_a_sleeper_for_the_frame_that_was_written_ahead() {
+        let mut core = Core::<u8, u8>::new(0);
+        core.driver_sleeps();
+        assert_eq!(core.step(Goal::Durable(1)), Step::Write);
+        let mut wake = write(&mut core, 1);
+        let first = flush_of(core.step(Goal::Durable(1)));
+        assert_eq!(core.step(Goal::Durable(2)), Step::Write);
+        wake.extend(write(&mut core, 2));
+        assert_eq!(core.step(Goal::Durable(2)), Step::Wait);
+        core.park(Goal::Durable(2), 2);
+        core.end_flush(first, &mut wake);
+        assert_eq!(core.step(Goal::Durable(1)), Step::Done);
+        assert_eq!((core.call(false), core.call(false)), (Some(Call::Caller(2)), None));
+        let second = flush_of(core.look(Goal::Durable(2)));
+        core.end_flush(second, &mut wake);
+        assert_eq!((core.durable(), wake.len()), (2, 0));
+    }
+
+    #[test]
+    fn a_newcomer_may_be_faster_than_who_was_called() {
+        let mut core = Core::<u8, u8>::new(0);
+        assert_eq!(core.step(Goal::Durable(1)), Step::Write);
+        assert_eq!(core.step(Goal::Durable(2)), Step::Wait);
+        core.park(Goal::Durable(2), 2);
+        let mut wake = write(&mut core, 1);
+        let flush = flush_of(core.step(Goal::Durable(1)));
+        assert_eq!(core.call(false), Some(Call::Caller(2)));
+        assert_eq!(core.step(Goal::Durable(3)), Step::Write);
+        assert_eq!(core.look(Goal::Durable(2)), Step::Wait);
+        core.park(Goal::Durable(2), 2);
+        wake.extend(write(&mut core, 3));
+        assert_eq!(core.end_flush(flush, &mut wake), 1);
+        let flush = flush_of(core.step(Goal::Durable(3)));
+        assert_eq!(core.end_flush(flush, &mut wake), 2);
+        assert_eq!((core.durable(), wake), (3, vec![2]));
+    }
+
+    #[test]
+    fn drivers_are_called_for_callbacks_one_for_each_role() {
+        let mut core = Core::<u8, u8>::new(0);
+        for _ in 0..3 {
+            core.driver_sleeps();
+        }
+        core.arrive_callback(1, 1);
+        assert_eq!((core.call(true), core.call(true)), (Some(Call::Driver), None));
+        core.driver_looks();
+        assert_eq!(core.driver_step(), Step::Write);
+        write(&mut core, 1);
+        let flush = flush_of(core.driver_step());
+        core.arrive_callback(2, 2);
+        assert_eq!((core.call(true), core.call(true)), (Some(Call::Driver), None));
+        core.driver_looks();
+        assert_eq!(core.driver_step(), Step::Write);
+        write(&mut core, 2);
+        assert_eq!(core.driver_step(), Step::Wait);
+        core.driver_sleeps();
+        core.end_flush(flush, &mut Vec::new());
+        // Goes on flushing: another one is to call back.
+        let flush = flush_of(core.driver_step());
+        assert_eq!((core.call(true), core.call(true)), (Some(Call::Driver), None));
+        assert_eq!(core.take_acks(9), [(1, true)]);
+        core.finish_acks();
+        core.end_flush(flush, &mut Vec::new());
         assert_eq!(core.take_acks(9), [(2, true)]);
-        assert!(!core.finish_acks());
-        assert_eq!(core.end_round(), Next::Caller(5));
-        wake.extend(lead_and_write(&mut core, 5));
-        assert!(!core.arrive_callback(6, 6));
-        assert_eq!(core.end_round(), Next::Driver);
-        assert!(core.try_lead_as_driver());
-        assert!(!core.try_lead_as_driver());
-        wake.extend(lead_and_write(&mut core, 6));
-        let flush = core.begin_flush();
-        core.end_flush(flush, &mut wake);
-        assert_eq!(core.end_round(), Next::Idle);
-        assert_eq!(core.take_acks(9), [(6, true)]);
+    }
+
+    #[test]
+    fn a_flush_that_was_asked_for_starts_after_it_was_asked_for() {
+        let mut core = Core::<u8, u8>::new(0);
+        assert_eq!(core.step(Goal::Durable(1)), Step::Write);
+        let mut wake = write(&mut core, 1);
+        let first = flush_of(core.step(Goal::Durable(1)));
+        let asked = core.next_flush();
+        assert_eq!(core.step(asked), Step::Wait);
+        core.park(asked, 9);
+        core.end_flush(first, &mut wake);
+        assert!(wake.is_empty() && !core.reached(asked));
+        assert_eq!(core.call(false), Some(Call::Caller(9)));
+        let second = flush_of(core.look(asked));
+        core.end_flush(second, &mut wake);
+        assert_eq!(core.step(asked), Step::Done);
     }
 
     #[test]
     fn a_batch_is_durable_as_a_whole_or_not_at_all() {
-        let mut core = Core::<u8>::new(0);
-        assert_eq!(core.arrive(Goal::Durable(3)), Arrival::Lead);
+        let mut core = Core::<u8, u8>::new(0);
         let mut wake = Vec::new();
+        assert_eq!(core.step(Goal::Durable(3)), Step::Write);
         core.frame_written(1, false, &mut wake);
         core.frame_written(2, true, &mut wake);
-        let flush = core.begin_flush();
+        core.end_write();
+        let flush = flush_of(core.step(core.next_flush()));
         core.end_flush(flush, &mut wake);
         assert_eq!(core.durable(), 1);
-        core.frame_written(3, false, &mut wake);
-        let flush = core.begin_flush();
+        // Its frame is written, but not the end of the batch.
+        assert_eq!(core.step(Goal::Durable(2)), Step::Write);
+        wake.extend(write(&mut core, 3));
+        let flush = flush_of(core.step(Goal::Durable(3)));
         core.end_flush(flush, &mut wake);
         assert_eq!(core.durable(), 3);
     }
 
     #[test]
     fn nothing_becomes_durable_after_a_failure() {
-        let mut core = Core::<u8>::new(0);
-        assert_eq!(core.arrive(Goal::Durable(1)), Arrival::Lead);
-        let mut wake = lead_and_write(&mut core, 1);
-        core.park(Goal::Durable(2), 2);
-        assert!(!core.arrive_callback(3, 3));
-        let (first, second) = (core.begin_flush(), core.begin_flush());
+        let mut core = Core::<u8, u8>::new(0);
+        assert_eq!(core.step(Goal::Durable(1)), Step::Write);
+        let mut wake = write(&mut core, 1);
+        let flush = flush_of(core.step(Goal::Durable(1)));
+        core.arrive_callback(3, 3);
+        assert_eq!(core.step(Goal::Durable(2)), Step::Write);
+        core.park(Goal::Flushed(2), 2);
+        // The frame could not be written anywhere, while the flush was in flight.
         core.fail(&mut wake);
-        core.end_flush(second, &mut wake);
-        let _ = first;
+        core.end_write();
+        assert_eq!(core.end_flush(flush, &mut wake), 0);
         assert_eq!((core.durable(), wake), (0, vec![2]));
-        assert_eq!(core.end_round(), Next::Idle);
+        assert_eq!(core.step(Goal::Durable(1)), Step::Failed);
+        assert_eq!(core.driver_step(), Step::Wait);
         assert_eq!(core.take_acks(9), [(3, false)]);
-        assert_eq!(core.arrive(Goal::Durable(1)), Arrival::Failed);
     }
 }

@@ -1,5 +1,5 @@
-//! Exhaustive exploration of [`Core`]: every interleaving of a few submitters, the driver, a second
-//! flusher (the checkpoint) and a device that may fail, to the end. States already seen are not
+//! Exhaustive exploration of [`Core`]: every interleaving of a few submitters, the drivers, a checkpoint that
+//! flushes, and a device that may fail, to the end. States already seen are not
 //! visited twice, so the exploration is complete, not bounded in depth.
 
 use super::*;
@@ -7,355 +7,410 @@ use std::collections::HashSet;
 use std::hash::{Hash, Hasher};
 
 /// What a submitter wants after it has appended its operation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Want {
     Durable,
     Written,
     Callback,
     WriteOut,
+    /// A flush of what was written when it came: the checkpoint. Appends nothing.
+    Flush,
 }
 
-/// Where a submitter or the driver is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+/// Where a submitter or a driver is. What has happened to it is booked in the same step as what it does next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum At {
+    /// A submitter that has not come yet; a driver that is about to take a step.
     Start,
-    Appended(Lsn),
-    Parked(Lsn),
-    /// Leads; has not sealed the group.
-    Leading(Lsn),
-    /// Leads; frames up to the second LSN are still to be written.
-    Writing(Lsn, Lsn),
-    Flushing(Lsn, Flush, Lsn),
-    /// Calls callbacks; true after it has called one.
-    Acking(Lsn, bool),
-    Done,
-}
-
-/// The checkpoint flushes once, at any time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Checkpoint {
-    Before,
+    Appended,
+    Asleep,
+    /// Was called to look.
+    Called,
+    /// Is the writer; has not sealed the group.
+    Sealing,
+    /// Frames up to this LSN are still to be written; true when by forced unit access.
+    Writing(Lsn, bool),
     Flushing(Flush, Lsn),
-    After,
+    /// Is about to look for callbacks to call; true after it has called one.
+    Acking(bool),
+    /// A driver that found nothing to do.
+    Sleepy,
+    Done,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct World {
-    core: Core<u8>,
-    actors: Vec<At>,
+    core: Core<u8, u8>,
+    submitters: Vec<At>,
+    drivers: Vec<At>,
+    driver_calls: usize,
     results: Vec<Option<bool>>,
-    lsns: Vec<Lsn>,
+    goals: Vec<Option<Goal>>,
     appended: Lsn,
     written: Lsn,
+    /// Of the checkpoint: what was written when it came.
+    to_cover: Lsn,
     /// What really survives a power cut.
     stable: Lsn,
     failures_left: u8,
-    driver_awake: bool,
-    checkpoint: Checkpoint,
     last_ack: Lsn,
     /// Callbacks that came when their LSN was durable already.
     late: Vec<bool>,
+    /// A flush has failed: the device promises nothing any more.
     broken: bool,
 }
 
-struct Explorer {
+/// A submitter or a driver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Who {
+    Submitter(usize),
+    Driver(usize),
+}
+
+/// What is explored.
+#[derive(Debug, Clone)]
+struct Scenario {
     wants: Vec<Want>,
+    drivers: usize,
+    failures: u8,
+    /// The device has forced unit access.
+    fua: bool,
+    /// LSN 1 is the first part of a batch that LSN 2 ends.
+    batch: bool,
+}
+
+struct Explorer {
+    scenario: Scenario,
     /// Hashes of the states visited: 128 bits, so that none is taken for another.
     seen: HashSet<(u64, u64)>,
     ends: usize,
     failed_ends: usize,
 }
 
-impl Explorer {
-    fn driver(&self) -> usize {
-        self.wants.len()
+fn lsn_of(goal: Goal) -> Lsn {
+    match goal {
+        Goal::Durable(lsn) | Goal::Written(lsn) => lsn,
+        Goal::Flushed(_) => 0,
+    }
+}
+
+impl World {
+    fn at(&mut self, who: Who) -> &mut At {
+        match who {
+            Who::Submitter(number) => &mut self.submitters[number],
+            Who::Driver(number) => &mut self.drivers[number],
+        }
     }
 
-    fn answer(&self, world: &mut World, who: usize, success: bool) {
-        assert_eq!(world.results[who], None, "{who} was answered twice");
-        if success && self.wants[who] != Want::Written {
-            assert!(world.lsns[who] <= world.stable, "acknowledged before durable: {world:?}");
+    /// Calls those for whom there is work.
+    fn call(&mut self, acks: bool) {
+        while let Some(call) = self.core.call(acks) {
+            match call {
+                Call::Driver => self.driver_calls += 1,
+                Call::Caller(number) => {
+                    let at = &mut self.submitters[usize::from(number)];
+                    assert_eq!(*at, At::Asleep, "called but not asleep");
+                    *at = At::Called;
+                }
+            }
         }
-        if success && self.wants[who] == Want::Written {
-            assert!(world.lsns[who] <= world.written);
+    }
+
+    fn continues(scenario: &Scenario, lsn: Lsn) -> bool {
+        scenario.batch && lsn == 1
+    }
+
+    /// What replay keeps of the frames up to `lsn`: nothing of a batch that is not complete.
+    fn kept(scenario: &Scenario, lsn: Lsn) -> Lsn {
+        if Self::continues(scenario, lsn) { lsn - 1 } else { lsn }
+    }
+}
+
+impl Explorer {
+    fn answer(&self, world: &mut World, number: usize, success: bool) {
+        assert_eq!(world.results[number], None, "{number} was answered twice");
+        let lsn = world.goals[number].map_or(0, lsn_of);
+        match self.scenario.wants[number] {
+            Want::Durable | Want::Callback if success => {
+                assert!(lsn <= world.stable, "acknowledged before durable: {world:?}");
+            }
+            Want::Written if success => assert!(lsn <= world.written),
+            Want::Flush if success => assert!(world.to_cover <= world.stable, "{world:?}"),
+            _ => {}
         }
-        world.results[who] = Some(success);
+        world.results[number] = Some(success);
     }
 
     fn wake(&self, world: &mut World, wake: Vec<u8>) {
-        for who in wake {
-            let who = usize::from(who);
-            let At::Parked(lsn) = world.actors[who] else { panic!("woken but not parked") };
-            let reached = match self.wants[who] {
-                Want::Written => lsn <= world.core.written,
-                _ => lsn <= world.core.durable(),
-            };
-            self.answer(world, who, reached && !world.core.is_failed());
-            world.actors[who] = At::Done;
+        for number in wake.into_iter().map(usize::from) {
+            assert_eq!(world.submitters[number], At::Asleep, "woken but not asleep");
+            let reached = world.goals[number].is_some_and(|goal| world.core.reached(goal));
+            self.answer(world, number, reached && !world.core.is_failed());
+            world.submitters[number] = At::Done;
         }
     }
 
-    fn finish_own(&self, world: &mut World, who: usize, lsn: Lsn) {
-        if who == self.driver() {
-            world.actors[who] = At::Start;
-            return;
-        }
-        if self.wants[who] != Want::Callback && self.wants[who] != Want::WriteOut {
-            let reached = match self.wants[who] {
-                Want::Written => lsn <= world.core.written,
-                _ => lsn <= world.core.durable(),
-            };
-            assert!(reached || world.core.is_failed(), "a round must reach the leader's own goal");
-            self.answer(world, who, reached);
-        }
-        world.actors[who] = At::Done;
+    /// What `who` does next, in the critical section in which it has booked what it did before.
+    fn go_on(&self, world: &mut World, who: Who, looks: bool) {
+        let step = match who {
+            Who::Driver(_) => world.core.driver_step(),
+            Who::Submitter(number) => {
+                let Some(goal) = world.goals[number] else { panic!("no goal") };
+                if looks { world.core.look(goal) } else { world.core.step(goal) }
+            }
+        };
+        world.call(matches!(who, Who::Driver(_)) && step != Step::Wait);
+        let next = match (step, who) {
+            (Step::Write, _) => At::Sealing,
+            (Step::Flush(flush), _) => At::Flushing(flush, world.written),
+            (_, Who::Driver(_)) => At::Acking(false),
+            (Step::Wait, Who::Submitter(number)) => {
+                let Some(goal) = world.goals[number] else { panic!("no goal") };
+                world.core.park(goal, number as u8);
+                At::Asleep
+            }
+            (_, Who::Submitter(number)) => {
+                self.answer(world, number, step == Step::Done);
+                At::Acking(false)
+            }
+        };
+        *world.at(who) = next;
     }
 
-    fn arrive(&self, world: &mut World, who: usize, lsn: Lsn) {
-        let goal = match self.wants[who] {
-            Want::Durable => Goal::Durable(lsn),
-            Want::Written => Goal::Written(lsn),
+    fn arrive(&self, world: &mut World, number: usize) {
+        let lsn = world.goals[number].map_or(0, lsn_of);
+        match self.scenario.wants[number] {
             Want::Callback => {
-                world.late[who] = lsn <= world.core.durable();
-                world.driver_awake |= world.core.arrive_callback(lsn, who as u8);
-                world.actors[who] = At::Done;
-                return;
+                world.late[number] = lsn <= world.core.durable();
+                world.core.arrive_callback(lsn, number as u8);
+                world.call(true);
+                world.submitters[number] = At::Done;
             }
             Want::WriteOut => {
-                world.driver_awake |= world.core.request_write_out();
-                world.actors[who] = At::Done;
-                return;
+                world.core.request_write_out();
+                world.call(true);
+                world.submitters[number] = At::Done;
             }
-        };
-        world.actors[who] = match world.core.arrive(goal) {
-            Arrival::Done | Arrival::Failed => {
-                let success = world.core.reached(goal);
-                self.answer(world, who, success);
-                At::Done
-            }
-            Arrival::Lead => At::Leading(lsn),
-            Arrival::Wait => {
-                world.core.park(goal, who as u8);
-                At::Parked(lsn)
-            }
-        };
-    }
-
-    fn fail(&self, world: &mut World) {
-        let mut wake = Vec::new();
-        world.core.fail(&mut wake);
-        self.wake(world, wake);
-    }
-
-    fn end_round(world: &mut World, who: usize, lsn: Lsn) {
-        match world.core.end_round() {
-            Next::Caller(next) => {
-                let next = usize::from(next);
-                let At::Parked(next_lsn) = world.actors[next] else { panic!("leader not parked") };
-                world.actors[next] = At::Leading(next_lsn);
-            }
-            Next::Driver => world.driver_awake = true,
-            Next::Idle => {}
+            _ => self.go_on(world, Who::Submitter(number), false),
         }
-        world.actors[who] = At::Acking(lsn, false);
+    }
+
+    fn start(&self, world: &World, number: usize) -> Vec<World> {
+        let wants = &self.scenario.wants;
+        // Submitters that want the same are interchangeable: they start in order. The first has the batch.
+        let twin_waits = (0..number)
+            .any(|twin| wants[twin] == wants[number] && world.submitters[twin] == At::Start);
+        let batch_waits = self.scenario.batch && number > 0 && world.submitters[0] == At::Start;
+        if twin_waits || batch_waits {
+            return Vec::new();
+        }
+        let mut next = world.clone();
+        if wants[number] == Want::Flush {
+            next.to_cover = World::kept(&self.scenario, next.written);
+            next.goals[number] = Some(next.core.next_flush());
+            self.go_on(&mut next, Who::Submitter(number), false);
+            return vec![next];
+        }
+        next.appended += if self.scenario.batch && number == 0 { 2 } else { 1 };
+        let lsn = next.appended;
+        let written = wants[number] == Want::Written;
+        next.goals[number] = Some(if written { Goal::Written(lsn) } else { Goal::Durable(lsn) });
+        next.submitters[number] = At::Appended;
+        vec![next]
     }
 
     /// All worlds that one step of `who` can lead to.
-    fn steps(&self, world: &World, who: usize) -> Vec<World> {
+    fn steps(&self, world: &World, who: Who) -> Vec<World> {
         let mut next = world.clone();
-        match world.actors[who] {
-            At::Start if who == self.driver() => {
-                if !world.driver_awake {
-                    return Vec::new();
-                }
-                next.driver_awake = false;
-                next.actors[who] = if next.core.try_lead_as_driver() {
-                    At::Leading(0)
-                } else {
-                    At::Acking(0, false)
-                };
+        match (*next.at(who), who) {
+            (At::Start, Who::Submitter(number)) => return self.start(world, number),
+            (At::Start, Who::Driver(_)) => self.go_on(&mut next, who, false),
+            (At::Appended, Who::Submitter(number)) => self.arrive(&mut next, number),
+            (At::Called, _) => self.go_on(&mut next, who, true),
+            (At::Asleep, Who::Driver(_)) if world.driver_calls > 0 => {
+                next.driver_calls -= 1;
+                next.core.driver_looks();
+                *next.at(who) = At::Start;
             }
-            At::Start => {
-                // Submitters that want the same are interchangeable: they start in order.
-                let twin_waits = (0..who).any(|twin| {
-                    self.wants[twin] == self.wants[who] && world.actors[twin] == At::Start
-                });
-                if twin_waits {
-                    return Vec::new();
-                }
-                next.appended += 1;
-                next.lsns[who] = next.appended;
-                next.actors[who] = At::Appended(next.appended);
+            (At::Asleep | At::Done | At::Appended, _) => return Vec::new(),
+            (At::Sealing, _) => {
+                let one = next.appended == next.written + 1;
+                let forced = self.scenario.fua && one && next.core.may_force();
+                *next.at(who) = At::Writing(next.appended, forced);
             }
-            At::Appended(lsn) => self.arrive(&mut next, who, lsn),
-            At::Parked(_) | At::Done => return Vec::new(),
-            At::Leading(lsn) => {
-                next.actors[who] = At::Writing(lsn, next.appended);
-                if next.written == next.appended {
-                    Self::after_writes(&mut next, who, lsn);
-                }
-            }
-            At::Writing(lsn, until) => return self.step_write(world, who, lsn, until),
-            At::Flushing(lsn, flush, covers) => {
-                let mut worlds = Vec::new();
-                if world.failures_left > 0 {
-                    let mut failed = world.clone();
-                    failed.failures_left -= 1;
-                    failed.broken = true;
-                    self.fail(&mut failed);
-                    Self::end_round(&mut failed, who, lsn);
-                    worlds.push(failed);
-                }
-                self.end_flush(&mut next, flush, covers);
-                Self::end_round(&mut next, who, lsn);
-                worlds.push(next);
-                return worlds;
-            }
-            At::Acking(lsn, called) => {
-                if called {
-                    next.core.finish_acks();
-                }
-                if let Some(&(waiter, success)) = next.core.take_acks(1).first() {
-                    self.call(&mut next, usize::from(waiter), success);
-                    next.actors[who] = At::Acking(lsn, true);
-                } else {
-                    self.finish_own(&mut next, who, lsn);
-                }
+            (At::Writing(until, forced), _) => return self.write(world, who, until, forced),
+            (At::Flushing(flush, covers), _) => return self.flush(world, who, flush, covers),
+            (At::Acking(called), _) => self.ack(&mut next, who, called),
+            (At::Sleepy, _) if next.core.has_driver_work() => self.go_on(&mut next, who, false),
+            (At::Sleepy, _) => {
+                next.core.driver_sleeps();
+                *next.at(who) = At::Asleep;
             }
         }
         vec![next]
     }
 
-    fn step_write(&self, world: &World, who: usize, lsn: Lsn, until: Lsn) -> Vec<World> {
-        let mut next = world.clone();
-        if world.core.is_failed() {
-            Self::end_round(&mut next, who, lsn);
-            return vec![next];
-        }
-        let mut worlds = Vec::new();
-        if world.failures_left > 0 {
-            let mut failed = world.clone();
-            failed.failures_left -= 1;
-            self.fail(&mut failed);
-            Self::end_round(&mut failed, who, lsn);
-            worlds.push(failed);
-        }
-        next.written += 1;
+    fn fail(&self, world: &World) -> Option<World> {
+        let mut failed = world.clone();
+        failed.failures_left = failed.failures_left.checked_sub(1)?;
         let mut wake = Vec::new();
-        next.core.frame_written(next.written, false, &mut wake);
-        self.wake(&mut next, wake);
-        if next.written == until {
-            Self::after_writes(&mut next, who, lsn);
+        failed.core.fail(&mut wake);
+        self.wake(&mut failed, wake);
+        failed.call(true);
+        Some(failed)
+    }
+
+    fn write(&self, world: &World, who: Who, until: Lsn, forced: bool) -> Vec<World> {
+        let mut worlds = Vec::new();
+        let mut next = world.clone();
+        if next.written < until && !next.core.is_failed() {
+            if let Some(mut failed) = self.fail(world) {
+                failed.core.end_write();
+                self.go_on(&mut failed, who, false);
+                worlds.push(failed);
+            }
+            next.written += 1;
+            let mut wake = Vec::new();
+            let continues = World::continues(&self.scenario, next.written);
+            next.core.frame_written(next.written, continues, &mut wake);
+            if forced {
+                assert!(next.stable + 1 == next.written);
+                next.stable = next.written;
+                next.core.frame_forced(&mut wake);
+            }
+            self.wake(&mut next, wake);
+        }
+        if next.written == until || next.core.is_failed() {
+            next.core.end_write();
+            self.go_on(&mut next, who, false);
         }
         worlds.push(next);
         worlds
     }
 
-    fn after_writes(world: &mut World, who: usize, lsn: Lsn) {
-        if world.core.wants_flush() {
-            world.actors[who] = At::Flushing(lsn, world.core.begin_flush(), world.written);
-        } else {
-            Self::end_round(world, who, lsn);
+    fn flush(&self, world: &World, who: Who, flush: Flush, covers: Lsn) -> Vec<World> {
+        let mut worlds = Vec::new();
+        if let Some(mut failed) = self.fail(world) {
+            failed.broken = true;
+            failed.core.drop_flush();
+            self.go_on(&mut failed, who, false);
+            worlds.push(failed);
         }
-    }
-
-    /// Calls a callback.
-    fn call(&self, world: &mut World, waiter: usize, success: bool) {
-        self.answer(world, waiter, success);
-        let lsn = world.lsns[waiter];
-        if success {
-            assert!(world.late[waiter] || lsn >= world.last_ack, "called out of order");
-            world.last_ack = lsn.max(world.last_ack);
-        }
-    }
-
-    fn end_flush(&self, world: &mut World, flush: Flush, covers: Lsn) {
-        if !world.broken {
-            world.stable = world.stable.max(covers);
+        let mut next = world.clone();
+        if !next.broken {
+            next.stable = next.stable.max(World::kept(&self.scenario, covers));
         }
         let mut wake = Vec::new();
-        world.core.end_flush(flush, &mut wake);
-        self.wake(world, wake);
+        next.core.end_flush(flush, &mut wake);
+        self.wake(&mut next, wake);
+        self.go_on(&mut next, who, false);
+        worlds.push(next);
+        worlds
     }
 
-    /// The checkpoint's own flush, once, at any time.
-    fn checkpoint_steps(&self, world: &World) -> Vec<World> {
-        let mut next = world.clone();
-        match world.checkpoint {
-            Checkpoint::Before => {
-                next.checkpoint = Checkpoint::Flushing(next.core.begin_flush(), next.written);
-                vec![next]
+    /// Calls one callback at a time. A caller leaves after one and calls a driver for the others.
+    fn ack(&self, world: &mut World, who: Who, called: bool) {
+        let is_driver = matches!(who, Who::Driver(_));
+        if called {
+            world.core.finish_acks();
+            if is_driver {
+                *world.at(who) = At::Start;
+            } else {
+                world.call(true);
+                *world.at(who) = At::Done;
             }
-            Checkpoint::Flushing(flush, covers) => {
-                let mut failed = world.clone();
-                self.end_flush(&mut next, flush, covers);
-                // Whoever ends a flush calls the callbacks it acknowledged; here the driver does.
-                next.driver_awake |= next.core.driver_has_work();
-                next.checkpoint = Checkpoint::After;
-                if world.failures_left == 0 {
-                    return vec![next];
-                }
-                failed.failures_left -= 1;
-                failed.broken = true;
-                self.fail(&mut failed);
-                failed.driver_awake |= failed.core.driver_has_work();
-                failed.checkpoint = Checkpoint::After;
-                vec![next, failed]
-            }
-            Checkpoint::After => Vec::new(),
+            return;
         }
+        *world.at(who) = match world.core.take_acks(1).first() {
+            None if is_driver => At::Sleepy,
+            None => At::Done,
+            Some(&(callback, success)) => {
+                let number = usize::from(callback);
+                self.answer(world, number, success);
+                let lsn = world.goals[number].map_or(0, lsn_of);
+                if success {
+                    let in_order = world.late[number] || lsn >= world.last_ack;
+                    assert!(in_order, "called out of order");
+                    world.last_ack = lsn.max(world.last_ack);
+                }
+                At::Acking(true)
+            }
+        };
+    }
+
+    fn check(world: &World) {
+        let writers = world.submitters.iter().chain(&world.drivers);
+        let writes = |at: &&At| matches!(at, At::Sealing | At::Writing(..));
+        assert!(writers.clone().filter(writes).count() <= 1, "two writers: {world:?}");
+        let flushes = |at: &&At| matches!(at, At::Flushing(..));
+        assert!(writers.filter(flushes).count() <= 1, "two flushes: {world:?}");
+        let about_to_look = |at: &At| matches!(at, At::Start | At::Acking(_) | At::Sleepy);
+        if world.drivers.iter().any(about_to_look) {
+            return;
+        }
+        let left = world.clone().core.call(false);
+        assert_eq!(left, None, "a role with work is free, and nobody was called: {world:?}");
     }
 
     fn check_end(&mut self, world: &World) {
         self.ends += 1;
         self.failed_ends += usize::from(world.core.is_failed());
-        for (who, want) in self.wants.iter().enumerate() {
-            assert_eq!(world.actors[who], At::Done, "{who} waits for ever: {world:?}");
+        for (number, want) in self.scenario.wants.iter().enumerate() {
+            assert_eq!(world.submitters[number], At::Done, "{number} waits for ever: {world:?}");
             if *want != Want::WriteOut {
-                assert!(world.results[who].is_some(), "{who} was never answered: {world:?}");
+                assert!(world.results[number].is_some(), "{number} was never answered: {world:?}");
             }
         }
-        assert!(world.core.leader.is_none() && world.core.acks.is_empty());
-        let wrote_out = !self.wants.contains(&Want::WriteOut) || world.core.is_failed();
-        assert!(wrote_out || !world.core.write_out);
+        assert!(world.drivers.iter().all(|at| *at == At::Asleep));
+        let core = &world.core;
+        assert!(core.writer.is_none() && core.flusher.is_none() && core.acks.is_empty());
+        assert!(core.looking == 0 && core.idle_drivers == world.drivers.len() && !core.write_out);
     }
 
-    fn explore(wants: &[Want], failures: u8) -> Self {
-        let count = wants.len();
+    fn explore(scenario: Scenario) -> Self {
+        let count = scenario.wants.len();
         let world = World {
             core: Core::new(0),
-            actors: vec![At::Start; count + 1],
+            submitters: vec![At::Start; count],
+            drivers: vec![At::Start; scenario.drivers],
+            driver_calls: 0,
             results: vec![None; count],
-            lsns: vec![0; count],
+            goals: vec![None; count],
             appended: 0,
             written: 0,
+            to_cover: 0,
             stable: 0,
-            failures_left: failures,
-            driver_awake: false,
-            checkpoint: Checkpoint::Before,
+            failures_left: scenario.failures,
             last_ack: 0,
             late: vec![false; count],
             broken: false,
         };
-        let mut explorer =
-            Self { wants: wants.to_vec(), seen: HashSet::new(), ends: 0, failed_ends: 0 };
+        let mut explorer = Self { scenario, seen: HashSet::new(), ends: 0, failed_ends: 0 };
         let mut todo = vec![world];
         while let Some(world) = todo.pop() {
-            let mut successors = explorer.checkpoint_steps(&world);
-            for who in 0..=count {
-                successors.extend(explorer.steps(&world, who));
+            Self::check(&world);
+            let mut successors = Vec::new();
+            for number in 0..count {
+                successors.extend(explorer.steps(&world, Who::Submitter(number)));
+            }
+            for number in 0..world.drivers.len() {
+                // Drivers that are at the same point are interchangeable.
+                if number == 0 || world.drivers[number] != world.drivers[number - 1] {
+                    successors.extend(explorer.steps(&world, Who::Driver(number)));
+                }
             }
             if successors.is_empty() {
                 explorer.check_end(&world);
             }
-            for next in successors {
+            for mut next in successors {
+                next.drivers.sort_unstable();
                 if explorer.seen.insert(fingerprint(&next)) {
                     todo.push(next);
                 }
             }
         }
         assert!(explorer.ends > 0);
-        assert!(failures == 0 || explorer.failed_ends > 0);
+        assert!(explorer.scenario.failures == 0 || explorer.failed_ends > 0);
         explorer
     }
 }
@@ -371,7 +426,7 @@ fn fingerprint(world: &World) -> (u64, u64) {
 
 /// All multisets of `count` wants (the submitters are symmetric).
 fn combinations(count: usize) -> Vec<Vec<Want>> {
-    let all = [Want::Durable, Want::Written, Want::Callback, Want::WriteOut];
+    let all = [Want::Durable, Want::Written, Want::Callback, Want::WriteOut, Want::Flush];
     let mut result = vec![(vec![], 0)];
     for _ in 0..count {
         result = result
@@ -383,25 +438,54 @@ fn combinations(count: usize) -> Vec<Vec<Want>> {
                     (wants, index)
                 })
             })
+            .filter(|(wants, _)| wants.iter().filter(|want| **want == Want::Flush).count() < 2)
             .collect();
     }
     result.into_iter().map(|(wants, _)| wants).collect()
 }
 
+fn explore(wants: &[Want], drivers: usize, failures: u8) -> usize {
+    let scenario = Scenario { wants: wants.to_vec(), drivers, failures, fua: false, batch: false };
+    Explorer::explore(scenario).seen.len()
+}
+
 #[test]
 fn every_interleaving_of_three_submitters_with_a_failure_acknowledges_truly_and_strands_nobody() {
     for wants in combinations(3) {
-        Explorer::explore(&wants, 1);
+        let states = explore(&wants, 2, 1);
+        println!("{wants:?} {states}");
     }
 }
 
 #[test]
-fn every_interleaving_of_four_callers_acknowledges_truly_and_strands_nobody() {
-    for (wants, failures) in [
-        ([Want::Durable; 4], 1),
-        ([Want::Durable, Want::Durable, Want::Callback, Want::Callback], 1),
-        ([Want::Durable, Want::Written, Want::Callback, Want::WriteOut], 0),
+fn every_interleaving_of_four_submitters_acknowledges_truly_and_strands_nobody() {
+    use Want::{Callback, Durable, Flush, WriteOut, Written};
+    for (wants, drivers, failures) in [
+        ([Durable; 4], 1, 1),
+        ([Durable, Durable, Durable, Flush], 1, 0),
+        ([Durable, Durable, Callback, Callback], 1, 0),
+        ([Durable, Written, Callback, WriteOut], 1, 0),
     ] {
-        Explorer::explore(&wants, failures);
+        let states = explore(&wants, drivers, failures);
+        println!("{wants:?} {states}");
+    }
+}
+
+#[test]
+fn three_drivers_share_the_work_of_callbacks_and_strand_none() {
+    let states = explore(&[Want::Callback; 3], 3, 1);
+    println!("{states}");
+}
+
+#[test]
+fn batches_and_forced_writes_keep_the_rules_in_every_interleaving() {
+    for wants in combinations(2) {
+        for (fua, batch) in [(true, false), (false, true), (true, true)] {
+            if batch && wants[0] == Want::Flush {
+                continue;
+            }
+            let wants = wants.clone();
+            Explorer::explore(Scenario { wants, drivers: 2, failures: 1, fua, batch });
+        }
     }
 }

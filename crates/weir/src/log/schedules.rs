@@ -1,4 +1,4 @@
-//! Leaders, followers, callbacks and the log thread under the deterministic scheduler: no wake-up is
+//! Writers, flushers, callbacks and the log threads under the deterministic scheduler: no wake-up is
 //! lost (a schedule in which somebody waits for ever is a deadlock, which the scheduler reports), and nobody is
 //! told before the flush. `cargo test -p weir --features shuttle log::schedules`.
 

@@ -6,30 +6,32 @@ use crate::{Error, Result};
 /// Called once when an LSN is durable, or cannot become so any more.
 pub type OnDurable = Box<dyn FnOnce(Result<()>) + Send>;
 
-/// What a parked caller is told.
+/// What a sleeping caller is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// Its goal is reached, by a round or flush that began then.
-    Reached {
-        /// Monotonic time.
-        round_started_ns: u64,
-    },
+    /// Its goal is reached.
+    Reached,
     /// The log is shut down.
     Failed(Error),
-    /// It is the leader now.
-    Lead,
+    /// There may be something to do for it.
+    Look,
 }
 
-/// Where one caller is parked. Each has a lock of its own, so that waking many does not make them
+/// Where one caller sleeps. Each has a lock of its own, so that waking many does not make them
 /// queue up for the core lock.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Slot {
+    pub arrived_ns: u64,
     verdict: Mutex<Option<Verdict>>,
     wake: Condvar,
 }
 
 impl Slot {
-    pub fn tell(&self, verdict: Verdict) {
+    pub fn new(arrived_ns: u64) -> Self {
+        Self { arrived_ns, verdict: Mutex::new(None), wake: Condvar::new() }
+    }
+
+    fn tell(&self, verdict: Verdict) {
         *self.verdict.lock() = Some(verdict);
         self.wake.notify_one();
     }
@@ -45,22 +47,41 @@ impl Slot {
     }
 }
 
-/// What the core keeps for the log.
-pub(super) enum Waiter {
-    Caller(Arc<Slot>),
-    Callback { on_durable: OnDurable, arrived_ns: u64 },
+/// A callback that waits for its LSN.
+pub(super) struct Callback {
+    pub on_durable: OnDurable,
+    pub arrived_ns: u64,
 }
 
-impl Waiter {
-    pub fn callback(on_durable: OnDurable, arrived_ns: u64) -> Self {
-        Self::Callback { on_durable, arrived_ns }
-    }
+/// Who is to be woken once the core lock is released.
+#[derive(Default)]
+pub(super) struct Outbox {
+    /// Called to look. First of all: a role is free until they come.
+    pub calls: Vec<Arc<Slot>>,
+    /// Drivers called to look.
+    pub driver_calls: usize,
+    /// Have reached their goal.
+    pub reached: Vec<Arc<Slot>>,
+    /// Hear of the shutdown.
+    pub failed: Option<(Vec<Arc<Slot>>, Error)>,
+}
 
-    /// Tells a parked caller; a callback is never parked.
-    pub fn tell(&self, verdict: Verdict) {
-        match self {
-            Self::Caller(slot) => slot.tell(verdict),
-            Self::Callback { .. } => debug_assert!(false, "callbacks are called, not woken"),
+impl Outbox {
+    /// Wakes everybody. Call it without the core lock.
+    pub fn send(&mut self, driver_wake: &Condvar) {
+        for slot in self.calls.drain(..) {
+            slot.tell(Verdict::Look);
+        }
+        for _ in 0..std::mem::take(&mut self.driver_calls) {
+            driver_wake.notify_one();
+        }
+        for slot in self.reached.drain(..) {
+            slot.tell(Verdict::Reached);
+        }
+        if let Some((slots, error)) = self.failed.take() {
+            for slot in slots {
+                slot.tell(Verdict::Failed(error.clone()));
+            }
         }
     }
 }

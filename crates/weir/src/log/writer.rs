@@ -1,10 +1,13 @@
-//! The leader's round: take the group, write its frames, flush, acknowledge, hand over. And the
-//! thread or step function that leads when only callbacks wait.
+//! What the roles of group commit do: write the queued frames, flush, acknowledge, call others. And the
+//! threads or the step function that do it when only callbacks wait.
+//!
+//! Everybody works alike: ask [`super::core`] for a step under the core lock, call those for whom there is work
+//! too, release the lock, wake whom the last step reached, perform the step.
 
-use super::core::{Arrival, Flush, Goal, Next, Wake};
+use super::core::{Call, Flush, Goal, Step};
 use super::op::Frame;
 use super::stats::add;
-use super::waiter::{Slot, Verdict, Waiter};
+use super::waiter::{Callback, Outbox, Slot, Verdict};
 use super::{Commit, Log};
 use crate::device::IoClass;
 use crate::format::frame::FrameHeader;
@@ -17,144 +20,153 @@ use std::collections::VecDeque;
 
 /// Attempts to write a frame, each at another place, before the log shuts down.
 const WRITE_ATTEMPTS: u32 = 3;
-/// Callbacks that a blocked caller calls for others before it leaves the rest to the log thread.
+/// Callbacks that a blocked caller calls for others before it leaves the rest to a log thread.
 const CALLER_CALLBACKS: usize = 16;
 /// Callbacks taken under one lock acquisition.
 const CALLBACK_BATCH: usize = 256;
 
 impl Log {
-    /// Brings a blocked caller to its goal.
-    pub(super) fn reach(&self, goal: Goal) -> Result<()> {
+    /// Brings a blocked caller to its goal, which `goal` names under the core lock.
+    pub(super) fn reach(&self, goal: impl FnOnce(&Commit) -> Goal) -> Result<()> {
         let arrived_ns = self.clock.monotonic_ns();
         let mut commit = self.commit.lock();
-        let verdict = match commit.core.arrive(goal) {
-            Arrival::Done => {
-                let durable = u64::from(matches!(goal, Goal::Durable(_)));
-                add(&self.stats.commits_found_durable, durable);
-                return Ok(());
-            }
-            Arrival::Failed => return Err(reason(&commit)),
-            Arrival::Lead => {
-                drop(commit);
-                Verdict::Lead
-            }
-            Arrival::Wait => {
-                let slot = Arc::new(Slot::default());
-                commit.core.park(goal, Waiter::Caller(Arc::clone(&slot)));
-                drop(commit);
-                slot.wait()
+        let goal = goal(&commit);
+        let wants_durable = u64::from(matches!(goal, Goal::Durable(_)));
+        if commit.core.reached(goal) {
+            add(&self.stats.commits_found_durable, wants_durable);
+            return Ok(());
+        }
+        let mut out = Outbox::default();
+        let mut acted = false;
+        let mut step = commit.core.step(goal);
+        let result = loop {
+            Self::call(&mut commit, false, &mut out);
+            match step {
+                Step::Done => break Ok(()),
+                Step::Failed => break Err(reason(&commit)),
+                Step::Write | Step::Flush(_) => {
+                    acted = true;
+                    drop(commit);
+                    out.send(&self.driver_wake);
+                    commit = self.perform(step, Some((goal, arrived_ns)), &mut out);
+                    step = commit.core.step(goal);
+                }
+                Step::Wait => {
+                    let slot = Arc::new(Slot::new(arrived_ns));
+                    commit.core.park(goal, Arc::clone(&slot));
+                    drop(commit);
+                    out.send(&self.driver_wake);
+                    let verdict = slot.wait();
+                    commit = self.commit.lock();
+                    match verdict {
+                        Verdict::Reached => break Ok(()),
+                        Verdict::Failed(error) => break Err(error),
+                        Verdict::Look => step = commit.core.look(goal),
+                    }
+                }
             }
         };
-        let (result, started_ns) = match verdict {
-            Verdict::Lead => {
-                let started_ns = self.clock.monotonic_ns();
-                (self.lead(started_ns, Some(goal)), started_ns)
-            }
-            Verdict::Reached { round_started_ns } => (Ok(()), round_started_ns),
-            Verdict::Failed(error) => (Err(error), arrived_ns),
-        };
-        if result.is_ok() && matches!(goal, Goal::Durable(_)) {
+        drop(commit);
+        out.send(&self.driver_wake);
+        if result.is_ok() && wants_durable > 0 {
             add(&self.stats.commits, 1);
-            self.stats.queue_ns.record(started_ns.saturating_sub(arrived_ns));
             self.stats.commit_ns.record(self.clock.monotonic_ns().saturating_sub(arrived_ns));
+        }
+        if acted && self.call_back(CALLER_CALLBACKS) {
+            self.call_driver();
         }
         result
     }
 
-    /// One round as the leader. `own` is the blocked caller's own goal.
-    fn lead(&self, started_ns: u64, own: Option<Goal>) -> Result<()> {
+    /// Performs a step on the calling thread, without the core lock, and books it. `own` is a blocked caller's
+    /// goal, and when it came.
+    fn perform(
+        &self,
+        step: Step,
+        own: Option<(Goal, u64)>,
+        out: &mut Outbox,
+    ) -> MutexGuard<'_, Commit> {
+        match step {
+            Step::Write => self.write_queued(own, out),
+            Step::Flush(flush) => {
+                let asked = matches!(own, Some((Goal::Flushed(_), _)));
+                self.flush_written(flush, asked, out)
+            }
+            Step::Done | Step::Failed | Step::Wait => self.commit.lock(),
+        }
+    }
+
+    /// Collects whom to call for roles that are free and have work.
+    pub(super) fn call(commit: &mut Commit, acks: bool, out: &mut Outbox) {
+        while let Some(call) = commit.core.call(acks) {
+            match call {
+                Call::Caller(slot) => out.calls.push(slot),
+                Call::Driver => {
+                    commit.driver_calls += 1;
+                    out.driver_calls += 1;
+                }
+            }
+        }
+    }
+
+    /// As the writer: writes everything appended so far.
+    fn write_queued(&self, own: Option<(Goal, u64)>, out: &mut Outbox) -> MutexGuard<'_, Commit> {
         let mut group = self.append.lock().take_group();
-        let mut wake = Vec::new();
-        let flush = self.write_group(&mut group, &mut wake);
-        tell_reached(wake.drain(..), started_ns);
-        // Without somebody who waits for durability, or after a failure, there is nothing to flush.
-        let flushed = flush.map(|(flush, data)| {
-            let skip = mutation::active(Mutation::AcknowledgeBeforeFlush);
-            (flush, data, if skip { Ok(()) } else { self.flush_device() })
-        });
-        let mut commit = self.commit.lock();
-        match flushed {
-            Some((flush, data, Ok(()))) => self.end_flush(&mut commit, flush, data, own, &mut wake),
-            Some((_, _, Err(error))) => self.fail(&mut commit, error),
-            None => {}
+        let mut fua = self.begin_group(&group, own);
+        let count = group.len();
+        let mut written = Ok(());
+        for (index, frame) in group.iter_mut().enumerate() {
+            written = self.write_frame(frame, &mut fua);
+            if written.is_err() || index + 1 == count {
+                break;
+            }
+            let mut commit = self.commit.lock();
+            if commit.core.is_failed() {
+                break;
+            }
+            commit.core.frame_written(frame.last_lsn, frame.continues, &mut out.reached);
         }
-        let result = match own {
-            Some(goal) if !commit.core.reached(goal) => Err(reason(&commit)),
-            _ => Ok(()),
-        };
-        let next = commit.core.end_round();
-        // The driver is woken for rounds only; for callbacks, whoever leaves some behind does.
-        self.wake_driver_if(matches!(next, Next::Driver), &commit);
-        drop(commit);
-        if let Next::Caller(waiter) = next {
-            // First of all: the device is idle until it comes.
-            waiter.tell(Verdict::Lead);
-        }
-        tell_reached(wake, started_ns);
+        let last = group.back().map(|frame| (frame.last_lsn, frame.continues));
         // Pages go back to their pool before the lock is taken.
         group.retain_mut(Frame::recycle);
         self.append.lock().recycle(group);
-        if own.is_some() {
-            self.call_back(CALLER_CALLBACKS, started_ns);
+        let mut commit = self.commit.lock();
+        match (written, last) {
+            (Err(error), _) => self.fail(&mut commit, error, out),
+            (Ok(()), Some((last_lsn, continues))) if !commit.core.is_failed() => {
+                commit.core.frame_written(last_lsn, continues, &mut out.reached);
+                if fua {
+                    add(&self.stats.fua_writes, 1);
+                    let acknowledged = commit.core.frame_forced(&mut out.reached);
+                    self.publish_durable(&commit, acknowledged);
+                }
+            }
+            _ => {}
         }
-        result
+        commit.core.end_write();
+        commit
     }
 
-    /// Writes all frames of the group. Answers with the flush that is to follow and the data writes it covers.
-    fn write_group(
-        &self,
-        group: &mut VecDeque<Frame>,
-        wake: &mut Wake<Waiter>,
-    ) -> Option<(Flush, u64)> {
-        let mut fua = self.may_force(group.len());
-        let mut count = group.len();
-        if count == 0 {
-            return self.begin_wanted_flush(&self.commit.lock());
-        }
-        for frame in group.iter_mut() {
-            count -= 1;
-            let written = self.write_frame(frame, &mut fua);
-            let mut commit = self.commit.lock();
-            if let Err(error) = written {
-                self.fail(&mut commit, error);
-                return None;
-            }
-            if commit.core.is_failed() {
-                return None;
-            }
-            commit.core.frame_written(frame.last_lsn, frame.continues, wake);
-            if count > 0 {
-                continue;
-            }
-            if fua {
-                // The frame was the only thing on the device that was not durable yet.
-                let flush = commit.core.begin_flush();
-                let data = self.data_flushed.load(Ordering::Acquire);
-                self.end_flush(&mut commit, flush, data, None, wake);
-                add(&self.stats.fua_writes, 1);
-                return None;
-            }
-            return self.begin_wanted_flush(&commit);
-        }
-        None
-    }
-
-    fn begin_wanted_flush(&self, commit: &Commit) -> Option<(Flush, u64)> {
-        let data = self.data_written.load(Ordering::Acquire);
-        commit.core.wants_flush().then(|| (commit.core.begin_flush(), data))
-    }
-
-    /// Whether a group of `frames` becomes durable by forced unit access alone: it is one
-    /// frame, somebody waits for it, and nothing else in the device's cache has to be durable with it. The group is
-    /// sealed, so data noted from now on belongs to later operations.
-    fn may_force(&self, frames: usize) -> bool {
-        if !self.info.fua || !self.info.volatile_cache || frames != 1 {
-            return false;
-        }
+    /// Counts how long the group's commits have waited for this moment. Answers whether the group becomes durable by
+    /// forced unit access alone: it is one frame, somebody waits for it, and nothing else in the device's cache
+    /// has to be durable with it. The group is sealed, so data noted from now on belongs to later operations.
+    fn begin_group(&self, group: &VecDeque<Frame>, own: Option<(Goal, u64)>) -> bool {
+        let Some(last) = group.back() else { return false };
+        let now_ns = self.clock.monotonic_ns();
         let clean =
             self.data_written.load(Ordering::Acquire) == self.data_flushed.load(Ordering::Acquire);
         let commit = self.commit.lock();
-        clean && commit.core.wants_durability() && commit.core.all_written_is_durable()
+        let queued = |arrived_ns| self.stats.queue_ns.record(now_ns.saturating_sub(arrived_ns));
+        let (callers, callbacks) = commit.core.waiting_up_to(last.last_lsn);
+        callers.for_each(|slot| queued(slot.arrived_ns));
+        callbacks.for_each(|callback| queued(callback.arrived_ns));
+        if let Some((goal @ Goal::Durable(_), arrived_ns)) = own
+            && commit.core.is_unwritten(goal)
+        {
+            queued(arrived_ns);
+        }
+        let able = self.info.fua && self.info.volatile_cache && group.len() == 1;
+        able && clean && commit.core.may_force()
     }
 
     /// Writes one frame, at another place when that fails. Clears `fua` when it had to move: a
@@ -243,63 +255,50 @@ impl Log {
         Ok(())
     }
 
+    /// As the flusher: flushes, and books what that has made durable. `asked`: the flush itself was asked for, not the
+    /// acknowledgement of commits.
+    fn flush_written(&self, flush: Flush, asked: bool, out: &mut Outbox) -> MutexGuard<'_, Commit> {
+        let data = self.data_written.load(Ordering::Acquire);
+        let skip = !asked && mutation::active(Mutation::AcknowledgeBeforeFlush);
+        let flushed = if skip { Ok(()) } else { self.flush_device() };
+        let mut commit = self.commit.lock();
+        match flushed {
+            Ok(()) => {
+                let acknowledged = commit.core.end_flush(flush, &mut out.reached);
+                if !commit.core.is_failed() {
+                    self.data_flushed.fetch_max(data, Ordering::AcqRel);
+                    self.publish_durable(&commit, acknowledged);
+                }
+            }
+            Err(error) => {
+                commit.core.drop_flush();
+                self.fail(&mut commit, error, out);
+            }
+        }
+        commit
+    }
+
     /// Flushes the device: all that was written to it before, by anyone, is durable afterwards, and
-    /// the durable LSN advances accordingly. Beside a leader's round, not instead of it.
+    /// the durable LSN advances accordingly. Shares the flush with commits.
     ///
     /// # Errors
     /// The flush failed, now or before: the log is shut down.
     pub fn flush(&self) -> Result<()> {
-        let started_ns = self.clock.monotonic_ns();
-        let commit = self.commit.lock();
-        if commit.core.is_failed() {
-            return Err(reason(&commit));
-        }
-        let flush = commit.core.begin_flush();
-        let data = self.data_written.load(Ordering::Acquire);
-        drop(commit);
-        let flushed = self.flush_device();
-        let mut wake = Vec::new();
-        let mut commit = self.commit.lock();
-        match flushed {
-            Ok(()) => self.end_flush(&mut commit, flush, data, None, &mut wake),
-            Err(error) => self.fail(&mut commit, error),
-        }
-        let failed = commit.core.is_failed().then(|| reason(&commit));
-        self.wake_driver_if(commit.core.driver_has_work(), &commit);
-        drop(commit);
-        tell_reached(wake, started_ns);
-        failed.map_or(Ok(()), Err)
+        self.reach(|commit| commit.core.next_flush())
     }
 
-    /// Books a flush that succeeded.
-    fn end_flush(
-        &self,
-        commit: &mut MutexGuard<'_, Commit>,
-        flush: Flush,
-        data: u64,
-        own: Option<Goal>,
-        wake: &mut Wake<Waiter>,
-    ) {
-        if commit.core.is_failed() {
-            return;
-        }
-        self.data_flushed.fetch_max(data, Ordering::AcqRel);
-        let pending = commit.core.callbacks_waiting();
-        let woken = wake.len();
-        commit.core.end_flush(flush, wake);
+    fn publish_durable(&self, commit: &Commit, acknowledged: usize) {
         self.durable.store(commit.core.durable(), Ordering::Release);
         if commit.watchers > 0 {
             self.durable_changed.notify_all();
         }
-        let leader = usize::from(matches!(own, Some(Goal::Durable(_))));
-        let acknowledged = leader + wake.len() - woken + pending - commit.core.callbacks_waiting();
         if acknowledged > 0 {
             self.stats.commits_per_flush.record(acknowledged as u64);
         }
     }
 
-    /// Shuts the log down: sticky. All parked callers hear of it at once; callbacks are due.
-    fn fail(&self, commit: &mut MutexGuard<'_, Commit>, error: Error) {
+    /// Shuts the log down: sticky. All sleeping callers hear of it; callbacks are due.
+    fn fail(&self, commit: &mut Commit, error: Error, out: &mut Outbox) {
         if commit.shutdown_reason.is_none() {
             let error = match error {
                 Error::Shutdown(_) => error,
@@ -308,20 +307,22 @@ impl Log {
             commit.shutdown_reason = Some(error);
         }
         self.shut_down.store(true, Ordering::Release);
-        let mut wake = Vec::new();
-        commit.core.fail(&mut wake);
-        for waiter in wake {
-            waiter.tell(Verdict::Failed(reason(commit)));
+        let mut slots = Vec::new();
+        commit.core.fail(&mut slots);
+        if !slots.is_empty() {
+            out.failed = Some((slots, reason(commit)));
         }
         self.fail_chain(commit);
         self.durable_changed.notify_all();
-        self.wake_driver_if(true, commit);
+        Self::call(commit, true, out);
     }
 
     /// Shuts the log down for a reason outside of it, such as a superblock that could not be written: all
     /// waiters get the error, and nothing becomes durable any more.
     pub fn shut_down(&self, reason: &str) {
-        self.fail(&mut self.commit.lock(), Error::Shutdown(reason.to_owned()));
+        let mut out = Outbox::default();
+        self.fail(&mut self.commit.lock(), Error::Shutdown(reason.to_owned()), &mut out);
+        out.send(&self.driver_wake);
     }
 
     pub(super) fn shutdown_error(&self) -> Error {
@@ -329,29 +330,18 @@ impl Log {
     }
 
     pub(super) fn request_write_out(&self) {
-        let mut commit = self.commit.lock();
-        let wake = commit.core.request_write_out();
-        self.wake_driver_if(wake, &commit);
-    }
-
-    pub(super) fn wake_driver_if(&self, wake: bool, commit: &Commit) {
-        if wake && commit.driver_parked {
-            self.driver_wake.notify_one();
-        }
+        self.commit.lock().core.request_write_out();
+        self.call_driver();
     }
 
     /// Calls callbacks whose time has come, on behalf of a caller up to `limit` when a log thread can do the
     /// rest. True when it called any.
-    fn call_back(&self, limit: usize, started_ns: u64) -> bool {
+    fn call_back(&self, limit: usize) -> bool {
         let mut called = 0;
         loop {
             let threaded = self.has_thread.load(Ordering::Acquire);
-            let mut commit = self.commit.lock();
-            if threaded && called >= limit {
-                self.wake_driver_if(commit.core.driver_has_work(), &commit);
-                return true;
-            }
             let room = if threaded { limit - called } else { CALLBACK_BATCH };
+            let mut commit = self.commit.lock();
             let acks = commit.core.take_acks(room.min(CALLBACK_BATCH));
             if acks.is_empty() {
                 return called > 0;
@@ -361,54 +351,88 @@ impl Log {
             called += acks.len();
             let _finish = FinishAcks(self);
             let now_ns = self.clock.monotonic_ns();
-            for (waiter, success) in acks {
-                self.call_one(
-                    waiter,
-                    if success { None } else { failed.as_ref() },
-                    now_ns,
-                    started_ns,
-                );
+            for (callback, success) in acks {
+                self.call_one(callback, if success { None } else { failed.as_ref() }, now_ns);
+            }
+            if threaded && called >= limit {
+                return true;
             }
         }
     }
 
-    fn call_one(&self, waiter: Waiter, failed: Option<&Error>, now_ns: u64, started_ns: u64) {
-        let Waiter::Callback { on_durable, arrived_ns } = waiter else { return };
+    /// Leaves what there is to do, callbacks included, to those who sleep.
+    fn call_driver(&self) {
+        let mut out = Outbox::default();
+        let mut commit = self.commit.lock();
+        Self::call(&mut commit, true, &mut out);
+        drop(commit);
+        out.send(&self.driver_wake);
+    }
+
+    fn call_one(&self, callback: Callback, failed: Option<&Error>, now_ns: u64) {
+        let Callback { on_durable, arrived_ns } = callback;
         if failed.is_none() {
             add(&self.stats.async_commits, 1);
             self.stats.async_commit_ns.record(now_ns.saturating_sub(arrived_ns));
-            self.stats.queue_ns.record(started_ns.saturating_sub(arrived_ns));
         }
         on_durable(failed.map_or(Ok(()), |error| Err(error.clone())));
     }
 
-    /// Does one step of asynchronous work on the calling thread: leads a round if callbacks or a long
-    /// queue ask for one and nobody leads, and calls the callbacks whose LSN is durable. False
+    /// Does the asynchronous work there is on the calling thread: writes and flushes if callbacks or a long
+    /// queue ask for it, and calls the callbacks whose LSN is durable. False
     /// when there was nothing to do.
     pub fn drive(&self) -> bool {
-        let started_ns = self.clock.monotonic_ns();
-        let leads = self.commit.lock().core.try_lead_as_driver();
-        if leads {
-            // A failure has shut the log down: every waiter hears of it from there.
-            let _ = self.lead(started_ns, None);
+        let mut out = Outbox::default();
+        let mut acted = false;
+        let mut commit = self.commit.lock();
+        loop {
+            let step = commit.core.driver_step();
+            Self::call(&mut commit, false, &mut out);
+            drop(commit);
+            out.send(&self.driver_wake);
+            if step == Step::Wait {
+                break;
+            }
+            acted = true;
+            commit = self.perform(step, None, &mut out);
         }
-        self.call_back(usize::MAX, started_ns) || leads
+        self.call_back(usize::MAX) || acted
     }
 
-    /// The log thread.
+    /// A log thread: a driver that sleeps while there is nothing to do. There is one for each thing to do at a time: to
+    /// write, to flush, and to call callbacks. Whichever is awake takes the most urgent.
     pub(super) fn run(&self) {
+        let mut out = Outbox::default();
+        let mut commit = self.commit.lock();
         loop {
-            let mut commit = self.commit.lock();
-            while !commit.core.driver_has_work() && !commit.stopping {
-                commit.driver_parked = true;
-                self.driver_wake.wait(&mut commit);
-                commit.driver_parked = false;
-            }
-            if commit.stopping && !commit.core.driver_has_work() {
-                return;
+            let step = commit.core.driver_step();
+            Self::call(&mut commit, step != Step::Wait, &mut out);
+            if step != Step::Wait {
+                drop(commit);
+                out.send(&self.driver_wake);
+                commit = self.perform(step, None, &mut out);
+                continue;
             }
             drop(commit);
-            self.drive();
+            out.send(&self.driver_wake);
+            let called = self.call_back(CALLBACK_BATCH);
+            commit = self.commit.lock();
+            if called || commit.core.has_driver_work() {
+                continue;
+            }
+            if commit.stopping {
+                return;
+            }
+            commit.core.driver_sleeps();
+            while commit.driver_calls == 0 && !commit.stopping {
+                self.driver_wake.wait(&mut commit);
+            }
+            if commit.driver_calls > 0 {
+                commit.driver_calls -= 1;
+                commit.core.driver_looks();
+            } else {
+                commit.core.driver_leaves();
+            }
         }
     }
 }
@@ -418,9 +442,10 @@ struct FinishAcks<'a>(&'a Log);
 
 impl Drop for FinishAcks<'_> {
     fn drop(&mut self) {
-        let mut commit = self.0.commit.lock();
-        let more = commit.core.finish_acks();
-        self.0.wake_driver_if(more, &commit);
+        self.0.commit.lock().core.finish_acks();
+        if std::thread::panicking() {
+            self.0.call_driver();
+        }
     }
 }
 
@@ -433,11 +458,4 @@ fn reason(commit: &Commit) -> Error {
 fn corrupt_ring(full: &super::LogFull) -> Error {
     debug_assert!(false, "an admitted frame found the ring full: {full}");
     Error::Shutdown(full.to_string())
-}
-
-/// Wakes callers that have reached their goal.
-fn tell_reached(wake: impl IntoIterator<Item = Waiter>, round_started_ns: u64) {
-    for waiter in wake {
-        waiter.tell(Verdict::Reached { round_started_ns });
-    }
 }
