@@ -1,6 +1,6 @@
 //! Background work and the waits for it.
 //!
-//! Threads: three log threads (in `log`), one checkpointer, one flusher, one cleaner, two for deferred syncs. The checkpointer never
+//! Threads: the log thread (in `log`), one checkpointer, one flusher, one cleaner, two for deferred syncs. The checkpointer never
 //! waits for log space (it is what makes some), the others may. In manual mode there are no
 //! threads, and whoever would wait does the work.
 //!
@@ -11,16 +11,24 @@ use crate::cache::throttle::{DelayDebt, Demand, Limits, Pressure};
 use crate::device::IoClass;
 use crate::engine::{Engine, Room};
 use crate::error::{Error, Result};
+use crate::file::handover::{self, Handover};
+use crate::file::paced::Pacing;
 use crate::file::submit::SyncJob;
+use crate::file::writeback::owed_filter;
 use crate::format::BLOCK_BYTES_U64;
-use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{Arc, Condvar, JoinHandle, Mutex, spawn, wait_for};
+use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use crate::sync::{Arc, Clock, Condvar, JoinHandle, Mutex, spawn, wait_for};
+use crate::txn::checkpoint::Extent;
 use std::collections::VecDeque;
 
 /// Pages that one round of the flusher writes.
 const FLUSH_PAGES: u64 = 4096;
 /// Inodes that one round of the flusher looks at.
 const FLUSH_INODES: usize = 256;
+/// Pages that one round of bringing logged pages home writes: scattered ones hold a block of the log each meanwhile.
+const HOME_PAGES: u64 = 1024;
+/// Inodes that one round of bringing logged pages home looks at.
+const HOME_INODES: usize = 4096;
 /// How often the flusher looks for old dirty pages.
 const FLUSH_INTERVAL_US: u64 = 1_000_000;
 /// Rounds of the flusher after which a page counts as old.
@@ -64,6 +72,19 @@ pub struct Background {
     jobs: Mutex<VecDeque<SyncJob>>,
     limits: Limits,
     debt: Mutex<DelayDebt>,
+    /// Somebody waits for a checkpoint that brings everything home.
+    full_checkpoint: AtomicBool,
+    /// A checkpoint is wanted because the log fills up.
+    partial_checkpoint: AtomicBool,
+    /// Ranges handed to background writeback.
+    pub handover: Handover,
+    /// What background writeback may have in flight.
+    pub pacing: Pacing,
+    /// Callers in a blocking sync of a file.
+    pub committing: AtomicU32,
+    /// Who brings logged pages home: flusher or checkpointer. Taken outside of all locks but the checkpointer's role, so a
+    /// checkpoint that holds it knows that none of them is under way.
+    pub home_role: Mutex<()>,
 }
 
 impl Background {
@@ -79,6 +100,12 @@ impl Background {
             jobs: Mutex::new(VecDeque::new()),
             limits,
             debt: Mutex::new(DelayDebt::default()),
+            full_checkpoint: AtomicBool::new(false),
+            partial_checkpoint: AtomicBool::new(false),
+            handover: Handover::default(),
+            pacing: Pacing::default(),
+            committing: AtomicU32::new(0),
+            home_role: Mutex::new(()),
         }
     }
 
@@ -92,14 +119,36 @@ impl Background {
         self.wake.notify_all();
     }
 
-    /// Asks for a checkpoint.
-    pub fn request_checkpoint(&self) {
-        self.signal(|signals| signals.checkpoint = true);
+    /// Asks for a checkpoint that brings at least so much home.
+    pub fn request_checkpoint(&self, extent: Extent) {
+        if extent == Extent::Full {
+            self.full_checkpoint.store(true, Ordering::Release);
+        } else {
+            self.partial_checkpoint.store(true, Ordering::Release);
+        }
+        self.raise(|signals| &mut signals.checkpoint);
+    }
+
+    /// How much the checkpoint that begins now brings home: all, unless it is only wanted because the log fills up.
+    pub fn checkpoint_extent(&self) -> Extent {
+        let is_partial = self.partial_checkpoint.swap(false, Ordering::AcqRel);
+        let is_full = self.full_checkpoint.swap(false, Ordering::AcqRel);
+        if is_partial && !is_full { Extent::Horizon } else { Extent::Full }
     }
 
     /// Asks for writeback.
     pub fn request_flush(&self) {
-        self.signal(|signals| signals.flush = true);
+        self.raise(|signals| &mut signals.flush);
+    }
+
+    /// Sets a signal; wakes the threads only if it was not set.
+    fn raise(&self, which: impl FnOnce(&mut Signals) -> &mut bool) {
+        let mut signals = self.signals.lock();
+        let was_set = std::mem::replace(which(&mut signals), true);
+        drop(signals);
+        if !was_set {
+            self.wake.notify_all();
+        }
     }
 
     /// There is something to purge.
@@ -130,12 +179,12 @@ impl Background {
         self.progressed.notify_all();
     }
 
-    fn moment(&self) -> u64 {
+    pub(crate) fn moment(&self) -> u64 {
         *self.progress_epoch.lock()
     }
 
     /// Waits for progress since `moment`, or a while.
-    fn wait_progress(&self, moment: u64) {
+    pub(crate) fn wait_progress(&self, moment: u64) {
         let mut epoch = self.progress_epoch.lock();
         if *epoch == moment {
             wait_for(&self.progressed, &mut epoch, PATIENCE_US);
@@ -143,15 +192,25 @@ impl Background {
     }
 
     /// Waits until `ready` takes a signal, `timeout_us` has passed or it is time to stop. False: stop.
-    fn wait_signal(&self, timeout_us: u64, ready: impl Fn(&mut Signals) -> bool) -> bool {
+    fn wait_signal(
+        &self,
+        clock: &dyn Clock,
+        timeout_us: u64,
+        ready: impl Fn(&mut Signals) -> bool,
+    ) -> bool {
+        let mut left_us = timeout_us;
+        let began_ns = clock.monotonic_ns();
         let mut signals = self.signals.lock();
         loop {
             if signals.stop {
                 return false;
             }
-            if ready(&mut signals) || wait_for(&self.wake, &mut signals, timeout_us) {
+            if ready(&mut signals) || left_us == 0 || wait_for(&self.wake, &mut signals, left_us) {
                 return !signals.stop;
             }
+            // Woken for others: what they are woken for must not lengthen the wait.
+            let waited_us = clock.monotonic_ns().saturating_sub(began_ns) / 1000;
+            left_us = timeout_us.saturating_sub(waited_us);
         }
     }
 }
@@ -161,13 +220,16 @@ impl Engine {
     pub fn start_background(self: &Arc<Self>) -> Result<()> {
         self.log.start_thread()?;
         self.background.running.store(true, Ordering::Release);
-        let bodies: [(&str, Body); 5] = [
+        let mut bodies: Vec<(&str, Body)> = vec![
             ("weir-checkpoint", Self::checkpointer_loop),
             ("weir-flush", Self::flusher_loop),
             ("weir-clean", Self::cleaner_loop),
             ("weir-sync-0", Self::sync_loop),
             ("weir-sync-1", Self::sync_loop),
         ];
+        if self.pool.has_full_slabs() {
+            bodies.push(("weir-pages", Self::preparer_loop));
+        }
         for (name, body) in bodies {
             let engine = self.clone();
             let thread = spawn(name, move || body(&engine))?;
@@ -182,6 +244,7 @@ impl Engine {
         // ended already.
         self.background.running.store(false, Ordering::Release);
         self.background.signal(|signals| signals.stop = true);
+        self.pool.wake_preparer();
         let threads = std::mem::take(&mut *self.background.threads.lock());
         for thread in threads {
             // A thread that panicked has nothing more to say; its work is done by the log at recovery.
@@ -198,7 +261,7 @@ impl Engine {
         let interval_us = u64::from(self.options.checkpoint_interval_s.max(1)) * 1_000_000;
         loop {
             let asked = |signals: &mut Signals| std::mem::take(&mut signals.checkpoint);
-            if !self.background.wait_signal(interval_us, asked) {
+            if !self.background.wait_signal(&*self.clock, interval_us, asked) {
                 return;
             }
             if self.is_shutdown.load(Ordering::Acquire) || !self.checkpoint_wanted() {
@@ -213,20 +276,74 @@ impl Engine {
     fn flusher_loop(self: &Arc<Self>) {
         let mut round = 0;
         let mut seen: std::collections::BTreeMap<u64, u64> = std::collections::BTreeMap::new();
+        let mut round_began_ns = self.clock.monotonic_ns();
         loop {
             let asked = |signals: &mut Signals| std::mem::take(&mut signals.flush);
-            if !self.background.wait_signal(FLUSH_INTERVAL_US, asked) {
+            // Ranges that were handed over wait a moment for company.
+            let gathering = !self.background.handover.is_empty();
+            let timeout_us = if gathering { handover::PATIENCE_US } else { FLUSH_INTERVAL_US };
+            let go_on = self.background.wait_signal(&*self.clock, timeout_us, asked);
+            if gathering || self.background.handover.is_due() || !go_on {
+                // An error was noted with the file it concerns.
+                let _ = self.drain_handover();
+            }
+            if !go_on {
                 return;
             }
-            round += 1;
-            while self.wants_writeback() && !self.is_shutdown.load(Ordering::Acquire) {
-                match self.flush_batch() {
-                    Ok(pages) if pages > 0 => {}
-                    _ => break,
-                }
+            while !self.is_shutdown.load(Ordering::Acquire) && matches!(self.relieve(), Ok(1..)) {}
+            let now_ns = self.clock.monotonic_ns();
+            if now_ns.saturating_sub(round_began_ns) >= FLUSH_INTERVAL_US * 1000 {
+                round_began_ns = now_ns;
+                round += 1;
+                self.flush_old(round, &mut seen);
             }
-            self.flush_old(round, &mut seen);
         }
+    }
+
+    /// Writes some of what there is too much of: dirty pages in memory, logged pages in the log. Answers how many.
+    fn relieve(&self) -> Result<u64> {
+        let home_pages = self.bring_early_home()?;
+        let flushed_pages = if self.wants_writeback() { self.flush_dirty()? } else { 0 };
+        Ok(home_pages + flushed_pages)
+    }
+
+    /// Brings logged pages home that are old enough for how full the log is. Answers how many.
+    fn bring_early_home(&self) -> Result<u64> {
+        let Some(up_to) = self.home_horizon() else { return Ok(0) };
+        let _role = self.background.home_role.lock();
+        let mut pages = 0;
+        for _ in 0..=self.dirty.count() / HOME_INODES {
+            let mut inodes = self.dirty.next_batch(HOME_INODES);
+            inodes.retain(|inode| inode.pages.read().logged_count() > 0);
+            // Waiting for log space would be waiting for the checkpoint, which waits for the role.
+            match self.flush_inodes_in(&inodes, owed_filter(up_to), (HOME_PAGES, Room::NoWait)) {
+                Err(Error::WouldBlock) => break,
+                result => pages += result?,
+            }
+            if pages > 0 {
+                break;
+            }
+        }
+        self.counters.early_home_pages.add(pages);
+        Ok(pages)
+    }
+
+    /// Up to which operation logged pages should go home now; none if all of these are.
+    fn home_horizon(&self) -> Option<u64> {
+        let oldest = self.store.obligations.oldest()?;
+        let up_to = self.horizon()?.min(self.log.durable_lsn());
+        (oldest <= up_to).then_some(up_to)
+    }
+
+    /// The newest operation that does not lie in the part of the log that may keep its pages.
+    fn horizon(&self) -> Option<u64> {
+        let kept_bytes = self.background.limits.kept_log_bytes(self.log_bytes())?;
+        self.log.lsn_behind(kept_bytes / BLOCK_BYTES_U64)
+    }
+
+    /// Up to which operation a checkpoint that is to make room in the log brings logged pages home.
+    pub fn home_limit(&self) -> u64 {
+        self.horizon().unwrap_or_else(|| self.log.last_lsn())
     }
 
     /// Writes what has been dirty for some rounds.
@@ -251,7 +368,7 @@ impl Engine {
     fn sync_loop(self: &Arc<Self>) {
         loop {
             let waiting = |_: &mut Signals| !self.background.jobs.lock().is_empty();
-            let go_on = self.background.wait_signal(FLUSH_INTERVAL_US, waiting);
+            let go_on = self.background.wait_signal(&*self.clock, FLUSH_INTERVAL_US, waiting);
             // What was asked for before the end is still done.
             while self.sync_step() {}
             if !go_on {
@@ -260,10 +377,15 @@ impl Engine {
         }
     }
 
+    /// Takes the page faults of fresh memory off readers and writers.
+    fn preparer_loop(self: &Arc<Self>) {
+        self.pool.run_preparer(|| self.background.has_threads());
+    }
+
     fn cleaner_loop(self: &Arc<Self>) {
         loop {
             let asked = |signals: &mut Signals| std::mem::take(&mut signals.clean);
-            if !self.background.wait_signal(FLUSH_INTERVAL_US, asked) {
+            if !self.background.wait_signal(&*self.clock, FLUSH_INTERVAL_US, asked) {
                 return;
             }
             while matches!(self.purge_step(), Ok(true)) {}
@@ -279,24 +401,66 @@ impl Engine {
         self.dirty_pages.load(Ordering::Acquire) * BLOCK_BYTES_U64
     }
 
+    fn log_bytes(&self) -> u64 {
+        let fill = self.log.fill();
+        (fill.used_blocks + fill.queued_blocks) * BLOCK_BYTES_U64
+    }
+
     fn pressure(&self) -> Pressure {
         let delta = self.store.delta_size();
-        let fill = self.log.fill();
         Pressure {
             dirty_bytes: self.dirty_bytes(),
             delta_bytes: (delta.running_bytes + delta.frozen_bytes) as u64,
-            log_bytes: (fill.used_blocks + fill.queued_blocks) * BLOCK_BYTES_U64,
+            log_bytes: self.log_bytes(),
         }
     }
 
-    /// Writes one batch of dirty pages home. Answers how many.
+    /// How full the operations' part of the log is.
+    pub fn log_percent(&self) -> u64 {
+        self.background.limits.log_percent(self.log_bytes())
+    }
+
+    /// The entry of a sync that puts `blocks` into the log: asks for what empties it early enough, and waits in proportion
+    /// to how full it is. The caller holds at most `ops` locks.
+    pub fn delay_for_log(&self, blocks: u64) {
+        if !self.background.has_threads() {
+            return;
+        }
+        let limits = &self.background.limits;
+        let log_bytes = self.log_bytes();
+        if self.home_horizon().is_some() {
+            self.background.request_flush();
+        }
+        if limits.wants_checkpoint(&Pressure { log_bytes, ..Pressure::default() }) {
+            self.background.request_checkpoint(Extent::Horizon);
+        }
+        let delay_ns = limits.log_delay_ns(log_bytes, blocks);
+        if delay_ns == 0 {
+            return;
+        }
+        let sleep_us = self.background.debt.lock().add(delay_ns);
+        if sleep_us > 0 {
+            self.counters.log_delay_us.record(sleep_us);
+            self.clock.sleep_us(sleep_us);
+        }
+    }
+
+    /// Writes one batch of dirty pages home, those that were handed over first. Answers how many.
     pub fn flush_batch(&self) -> Result<u64> {
+        match self.drain_handover()? {
+            0 => self.flush_dirty(),
+            pages => Ok(pages),
+        }
+    }
+
+    fn flush_dirty(&self) -> Result<u64> {
         let inodes = self.dirty.next_batch(FLUSH_INODES);
         let pages = self.flush_inodes(&inodes, UNLOGGED)?;
         if pages > 0 {
             return Ok(pages);
         }
-        self.flush_inodes(&self.dirty.next_batch(FLUSH_INODES), RunFilter::default())
+        let inodes = self.dirty.next_batch(FLUSH_INODES);
+        self.flush_inodes(&inodes, RunFilter::default())
     }
 
     /// Writes dirty pages of `inodes` home, together.
@@ -305,11 +469,21 @@ impl Engine {
         inodes: &[Arc<crate::inode::Inode>],
         filter: RunFilter,
     ) -> Result<u64> {
+        self.flush_inodes_in(inodes, filter, (FLUSH_PAGES, Room::Normal))
+    }
+
+    /// As [`Engine::flush_inodes`], about so many pages, in this part of the log.
+    fn flush_inodes_in(
+        &self,
+        inodes: &[Arc<crate::inode::Inode>],
+        filter: RunFilter,
+        (most_pages, room): (u64, Room),
+    ) -> Result<u64> {
         let mut pieces = Vec::new();
         let mut pages = 0;
         let mut result = Ok(());
         for inode in inodes {
-            let budget = (FLUSH_PAGES - pages, Room::Normal);
+            let budget = (most_pages.saturating_sub(pages), room);
             match self.collect(inode, 0..u64::MAX, filter, budget, &mut pieces) {
                 Ok(collected) => {
                     pages += collected.pages;
@@ -322,7 +496,7 @@ impl Engine {
                     break;
                 }
             }
-            if pages >= FLUSH_PAGES {
+            if pages >= most_pages {
                 break;
             }
         }
@@ -346,7 +520,7 @@ impl Engine {
                 self.background.request_flush();
             }
             if limits.wants_checkpoint(&pressure) {
-                self.background.request_checkpoint();
+                self.background.request_checkpoint(Extent::Horizon);
             }
             if admission.delay_ns > 0 && self.background.has_threads() {
                 let sleep_us = self.background.debt.lock().add(admission.delay_ns);
@@ -373,7 +547,9 @@ impl Engine {
     /// Waits until a checkpoint has released log space.
     pub fn relieve_log(&self) -> Result<()> {
         self.counters.log_stalls.add(1);
-        self.timed_stall(|| self.wait_checkpoint(self.checkpointer.goal()))
+        // The end of the one under way may be enough; the caller looks again.
+        let next = self.checkpointer.completed() + 1;
+        self.timed_stall(|| self.wait_checkpoint(next))
     }
 
     /// Makes blocks available that only wait for something: purges, writeback, and a checkpoint. False if there is

@@ -16,7 +16,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::format::geometry::Geometry;
 use crate::format::item::InodeItem;
-use crate::format::{Key, VolumeId};
+use crate::format::{BLOCK_BYTES, Key, VolumeId};
 use crate::inode::{Inode, InodeTable};
 use crate::log::{Admission, AdmissionClass, Log, OpRecords};
 use crate::reclaim::Reclaim;
@@ -205,6 +205,19 @@ impl Engine {
         drop(shutdown);
         self.log.shut_down(reason);
         self.background.wake_all();
+    }
+
+    /// See [`crate::Volume::capabilities`].
+    pub fn capabilities(&self) -> crate::types::Capabilities {
+        let page = BLOCK_BYTES as u32;
+        crate::types::Capabilities {
+            untorn_write_bytes: self.untorn_pages() as u32 * page,
+            untorn_alignment_bytes: page,
+            untorn_boundary_bytes: self.untorn_pages() as u32 * page,
+            max_log_payload_bytes: self.max_payload_pages() as u32 * page,
+            max_tickets: crate::file::submit::MAX_TICKETS,
+            handover_bytes: self.handover_limit() * u64::from(page),
+        }
     }
 
     /// Now, for file times.

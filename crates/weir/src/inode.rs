@@ -167,6 +167,14 @@ impl Inode {
         }
     }
 
+    /// As [`Inode::wait_io`], at most about `timeout_us`.
+    pub fn wait_io_for(&self, moment: u64, timeout_us: u64) {
+        let mut epoch = self.io_epoch.lock();
+        if *epoch == moment {
+            crate::sync::wait_for(&self.io_done, &mut epoch, timeout_us);
+        }
+    }
+
     /// A directory that was removed, or an unlinked inode.
     pub fn check_alive(&self) -> Result<()> {
         if self.meta.lock().item.links == 0 { Err(Error::NotFound) } else { Ok(()) }

@@ -3,6 +3,7 @@
 pub mod report;
 
 use crate::alloc::SpaceTotals;
+use crate::file::paced::PacingStats;
 use crate::log::Fill;
 use crate::log::stats::{Histogram, HistogramSnapshot, LogStatsSnapshot};
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -86,6 +87,20 @@ pub struct Counters {
     pub space_stalls: Counter,
     /// Calls that had to wait for a page frame.
     pub memory_stalls: Counter,
+    /// Pages written home because a range was handed over (`sync_range`, `expire`).
+    pub handed_over_pages: Counter,
+    /// Pages of new data that a sync sent home before its frame.
+    pub sync_home_pages: Counter,
+    /// Pages of a sync that went into the log.
+    pub sync_logged_pages: Counter,
+    /// Logged pages brought home ahead of a checkpoint.
+    pub early_home_pages: Counter,
+    /// Reads from the device that somebody waited for, in microseconds.
+    pub read_us: Histogram,
+    /// Waits of background writeback for its turn at the device, in microseconds.
+    pub pacing_wait_us: Histogram,
+    /// Delays at the entry of a sync for the log's fill, in microseconds.
+    pub log_delay_us: Histogram,
     /// Delays at the entry, in microseconds.
     pub throttle_us: Histogram,
     /// Waits for log space, blocks or page frames, in microseconds.
@@ -137,6 +152,24 @@ pub struct Stats {
     pub space_stalls: u64,
     /// Waits for a page frame.
     pub memory_stalls: u64,
+    /// Pages written home because a range was handed over (`sync_range`, `expire`).
+    pub handed_over_pages: u64,
+    /// Dirty pages of such ranges that wait or are under way.
+    pub handover_pages: u64,
+    /// Pages of new data that a sync sent home before its frame.
+    pub sync_home_pages: u64,
+    /// Pages of a sync that went into the log.
+    pub sync_logged_pages: u64,
+    /// Logged pages brought home ahead of a checkpoint.
+    pub early_home_pages: u64,
+    /// How much background writeback may have in flight, and has.
+    pub pacing: PacingStats,
+    /// Reads from the device that somebody waited for, in microseconds.
+    pub read_us: HistogramSnapshot,
+    /// Waits of background writeback for its turn at the device, in microseconds.
+    pub pacing_wait_us: HistogramSnapshot,
+    /// Delays at the entry of a sync for the log's fill, in microseconds.
+    pub log_delay_us: HistogramSnapshot,
     /// Delays at the entry, in microseconds.
     pub throttle_us: HistogramSnapshot,
     /// Waits for log space, blocks or page frames, in microseconds.

@@ -257,12 +257,36 @@ pub struct StatFs {
     pub max_name_bytes: u32,
 }
 
+/// What a volume promises of single writes, and how much of everything it takes at a time.
+///
+/// **Untorn writes.** A [`crate::File::write_at`] of whole pages (`untorn_alignment_bytes`) of at most `untorn_write_bytes`
+/// that does not cross a multiple of `untorn_boundary_bytes` of the file is old or new after a crash, never a mixture, whether it was
+/// synced or background writeback got to it first; and of two such writes that overlap, neither is mixed with what was there before
+/// both. So a database whose pages are aligned to their size, up to 128 KiB, needs no full-page writes and no
+/// double-write buffer. Limits: a *ranged* sync (or `sync_range`, `expire`) that covers only a part of the write may make
+/// that part durable alone; a truncation, or a hole punched, that cuts through the write is an operation of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Longest write that is never torn.
+    pub untorn_write_bytes: u32,
+    /// Offset and length of such a write are multiples of this.
+    pub untorn_alignment_bytes: u32,
+    /// Such a write does not cross a multiple of this.
+    pub untorn_boundary_bytes: u32,
+    /// Most dirty bytes of an fsync that travel in the log: one write, one flush.
+    pub max_log_payload_bytes: u32,
+    /// Tickets that may be in flight at a time.
+    pub max_tickets: u64,
+    /// Dirty bytes that may be handed to background writeback at a time (`sync_range`).
+    pub handover_bytes: u64,
+}
+
 /// How a volume is created.
 #[derive(Debug, Clone, Default)]
 pub struct CreateOptions {
     /// Size of the volume in bytes, rounded down to blocks; `None`: the size of the device or file.
     pub size_bytes: Option<u64>,
-    /// Size of the log ring; `None`: 1/64 of the volume within [64 MiB, 2 GiB], at most 1/8.
+    /// Size of the log ring; `None`: 1/32 of the volume within [64 MiB, 2 GiB], at most 1/8.
     pub log_bytes: Option<u64>,
     /// Write the whole volume with zeros, so that later flushes never pay for the host file system's
     /// journal.

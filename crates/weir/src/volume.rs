@@ -196,6 +196,11 @@ impl Volume {
         self.engine.statfs()
     }
 
+    /// What this volume promises of single writes, and how much of everything it takes at a time.
+    pub fn capabilities(&self) -> crate::types::Capabilities {
+        self.engine.capabilities()
+    }
+
     /// All counters and histograms.
     pub fn stats(&self) -> Stats {
         self.engine.stats()
@@ -579,6 +584,15 @@ impl Engine {
             log_stalls: counters.log_stalls.get(),
             space_stalls: counters.space_stalls.get(),
             memory_stalls: counters.memory_stalls.get(),
+            handed_over_pages: counters.handed_over_pages.get(),
+            handover_pages: self.background.handover.pages(),
+            sync_home_pages: counters.sync_home_pages.get(),
+            sync_logged_pages: counters.sync_logged_pages.get(),
+            early_home_pages: counters.early_home_pages.get(),
+            pacing: self.background.pacing.stats(),
+            read_us: read(&counters.read_us),
+            pacing_wait_us: read(&counters.pacing_wait_us),
+            log_delay_us: read(&counters.log_delay_us),
             throttle_us: read(&counters.throttle_us),
             stall_us: read(&counters.stall_us),
             freeze_ns: read(&counters.freeze_ns),

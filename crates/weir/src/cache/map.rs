@@ -41,6 +41,9 @@ pub use types::{
     WritebackEnd, WritebackPage,
 };
 
+/// Aligned units of pages within which writeback never tears a write apart: 128 KiB, a part of a chunk.
+pub const UNTORN_PAGES: u64 = 32;
+const _: () = assert!(CHUNK_PAGES.is_multiple_of(UNTORN_PAGES));
 /// The vector of chunks reaches to this many chunks beyond twice the number of live chunks.
 const DENSE_SLACK: usize = 8;
 /// A vector shorter than this is never made shorter.
@@ -460,6 +463,16 @@ impl PageMap {
         pool: &PagePool,
         old_contents: OldContents,
     ) -> Result<Writable<'_>, WriteRefused> {
+        self.page_for_write_in(index, old_contents, || pool.alloc_emergency())
+    }
+
+    /// As [`PageMap::page_for_write`]; a clone takes its memory from `frame`.
+    pub fn page_for_write_in(
+        &mut self,
+        index: u64,
+        old_contents: OldContents,
+        frame: impl FnOnce() -> Option<PageMut>,
+    ) -> Result<Writable<'_>, WriteRefused> {
         let (number, bit) = split(index);
         let newly_dirty = self
             .update(number, false, |chunk| {
@@ -468,7 +481,7 @@ impl PageMap {
                     return Err(if reading { WriteRefused::Reading } else { WriteRefused::Absent });
                 };
                 if page.get_mut().is_none() {
-                    let mut clone = pool.alloc_emergency().ok_or(WriteRefused::NoMemory)?;
+                    let mut clone = frame().ok_or(WriteRefused::NoMemory)?;
                     if old_contents == OldContents::Keep {
                         clone.copy_from_slice(page);
                     }
@@ -481,6 +494,17 @@ impl PageMap {
         // Unique since above: new references need a borrow of the map.
         let bytes = page.and_then(PageRef::get_mut).ok_or(WriteRefused::Absent)?;
         Ok(Writable { bytes, newly_dirty })
+    }
+
+    /// How many page frames it takes at most to overwrite all pages of `range`: those that are absent or that somebody
+    /// else holds.
+    pub fn frames_to_overwrite(&mut self, range: Range<u64>) -> usize {
+        let taken = range.clone().filter(|&index| {
+            let (number, bit) = split(index);
+            let page = self.chunk_mut(number).and_then(|chunk| chunk.page_mut(bit));
+            !page.is_some_and(|page| page.get_mut().is_some())
+        });
+        taken.count()
     }
 
     /// Marks a page that is in the map as dirty; true when it was not.
@@ -522,13 +546,40 @@ impl PageMap {
     /// Begins writeback of every dirty page of `range` that is not under writeback already (one
     /// version of a page is on its way at a time). They are no longer dirty.
     pub fn begin_writeback(&mut self, range: Range<u64>) -> Writeback {
+        self.begin_selected(chunks_of(&range), |marks, number| {
+            marks.dirty & !marks.writeback & mask_in(number, &range)
+        })
+    }
+
+    /// As [`PageMap::begin_writeback`], but never takes a part of what may be one write: of the pages that the log does
+    /// not have, all that lie side by side in one unit of [`UNTORN_PAGES`] go together (also those outside of `range`,
+    /// but within `bounds`), or stay if one of them is under writeback.
+    pub fn begin_writeback_untorn(&mut self, range: Range<u64>, bounds: &Range<u64>) -> Writeback {
+        let start = range.start / UNTORN_PAGES * UNTORN_PAGES;
+        let end = range.end.saturating_add(UNTORN_PAGES - 1) / UNTORN_PAGES * UNTORN_PAGES;
+        self.begin_selected(chunks_of(&(start..end)), |marks, number| {
+            let wanted = mask_in(number, &range);
+            let fresh = marks.dirty & !marks.logged & mask_in(number, bounds);
+            let logged = marks.dirty & marks.logged & !marks.writeback & wanted;
+            stretches(fresh)
+                .filter(|stretch| stretch & wanted != 0 && stretch & marks.writeback == 0)
+                .fold(logged, |taken, stretch| taken | stretch)
+        })
+    }
+
+    /// Begins writeback of the pages that `select` names of each chunk: dirty ones, not under writeback.
+    fn begin_selected(
+        &mut self,
+        chunks: Range<u64>,
+        select: impl Fn(&Marks, u64) -> u64,
+    ) -> Writeback {
         let token = self.new_token();
         let mut pages = Vec::new();
-        let numbers: Vec<u64> = self.dirty_chunks.range(chunks_of(&range)).copied().collect();
+        let numbers: Vec<u64> = self.dirty_chunks.range(chunks).copied().collect();
         for number in numbers {
             let from = pages.len();
             self.update(number, false, |chunk| {
-                let mask = chunk.marks.dirty & !chunk.marks.writeback & mask_in(number, &range);
+                let mask = select(&chunk.marks, number);
                 for bit in bits(mask) {
                     let Some(page) = chunk.page(bit).cloned() else { continue };
                     chunk.set_token(bit, token);
@@ -745,6 +796,21 @@ impl PageMap {
             self.dense.len()
         );
     }
+}
+
+/// The runs of set bits of `fresh`, none of which crosses a multiple of [`UNTORN_PAGES`].
+fn stretches(fresh: u64) -> impl Iterator<Item = u64> {
+    let unit = u64::MAX >> (CHUNK_PAGES - UNTORN_PAGES);
+    (0..CHUNK_PAGES / UNTORN_PAGES).flat_map(move |number| {
+        let mut rest = fresh & (unit << (number * UNTORN_PAGES));
+        std::iter::from_fn(move || {
+            // Adding the lowest bit carries through its run.
+            let lowest = rest & rest.wrapping_neg();
+            let stretch = rest & !rest.wrapping_add(lowest);
+            rest &= !stretch;
+            (stretch != 0).then_some(stretch)
+        })
+    })
 }
 
 /// Index of the lowest page of `mask` in chunk `number`.

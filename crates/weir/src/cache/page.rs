@@ -29,7 +29,7 @@
 mod tests;
 
 use crate::format::BLOCK_BYTES;
-use crate::sync::{Arc, Mutex};
+use crate::sync::{Arc, Condvar, Mutex, wait_for};
 use std::alloc::Layout;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -44,6 +44,14 @@ const SLAB_BYTES: usize = 2 << 20;
 const SLAB_FRAMES: usize = SLAB_BYTES / PAGE_BYTES - 1;
 /// Frames of the first slab of a pool that is too small for a full one.
 const SMALL_SLAB_FRAMES: usize = 16;
+/// Frames that [`PagePool::run_preparer`] keeps ready: as many as are in use, within these bounds (128 and 256 MiB),
+/// so that a burst of writes into fresh memory finds frames that the kernel has backed already.
+const MIN_AHEAD_FRAMES: usize = 64 * SLAB_FRAMES;
+const MAX_AHEAD_FRAMES: usize = 128 * SLAB_FRAMES;
+/// ... and at most this part of the capacity.
+const AHEAD_SHARE: usize = 4;
+/// The preparer looks again after this long, whatever it heard.
+const PREPARER_PATIENCE_US: u64 = 1_000_000;
 /// A count above this is a leak of references (`mem::forget` in a loop), not use.
 const MAX_REFERENCES: u32 = u32::MAX / 2;
 
@@ -245,6 +253,8 @@ struct State {
     capacity: usize,
     /// Pages of the capacity that only emergency allocations get.
     reserve: usize,
+    /// A slab was used up since the preparer looked.
+    slab_taken: bool,
 }
 
 // SAFETY: the frames and slabs named by the state are raw memory that belongs to the pool and is
@@ -253,6 +263,8 @@ unsafe impl Send for State {}
 
 struct Inner {
     state: Mutex<State>,
+    /// The preparer waits for a slab to be used up.
+    slab_wanted: Condvar,
     /// Copies of the state's figures that are read without the lock.
     in_use: AtomicUsize,
     capacity: AtomicUsize,
@@ -297,6 +309,7 @@ impl State {
 
     /// Adds a slab: a prepared one, a full one, or in a small pool as much again as there is.
     fn grow(&mut self, pool: *const Inner) -> Option<()> {
+        self.slab_taken = true;
         if let Some(slab) = self.prepared.pop() {
             self.slabs.push(slab);
             self.next_fresh = 1;
@@ -312,6 +325,14 @@ impl State {
         self.next_fresh = 1;
         self.total += frames;
         Some(())
+    }
+
+    /// Whether the preparer should make one more slab.
+    fn wants_slab(&self) -> bool {
+        let ahead = self.in_use.clamp(MIN_AHEAD_FRAMES, MAX_AHEAD_FRAMES);
+        self.capacity >= SLAB_FRAMES
+            && self.total < self.capacity
+            && self.ready() < ahead.min(self.capacity / AHEAD_SHARE)
     }
 
     /// Pages that can be had without the system's help.
@@ -431,9 +452,11 @@ impl PagePool {
             peak: 0,
             capacity,
             reserve: (reserve_bytes / PAGE_BYTES).min(capacity),
+            slab_taken: false,
         };
         Self(Arc::new(Inner {
             state: Mutex::new(state),
+            slab_wanted: Condvar::new(),
             in_use: AtomicUsize::new(0),
             capacity: AtomicUsize::new(capacity),
         }))
@@ -471,6 +494,11 @@ impl PagePool {
             taken += 1;
         }
         self.0.in_use.store(state.in_use, Ordering::Relaxed);
+        let slab_taken = std::mem::take(&mut state.slab_taken);
+        drop(state);
+        if slab_taken {
+            self.0.slab_wanted.notify_one();
+        }
         taken
     }
 
@@ -478,7 +506,11 @@ impl PagePool {
         let mut state = self.0.state.lock();
         let (frame, zero) = state.take(class, Arc::as_ptr(&self.0))?;
         self.0.in_use.store(state.in_use, Ordering::Relaxed);
+        let slab_taken = std::mem::take(&mut state.slab_taken);
         drop(state);
+        if slab_taken {
+            self.0.slab_wanted.notify_one();
+        }
         Some((self.adopt(frame), zero))
     }
 
@@ -522,11 +554,45 @@ impl PagePool {
             system::populate(slab.start, SLAB_BYTES);
         }
         let mut state = self.0.state.lock();
+        let made = slab.is_some();
         match slab {
             Some(slab) => state.prepared.push(slab),
             None => state.total -= SLAB_FRAMES,
         }
-        !state.prepared.is_empty()
+        made
+    }
+
+    /// What a background thread does for the pool: prepares slabs ahead of need while `go_on` says so, which is asked
+    /// after every slab and every wait, under the pool's lock.
+    pub fn run_preparer(&self, go_on: impl Fn() -> bool) {
+        let mut refused = false;
+        loop {
+            let mut state = self.0.state.lock();
+            // Asked under the lock, so that a wake-up is not missed.
+            if !go_on() {
+                return;
+            }
+            if refused || !state.wants_slab() {
+                // A system that has no memory to give is not asked in a loop.
+                refused = false;
+                wait_for(&self.0.slab_wanted, &mut state, PREPARER_PATIENCE_US);
+                continue;
+            }
+            drop(state);
+            refused = !self.prepare_slab();
+        }
+    }
+
+    /// Has [`PagePool::run_preparer`] ask whether to go on.
+    pub fn wake_preparer(&self) {
+        let state = self.0.state.lock();
+        self.0.slab_wanted.notify_all();
+        drop(state);
+    }
+
+    /// The pool is so large that it takes its memory in full slabs: only then is there something to prepare.
+    pub fn has_full_slabs(&self) -> bool {
+        self.capacity_pages() >= SLAB_FRAMES
     }
 
     /// Gives slabs without a page in use back to the system.

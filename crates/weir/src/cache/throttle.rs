@@ -10,6 +10,10 @@
 //! The delay is the cube of the level, times [`MAX_PAGE_DELAY_NS`], per page written. In figures: 2 GiB/s
 //! settle at 13 % of the way from start to hard limit, 150 MiB/s at 30 %, 10 MiB/s at 73 %.
 //!
+//! The log has one more stage below these: from a quarter of its size on the flusher brings logged pages home that are older
+//! than the newest quarter ([`Limits::kept_log_bytes`]), so that a checkpoint finds little left to do and releases the ring soon.
+//! What was logged last waits, because it may be overwritten soon.
+//!
 //! Delays are computed in nanoseconds and too short to sleep one by one: [`DelayDebt`] saves them up.
 //!
 //! The policy is pure: no locks, no clock.
@@ -25,12 +29,14 @@ pub const MIN_SLEEP_US: u64 = 200;
 /// Shares of the memory cap at which writeback starts, and at which writers wait for it.
 const DIRTY_START_PERCENT: u64 = 20;
 const DIRTY_HARD_PERCENT: u64 = 40;
-/// Shares of the delta's and the log's size at which delays start (a checkpoint starts at half), and
-/// at which operations wait for the checkpoint.
+/// Shares of the delta's and the log's size at which delays start (a checkpoint starts before), and
+/// at which operations wait for the checkpoint. From `LOG_HOME` on logged pages go home.
+const LOG_HOME_PERCENT: u64 = 25;
 const CHECKPOINT_START_PERCENT: u64 = 50;
+const LOG_CHECKPOINT_PERCENT: u64 = 40;
 const DELTA_DELAY_PERCENT: u64 = 60;
 const DELTA_HARD_PERCENT: u64 = 100;
-const LOG_DELAY_PERCENT: u64 = 60;
+const LOG_DELAY_PERCENT: u64 = 50;
 const LOG_HARD_PERCENT: u64 = 90;
 
 fn percent_of(whole: u64, percent: u64) -> u64 {
@@ -66,6 +72,7 @@ pub struct Limits {
     log: Slope,
     checkpoint_delta_bytes: u64,
     checkpoint_log_bytes: u64,
+    log_bytes: u64,
 }
 
 /// How full everything is.
@@ -104,7 +111,8 @@ impl Limits {
             delta: Slope::new(delta_bytes, DELTA_DELAY_PERCENT, DELTA_HARD_PERCENT),
             log: Slope::new(log_bytes, LOG_DELAY_PERCENT, LOG_HARD_PERCENT),
             checkpoint_delta_bytes: percent_of(delta_bytes, CHECKPOINT_START_PERCENT),
-            checkpoint_log_bytes: percent_of(log_bytes, CHECKPOINT_START_PERCENT),
+            checkpoint_log_bytes: percent_of(log_bytes, LOG_CHECKPOINT_PERCENT),
+            log_bytes,
         }
     }
 
@@ -122,6 +130,25 @@ impl Limits {
     /// Bytes of dirty data above which writeback starts; it stops below.
     pub fn writeback_start_bytes(&self) -> u64 {
         self.dirty.start
+    }
+
+    /// How much of the log that operations may use is used, in percent.
+    pub fn log_percent(&self, log_bytes: u64) -> u64 {
+        (u128::from(log_bytes) * 100 / u128::from(self.log_bytes.max(1))) as u64
+    }
+
+    /// What an operation that puts `blocks` into the log has to wait, in proportion: so the wait for a full log
+    /// is spread over those who fill it.
+    pub fn log_delay_ns(&self, log_bytes: u64, blocks: u64) -> u64 {
+        let delay_ns = page_delay_ns(self.log.level(log_bytes));
+        delay_ns.saturating_mul(blocks).min(MAX_OPERATION_DELAY_NS)
+    }
+
+    /// How many bytes of the log, the newest, may keep their logged pages when `log_bytes` are used: the pages of all that is
+    /// older should go home. `None`: the log is not that full.
+    pub fn kept_log_bytes(&self, log_bytes: u64) -> Option<u64> {
+        let keep_bytes = percent_of(self.log_bytes, LOG_HOME_PERCENT);
+        (log_bytes > keep_bytes).then_some(keep_bytes)
     }
 
     /// What an operation with this demand has to wait. Dirty data delays only those who dirty more.
@@ -311,6 +338,37 @@ mod tests {
         assert!((5..20).contains(&fast), "{fast}");
         assert!((22..38).contains(&slow), "{slow}");
         assert!((60..85).contains(&crawling), "{crawling}");
+    }
+
+    #[test]
+    fn the_newest_quarter_of_the_log_is_kept_before_a_checkpoint_is_wanted() {
+        let limits = limits();
+        let log_bytes = GIB / 16;
+        let quarter = log_bytes / 4;
+        for percent in 0..=120 {
+            let used = log_bytes / 100 * percent;
+            let kept = limits.kept_log_bytes(used);
+            assert_eq!(kept, (used > quarter).then_some(quarter));
+            let pressure = Pressure { log_bytes: used, ..Pressure::default() };
+            // A checkpoint that leaves the kept part ends well below where the next is wanted.
+            assert!(kept.is_some() || !limits.wants_checkpoint(&pressure));
+        }
+        assert_eq!(limits.kept_log_bytes(u64::MAX), Some(quarter));
+    }
+
+    #[test]
+    fn the_log_delays_in_proportion_and_from_where_it_says() {
+        let limits = limits();
+        let log_bytes = GIB / 16;
+        for percent in 0..=120 {
+            let used = log_bytes / 100 * percent;
+            let one = limits.log_delay_ns(used, 1);
+            assert_eq!(percent <= LOG_DELAY_PERCENT, limits.log.level(used) == 0);
+            assert_eq!(limits.log_delay_ns(used, 17), (one * 17).min(MAX_OPERATION_DELAY_NS));
+            assert!(limits.log_percent(used).abs_diff(percent) <= 1);
+        }
+        assert_eq!(limits.log_delay_ns(log_bytes, 1), MAX_PAGE_DELAY_NS);
+        assert_eq!(limits.log_delay_ns(u64::MAX, u64::MAX), MAX_OPERATION_DELAY_NS);
     }
 
     #[test]

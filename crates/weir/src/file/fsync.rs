@@ -2,12 +2,14 @@
 //!
 //! Few dirty pages go into the log frame as payload, together with the inode: one write and one
 //! flush, shared with everybody who syncs meanwhile. Many go home first (in parallel, outside of the
-//! log), then a frame with the new mapping; the same one flush covers both.
+//! log), then a frame with the new mapping; the same one flush covers both. So do new pages in between, when others commit
+//! too: [`super::placement_policy`].
 //!
 //! What has to be waited for: writeback of the pages in range that was under way already, because
 //! one version of a page is written at a time.
 
 use super::extents::{self, Piece as Mapped};
+use super::placement_policy::{self, Situation};
 use super::writeback::{PIECE_PAGES, page_range};
 use crate::cache::map::{LoggedFilter, RunFilter};
 use crate::device::IoClass;
@@ -18,6 +20,7 @@ use crate::inode::Inode;
 use crate::log::Admission;
 use crate::mutation::{self, Mutation};
 use crate::sync::Arc;
+use crate::sync::atomic::Ordering;
 use crate::txn::{Lsn, Op};
 use std::ops::Range;
 
@@ -33,6 +36,8 @@ enum Logged {
     Done,
     /// Too much to log: send it home.
     TooMuch,
+    /// These pages go home first.
+    HomeFirst(Vec<Range<u64>>),
     /// Pages are under writeback: wait for it.
     Busy,
     /// Something changed while it was being looked at: look again.
@@ -51,9 +56,13 @@ pub enum SyncKind {
 impl Engine {
     /// Makes `range` of `inode` durable; blocks until it is.
     pub fn fsync(&self, inode: &Arc<Inode>, range: Range<u64>, kind: SyncKind) -> Result<()> {
-        let lsn = self.prepare_sync(inode, range, kind)?;
-        self.counters.fsyncs.add(1);
-        self.commit_log(lsn)
+        self.background.committing.fetch_add(1, Ordering::Relaxed);
+        let result = self.prepare_sync(inode, range, kind).and_then(|lsn| {
+            self.counters.fsyncs.add(1);
+            self.commit_log(lsn)
+        });
+        self.background.committing.fetch_sub(1, Ordering::Relaxed);
+        result
     }
 
     /// The first half of an fsync: everything is in the log's stream (or home) up to the answered
@@ -67,16 +76,23 @@ impl Engine {
         self.check_writable()?;
         let pages = page_range(range.start, range.end.saturating_sub(range.start));
         let mut sent_home = false;
+        let mut situation = Some(self.situation());
         loop {
             let moment = inode.io_moment();
-            match self.log_dirty(inode, &pages, kind, Room::Normal)? {
+            match self.log_dirty(inode, &pages, kind, (Room::Normal, situation))? {
                 Logged::Done => break,
                 // What is dirty now was written since the sync began.
                 Logged::TooMuch if sent_home => break,
                 Logged::TooMuch if mutation::active(Mutation::SizeBeforeData) => break,
                 Logged::TooMuch => {
-                    self.send_home(inode, &pages)?;
+                    self.send_home(inode, &pages, std::slice::from_ref(&pages))?;
                     sent_home = true;
+                    situation = None;
+                }
+                Logged::HomeFirst(new_pages) => {
+                    self.send_home(inode, &pages, &new_pages)?;
+                    // What is left is logged, or too much.
+                    situation = None;
                 }
                 Logged::Busy => inode.wait_io(moment),
                 Logged::Again => {}
@@ -93,10 +109,13 @@ impl Engine {
         kind: SyncKind,
     ) -> Result<Option<Lsn>> {
         let pages = page_range(range.start, range.end.saturating_sub(range.start));
+        // A submitter has frames full of others' pages written in one go: only a full ring speaks for home.
+        let situation = Some(Situation { others: 0, ..self.situation() });
         loop {
-            match self.log_dirty(inode, &pages, kind, Room::NoWait) {
+            match self.log_dirty(inode, &pages, kind, (Room::NoWait, situation)) {
                 Ok(Logged::Done) => return Ok(Some(last_lsn(inode, kind))),
-                Ok(Logged::TooMuch | Logged::Busy) | Err(Error::WouldBlock) => return Ok(None),
+                Ok(Logged::TooMuch | Logged::HomeFirst(_) | Logged::Busy)
+                | Err(Error::WouldBlock) => return Ok(None),
                 Ok(Logged::Again) => {}
                 Err(error) => return Err(error),
             }
@@ -115,7 +134,7 @@ impl Engine {
         inode: &Arc<Inode>,
         pages: &Range<u64>,
         kind: SyncKind,
-        room: Room,
+        (room, situation): (Room, Option<Situation>),
     ) -> Result<Logged> {
         if !Self::needs_log(inode, pages, kind) {
             return Ok(Logged::Done);
@@ -125,12 +144,49 @@ impl Engine {
         if count > limit {
             return Ok(Logged::TooMuch);
         }
+        if let Some(new_pages) = self.home_first(inode, pages, count, situation)? {
+            return Ok(Logged::HomeFirst(new_pages));
+        }
+        if room == Room::Normal {
+            self.delay_for_log(count as u64 + 1);
+        }
         let admission = self.admit(PAYLOAD_RECORD_BYTES, count, room)?;
         let _map = inode.map.lock();
         // The mapping cannot change from here on, so where the pages live can be looked up before the
         // page map is locked.
         let mapped = self.homes(inode, pages, limit)?;
         self.log_pages(inode, pages, (count, &mapped), admission)
+    }
+
+    /// Who else commits, and how full the log is.
+    fn situation(&self) -> Situation {
+        let committing = self.background.committing.load(Ordering::Relaxed);
+        Situation { others: committing.saturating_sub(1), log_percent: self.log_percent() }
+    }
+
+    /// The new pages among the dirty ones that are to go home before the rest is logged.
+    fn home_first(
+        &self,
+        inode: &Inode,
+        pages: &Range<u64>,
+        count: usize,
+        situation: Option<Situation>,
+    ) -> Result<Option<Vec<Range<u64>>>> {
+        let Some(situation) = situation.filter(|situation| situation.prefers_home()) else {
+            return Ok(None);
+        };
+        if (count as u64) < placement_policy::MIN_HOME_PAGES {
+            return Ok(None);
+        }
+        // Only a hint, so it needs no lock: where the pages go is decided when they are taken.
+        let mapped = self.homes(inode, pages, count)?;
+        let runs: Vec<Range<u64>> = {
+            let map = inode.pages.read();
+            map.dirty_runs(pages.clone(), PIECE_PAGES, UNLOGGED).take(count).collect()
+        };
+        let chosen =
+            placement_policy::goes_home(&runs, situation, |page| home_of(&mapped, page) != 0);
+        Ok(Some(chosen).filter(|chosen| !chosen.is_empty()))
     }
 
     /// Dirty pages that the log does not have, or attributes that matter for `kind`.
@@ -210,6 +266,7 @@ impl Engine {
         meta.logged(lsn, true);
         meta.dirty |= times_left;
         drop(meta);
+        self.counters.sync_logged_pages.add(logged.len() as u64);
         for index in logged {
             if let Some(older) = map.set_logged(index, lsn) {
                 self.store.obligations.release(older);
@@ -234,16 +291,30 @@ impl Engine {
         }
     }
 
-    /// Writes all pages of the range home that were dirty and not logged when this began, and waits for those that
-    /// were under way.
-    fn send_home(&self, inode: &Arc<Inode>, pages: &Range<u64>) -> Result<()> {
-        inode.pages.write().mark_towrite(pages.clone());
+    /// Writes all pages of `chosen` home that were dirty and not logged when this began, and waits for those that
+    /// were under way. `bounds`: the sync's range, within which a write is not torn.
+    fn send_home(
+        &self,
+        inode: &Arc<Inode>,
+        bounds: &Range<u64>,
+        chosen: &[Range<u64>],
+    ) -> Result<()> {
+        {
+            let mut map = inode.pages.write();
+            for range in chosen {
+                let count = map.mark_towrite(range.clone());
+                self.counters.sync_home_pages.add(count as u64);
+            }
+        }
         loop {
-            self.write_back(inode, pages.clone(), CHOSEN, IoClass::SyncWrite)?;
-            self.wait_writeback(inode, pages);
+            self.write_back(inode, bounds.clone(), CHOSEN, IoClass::SyncWrite)?;
+            for range in chosen {
+                self.wait_writeback(inode, range);
+            }
             // A page of which an older version was under way was left out.
-            let left = inode.pages.read().dirty_runs(pages.clone(), 1, CHOSEN).next().is_some();
-            if !left {
+            let map = inode.pages.read();
+            let is_left = |range: &Range<u64>| map.dirty_runs(range.clone(), 1, CHOSEN).next();
+            if chosen.iter().all(|range| is_left(range).is_none()) {
                 return Ok(());
             }
         }

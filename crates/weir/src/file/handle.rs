@@ -1,6 +1,8 @@
 //! [`File`]: an open regular file. [`InodeHold`]: an inode that is kept alive without being open.
 
 use super::fsync::SyncKind;
+use super::handover::SyncRangeFlags;
+use super::submit::WhenFull;
 use crate::cache::readahead::{DEFAULT_MAX_WINDOW_BYTES, ReadAhead};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
@@ -156,7 +158,7 @@ impl File {
         self.check_writable()?;
         let count = self.engine().write(self.inode(), offset, data)?;
         if self.handle.data_sync && count > 0 {
-            self.sync_range(offset, count as u64)?;
+            self.sync_written(offset, count as u64)?;
         }
         Ok(count)
     }
@@ -167,12 +169,12 @@ impl File {
         self.check_writable()?;
         let offset = self.engine().append(self.inode(), data)?;
         if self.handle.data_sync {
-            self.sync_range(offset, data.len() as u64)?;
+            self.sync_written(offset, data.len() as u64)?;
         }
         Ok(offset)
     }
 
-    fn sync_range(&self, offset: u64, length: u64) -> Result<()> {
+    fn sync_written(&self, offset: u64, length: u64) -> Result<()> {
         self.report_errors()?;
         let range = offset..offset.saturating_add(length);
         self.engine().fsync(self.inode(), range, SyncKind::Data)
@@ -208,7 +210,42 @@ impl File {
     /// # Errors
     /// [`Error::WouldBlock`] when 262,144 tickets of the volume have not ended.
     pub fn fsync_async(&self, range: std::ops::Range<u64>, kind: SyncKind) -> Result<SyncTicket> {
-        self.engine().fsync_async(self.inode(), range, kind)
+        self.fsync_async_with(range, kind, WhenFull::WouldBlock)
+    }
+
+    /// As [`File::fsync_async`]; `when_full` says what happens when too many tickets have not ended.
+    pub fn fsync_async_with(
+        &self,
+        range: std::ops::Range<u64>,
+        kind: SyncKind,
+        when_full: WhenFull,
+    ) -> Result<SyncTicket> {
+        self.engine().fsync_async_with(self.inode(), range, kind, when_full)
+    }
+
+    /// Writeback on request, as `sync_file_range(2)`: see [`SyncRangeFlags`]. Starts writing the dirty pages that cover bytes
+    /// `range`, leaves out those on their way already, and waits for none of it unless asked to. What is handed over is gathered,
+    /// sorted and merged with what others hand over before it goes to the device, so small random ranges cost nothing extra.
+    ///
+    /// Makes nothing durable: no size is logged for it, nothing is flushed. An [`File::fsync`] afterwards has only the log frame
+    /// left to do. `write` waits while too much is handed over already ([`crate::Capabilities::handover_bytes`]), unless
+    /// `nowait` is set.
+    ///
+    /// # Errors
+    /// [`Error::WouldBlock`] with `nowait`. With a wait: an error of background writeback, once per handle.
+    pub fn sync_range(&self, range: std::ops::Range<u64>, flags: SyncRangeFlags) -> Result<()> {
+        self.engine().sync_range(self.inode(), range, flags)?;
+        if flags.wait_before || flags.wait_after { self.report_errors() } else { Ok(()) }
+    }
+
+    /// Hands the dirty pages that cover bytes `range` to background writeback and answers at once, whatever is handed over
+    /// already: the caller does not need them in memory dirty any longer. Makes nothing durable.
+    pub fn expire(&self, range: std::ops::Range<u64>) -> Result<()> {
+        let pages =
+            super::writeback::page_range(range.start, range.end.saturating_sub(range.start));
+        self.engine().check_writable()?;
+        self.engine().hand_over(self.inode(), &pages);
+        Ok(())
     }
 
     fn sync(&self, kind: SyncKind) -> Result<()> {
@@ -270,7 +307,7 @@ impl File {
         let from = (self.inode(), offset);
         let count = self.engine().copy_range(from, (target.inode(), target_offset), length)?;
         if target.handle.data_sync && count > 0 {
-            target.sync_range(target_offset, count)?;
+            target.sync_written(target_offset, count)?;
         }
         Ok(count)
     }

@@ -3,8 +3,11 @@
 //! * [`read`]: cached reads, misses, read-ahead
 //! * [`write`]: buffered writes (delayed allocation)
 //! * [`fsync`]: making data durable: payload in the log, or home and then the log
+//! * [`placement_policy`]: what travels in the log
 //! * [`submit`]: the same asynchronously, with tickets
 //! * [`writeback`]: dirty pages go home
+//! * [`handover`]: ranges handed to background writeback: sorted, merged, bounded
+//! * [`paced`]: how much of that is in flight
 //! * [`extents`]: the mapping of file blocks to volume blocks
 //! * [`truncate`]: size changes, and removing ranges
 //! * [`allocate`]: the modes of `fallocate(2)`
@@ -23,6 +26,9 @@ pub mod allocate;
 pub mod extents;
 pub mod fsync;
 pub mod handle;
+pub mod handover;
+pub mod paced;
+pub mod placement_policy;
 pub mod read;
 pub mod seek;
 pub mod submit;

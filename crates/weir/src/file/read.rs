@@ -117,7 +117,9 @@ impl Engine {
             for mut source in sources.from_device {
                 let mut slices: Vec<&mut [u8]> =
                     source.pages.iter_mut().map(|page| &mut page[..]).collect();
+                let began_ns = self.clock.monotonic_ns();
                 self.device.read(source.block * BLOCK_BYTES_U64, &mut slices, class)?;
+                self.note_foreground_read(began_ns);
                 self.finish_source(inode, plan.token, source)?;
             }
             if sources.reached < run.end {

@@ -18,6 +18,16 @@ use std::ops::Range;
 /// Most tickets of a volume that have not ended.
 pub const MAX_TICKETS: u64 = 1 << 18;
 
+/// What a submission does when [`MAX_TICKETS`] have not ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum WhenFull {
+    /// Answers [`Error::WouldBlock`].
+    #[default]
+    WouldBlock,
+    /// Waits until one has ended.
+    Wait,
+}
+
 /// A request that could not be done at submission.
 pub enum SyncJob {
     /// Part of a file.
@@ -46,8 +56,19 @@ impl Engine {
         range: Range<u64>,
         kind: SyncKind,
     ) -> Result<SyncTicket> {
+        self.fsync_async_with(inode, range, kind, WhenFull::WouldBlock)
+    }
+
+    /// As [`Engine::fsync_async`]; `when_full` says what happens when there are too many tickets.
+    pub fn fsync_async_with(
+        self: &Arc<Self>,
+        inode: &Arc<Inode>,
+        range: Range<u64>,
+        kind: SyncKind,
+        when_full: WhenFull,
+    ) -> Result<SyncTicket> {
         self.check_writable()?;
-        self.admit_ticket()?;
+        self.admit_ticket(when_full)?;
         let (ticket, promise) = ticket();
         let began_ns = self.clock.monotonic_ns();
         match self.prepare_at_once(inode, range.clone(), kind) {
@@ -67,7 +88,7 @@ impl Engine {
     /// Submits a sync of the whole volume.
     pub fn sync_async(self: &Arc<Self>) -> Result<SyncTicket> {
         self.check_writable()?;
-        self.admit_ticket()?;
+        self.admit_ticket(WhenFull::WouldBlock)?;
         let (ticket, promise) = ticket();
         self.background.defer(SyncJob::Volume { promise });
         Ok(ticket)
@@ -76,23 +97,37 @@ impl Engine {
     /// A ticket for everything up to `lsn`.
     pub fn ticket_for(self: &Arc<Self>, lsn: Lsn) -> Result<SyncTicket> {
         self.check_writable()?;
-        self.admit_ticket()?;
+        self.admit_ticket(WhenFull::WouldBlock)?;
         let (ticket, promise) = ticket();
         self.promise_at(lsn, promise);
         Ok(ticket)
     }
 
-    fn admit_ticket(&self) -> Result<()> {
-        if self.tickets.fetch_add(1, Ordering::AcqRel) >= MAX_TICKETS {
+    fn admit_ticket(self: &Arc<Self>, when_full: WhenFull) -> Result<()> {
+        loop {
+            let moment = self.background.moment();
+            if self.tickets.fetch_add(1, Ordering::AcqRel) < MAX_TICKETS {
+                return Ok(());
+            }
             self.tickets.fetch_sub(1, Ordering::AcqRel);
-            return Err(Error::WouldBlock);
+            if when_full == WhenFull::WouldBlock {
+                return Err(Error::WouldBlock);
+            }
+            self.check_shutdown()?;
+            if self.background.has_threads() {
+                self.background.wait_progress(moment);
+            } else if !(self.sync_step() | self.log.drive()) {
+                return Err(Error::WouldBlock);
+            }
         }
-        Ok(())
     }
 
     fn end_ticket(&self, promise: Promise, result: Result<()>) {
-        self.tickets.fetch_sub(1, Ordering::AcqRel);
+        let was_full = self.tickets.fetch_sub(1, Ordering::AcqRel) >= MAX_TICKETS;
         promise.complete(result);
+        if was_full {
+            self.background.progress();
+        }
     }
 
     /// Completes `promise` when `lsn` is durable.

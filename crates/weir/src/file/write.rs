@@ -3,8 +3,12 @@
 //! Every page that becomes dirty has a block reserved, so writeback and fsync cannot fail for
 //! space. A writer waits at the entry only: for the throttle, for space, and for the old content of a page
 //! that it overwrites in part.
+//!
+//! **Invariant (untorn):** whole pages within one aligned unit of [`UNTORN_PAGES`] that are written by one call get into the
+//! page map under one hold of its lock: memory for all of them is had before the first is changed.
 
-use crate::cache::map::{OldContents, PageMap, WriteRefused};
+use crate::cache::map::{OldContents, PageMap, UNTORN_PAGES, WriteRefused};
+use crate::cache::page::PageMut;
 use crate::device::IoClass;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
@@ -12,6 +16,7 @@ use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64, MAX_FILE_BYTES};
 use crate::inode::Inode;
 use crate::sync::Arc;
 use crate::sync::atomic::Ordering;
+use std::ops::Range;
 
 /// Most pages written under one hold of the page map's lock: readers of the file wait this long.
 const CHUNK_PAGES: u64 = 64;
@@ -22,6 +27,14 @@ enum Stop {
     Fill(u64),
     /// No page frame was free.
     NoMemory,
+}
+
+/// Page frames for what is about to be overwritten.
+#[derive(Default)]
+struct Frames {
+    ready: Vec<PageMut>,
+    /// The pages before this one are provided for.
+    reach: u64,
 }
 
 impl Engine {
@@ -96,6 +109,12 @@ impl Engine {
         Ok(done)
     }
 
+    /// Largest write within an aligned unit that is never torn: see [`crate::Capabilities`].
+    pub fn untorn_pages(&self) -> u64 {
+        let most = self.chunk_pages().min(self.max_piece_pages()).min(UNTORN_PAGES);
+        1 << most.ilog2()
+    }
+
     fn chunk_pages(&self) -> u64 {
         CHUNK_PAGES.min(self.pool.capacity_pages() as u64 / 8).max(1)
     }
@@ -156,12 +175,21 @@ impl Engine {
         let mut pages = inode.pages.write();
         let size = inode.size();
         let mut stop = None;
+        let mut frames = Frames::default();
         while *done < data.len() {
             let at = offset + *done as u64;
-            let within = (at % BLOCK_BYTES_U64) as usize;
+            let (index, within) = (at / BLOCK_BYTES_U64, (at % BLOCK_BYTES_U64) as usize);
             let count = (BLOCK_BYTES - within).min(data.len() - *done);
             let part = &data[*done..*done + count];
-            match self.copy_page(&mut pages, inode, (at / BLOCK_BYTES_U64, within), part, size) {
+            if within == 0 {
+                let whole_pages = (data.len() - *done) as u64 / BLOCK_BYTES_U64;
+                if !self.get_frames(&mut pages, index..index + whole_pages, &mut frames) {
+                    stop = Some(Stop::NoMemory);
+                    break;
+                }
+            }
+            let place = (index, within);
+            match self.copy_page(&mut pages, inode, place, part, size, &mut frames.ready) {
                 Ok(became_dirty) => *newly_dirty += u64::from(became_dirty),
                 Err(reason) => {
                     stop = Some(reason);
@@ -177,6 +205,18 @@ impl Engine {
         stop
     }
 
+    /// Memory for the pages of `whole` that lie in one unit, unless it was got before. False: there is not enough.
+    fn get_frames(&self, pages: &mut PageMap, whole: Range<u64>, frames: &mut Frames) -> bool {
+        if whole.start < frames.reach || whole.end <= whole.start + 1 {
+            return true;
+        }
+        let unit_end = (whole.start / UNTORN_PAGES + 1) * UNTORN_PAGES;
+        frames.reach = whole.end.min(unit_end);
+        let needed = pages.frames_to_overwrite(whole.start..frames.reach);
+        let missing = needed.saturating_sub(frames.ready.len());
+        self.pool.alloc_batch_for_overwrite(missing, &mut frames.ready) == missing
+    }
+
     /// Copies `part` into one page; true if the page was not dirty before.
     fn copy_page(
         &self,
@@ -185,10 +225,12 @@ impl Engine {
         (index, within): (u64, usize),
         part: &[u8],
         size: u64,
+        frames: &mut Vec<PageMut>,
     ) -> std::result::Result<bool, Stop> {
         let whole = part.len() == BLOCK_BYTES;
         let keep = if whole { OldContents::Discard } else { OldContents::Keep };
-        match pages.page_for_write(index, &self.pool, keep) {
+        let clone = || frames.pop().or_else(|| self.pool.alloc_emergency());
+        match pages.page_for_write_in(index, keep, clone) {
             Ok(page) => {
                 page.bytes[within..within + part.len()].copy_from_slice(part);
                 return Ok(page.newly_dirty);
@@ -203,7 +245,11 @@ impl Engine {
         if !whole && ((within > 0 && page_start < size) || keeps_tail) {
             return Err(Stop::Fill(index));
         }
-        let page = if whole { self.pool.alloc_for_overwrite() } else { self.pool.alloc_zeroed() };
+        let page = if whole {
+            frames.pop().or_else(|| self.pool.alloc_for_overwrite())
+        } else {
+            self.pool.alloc_zeroed()
+        };
         let mut page = page.ok_or(Stop::NoMemory)?;
         page[within..within + part.len()].copy_from_slice(part);
         let inserted = pages.insert_dirty(index, page);

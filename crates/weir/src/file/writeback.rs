@@ -13,11 +13,14 @@
 //!
 //! **Invariant:** one version of a page is under way at a time. **Invariant:** log space for step 3 is admitted before
 //! step 1 marks anything, so a page under writeback never waits for the log.
-//! **Invariant:** a piece is at most [`PIECE_PAGES`] pages of one inode, and settles in one operation.
+//! **Invariant:** a piece is about [`PIECE_PAGES`] pages of one inode at most, and settles in one operation.
+//! **Invariant (untorn):** pages that the log does not have, that lie side by side in an aligned unit of [`UNTORN_PAGES`] and
+//! that may so be one write, are in one piece: [`crate::cache::map::PageMap::begin_writeback_untorn`] takes them together,
+//! under the lock that the write took, and pieces are cut between units.
 
 use super::extents::{self, Piece as Mapped, Unmapped};
 use crate::alloc::{AllocKind, Run};
-use crate::cache::map::{RunFilter, WritebackPage};
+use crate::cache::map::{RunFilter, UNTORN_PAGES, WritebackPage};
 use crate::cache::page::PageRef;
 use crate::device::{Buffers, IoClass, Operation, Request};
 use crate::engine::{Engine, Room};
@@ -41,8 +44,10 @@ const ROUND_PAGES: u64 = 8 * PIECE_PAGES;
 const REQUEST_PAGES: usize = 512;
 
 /// Log space for settling `pages` pages.
+/// Extents that are cut take up to 2 KiB for their remaining checksums; what few pages need fits into one block with the
+/// frame's header. What an estimate lacks comes from the checkpoint's share.
 pub fn settle_bytes(pages: u64) -> usize {
-    4096 + 56 * pages as usize
+    3000 + 56 * pages as usize
 }
 
 /// What [`Engine::collect`] took.
@@ -114,7 +119,7 @@ impl Engine {
         while from < range.end {
             let limit = PIECE_PAGES.min(self.max_piece_pages());
             let run = inode.pages.read().dirty_runs(from..range.end, limit, filter).next();
-            let Some(run) = run else { break };
+            let Some(run) = run.map(|run| cut_between_units(run, limit)) else { break };
             if collected.pages >= budget_pages {
                 collected.complete = false;
                 break;
@@ -130,11 +135,24 @@ impl Engine {
                 }
                 other => other?,
             };
-            from = run.end;
-            if let Some(piece) = self.take(inode, run, admission)? {
-                collected.pages += piece.pages.len() as u64;
-                pieces.push(piece);
+            match self.take(inode, run.clone(), &range, admission) {
+                Ok(Some(piece)) => {
+                    collected.pages += piece.pages.len() as u64;
+                    pieces.push(piece);
+                }
+                Ok(None) => {}
+                // More pages belong together than the log has room for.
+                Err(Error::WouldBlock) if !pieces.is_empty() => {
+                    collected.complete = false;
+                    break;
+                }
+                Err(Error::WouldBlock) if room == Room::Normal => {
+                    self.relieve_log()?;
+                    continue;
+                }
+                Err(error) => return Err(error),
             }
+            from = run.end;
         }
         Ok(collected)
     }
@@ -153,13 +171,25 @@ impl Engine {
         &self,
         inode: &Arc<Inode>,
         run: Range<u64>,
-        admission: Admission,
+        bounds: &Range<u64>,
+        mut admission: Admission,
     ) -> Result<Option<Piece>> {
+        let expected_pages = run.end - run.start;
         let _map = inode.map.lock();
         let (writeback, size) = {
             let mut pages = inode.pages.write();
-            (pages.begin_writeback(run.clone()), inode.size())
+            (pages.begin_writeback_untorn(run, bounds), inode.size())
         };
+        let more_pages = (writeback.pages.len() as u64).saturating_sub(expected_pages);
+        if more_pages > 0 {
+            match self.admit(settle_bytes(more_pages), 0, Room::Reserve) {
+                Ok(more) => admission.join(more),
+                Err(error) => {
+                    self.put_back(inode, &writeback.pages, writeback.token);
+                    return Err(error);
+                }
+            }
+        }
         if writeback.pages.is_empty() {
             return Ok(None);
         }
@@ -182,12 +212,7 @@ impl Engine {
             .map_or(piece.pages.len(), |last| last + 1);
         let rest = piece.pages.split_off(consecutive);
         if !rest.is_empty() {
-            let mut pages = inode.pages.write();
-            let ends = rest.iter().map(|page| pages.end_writeback(page.index, piece.token, false));
-            // One that was written meanwhile has paid for itself already.
-            let paid = ends.filter(|end| !end.stale && !end.newly_dirty).count();
-            drop(pages);
-            self.pages_paid(paid as u64);
+            self.put_back(inode, &rest, piece.token);
         }
         if let Err(error) = self.place(&mut piece) {
             for segment in piece.segments.iter().filter(|segment| segment.place == Place::New) {
@@ -197,6 +222,17 @@ impl Engine {
             return Err(error);
         }
         Ok(Some(piece))
+    }
+
+    /// Pages that were taken are dirty again.
+    fn put_back(&self, inode: &Inode, taken: &[WritebackPage], token: u64) {
+        let mut pages = inode.pages.write();
+        let ends = taken.iter().map(|page| pages.end_writeback(page.index, token, false));
+        // One that was written meanwhile has paid for itself already.
+        let paid = ends.filter(|end| !end.stale && !end.newly_dirty).count();
+        drop(pages);
+        self.pages_paid(paid as u64);
+        inode.io_ended();
     }
 
     /// Decides where the pages go. The caller holds the `map` lock.
@@ -296,7 +332,7 @@ impl Engine {
         if requests.is_empty() {
             return;
         }
-        let results = self.run_requests(requests, class);
+        let results = self.run_paced(requests, class);
         self.log.note_data_written();
         for (numbers, result) in results {
             if let Err(error) = result {
@@ -305,6 +341,28 @@ impl Engine {
                 }
             }
         }
+    }
+
+    /// Runs the requests; those of the background in portions that the pacer allows.
+    fn run_paced(
+        &self,
+        mut requests: Vec<OutRequest>,
+        class: IoClass,
+    ) -> Vec<(Vec<usize>, Result<()>)> {
+        let is_background = matches!(class, IoClass::Writeback | IoClass::Background);
+        if !is_background || !self.background.has_threads() {
+            return self.run_requests(requests, class);
+        }
+        let mut results = Vec::with_capacity(requests.len());
+        while !requests.is_empty() {
+            let sizes = requests.iter().map(|request| request.pages.len() as u64 * BLOCK_BYTES_U64);
+            let portion = self.begin_paced_write(sizes);
+            let rest = requests.split_off(portion.requests);
+            results.extend(self.run_requests(requests, class));
+            self.end_paced_write(portion);
+            requests = rest;
+        }
+        results
     }
 
     /// Runs the requests: in one batch, or in manual mode one by one.
@@ -495,6 +553,12 @@ impl Engine {
             }
         }
     }
+}
+
+/// A run as long as the limit goes on: it ends between two units.
+fn cut_between_units(run: Range<u64>, limit: u64) -> Range<u64> {
+    let end = run.end / UNTORN_PAGES * UNTORN_PAGES;
+    if run.end - run.start < limit || end <= run.start { run } else { run.start..end }
 }
 
 /// Frees what `old` maps in `from .. to`.

@@ -43,7 +43,7 @@ pub struct Geometry {
 
 /// Size of the ring of a volume of `total_blocks`, unless its creator says otherwise.
 pub fn default_log_blocks(total_blocks: u64) -> u64 {
-    (total_blocks / 64)
+    (total_blocks / 32)
         .clamp(DEFAULT_LOG_MIN_BLOCKS, DEFAULT_LOG_MAX_BLOCKS)
         .min(total_blocks / 8)
         .max(MIN_LOG_BLOCKS)
@@ -211,7 +211,8 @@ mod tests {
         assert_eq!(default_log_blocks(blocks(16)), blocks(2));
         assert_eq!(default_log_blocks(blocks(512)), blocks(64));
         assert_eq!(default_log_blocks(blocks(1024)), blocks(64));
-        assert_eq!(default_log_blocks(blocks(64 << 10)), blocks(1024));
+        assert_eq!(default_log_blocks(blocks(4 << 10)), blocks(128));
+        assert_eq!(default_log_blocks(blocks(32 << 10)), blocks(1024));
         assert_eq!(default_log_blocks(blocks(1 << 20)), blocks(2048));
     }
 

@@ -3,18 +3,18 @@
 //! [`Log::append`] puts one operation into the open frame and never waits for I/O. [`Log::commit`]
 //! makes everything up to an LSN durable: the calling thread writes the open frame with one device write
 //! and one flush itself when nobody else is doing so, or waits for whoever is. [`Log::commit_async`]
-//! calls back instead; the log threads, or [`Log::drive`] where there are none, do the work.
-//! The rules of group commit are in [`core`], the ring's geometry in [`ring`], what the roles do
+//! calls back instead; the log thread, or [`Log::drive`] where there is none, does the work.
+//! The rules of group commit are in [`core`], the ring's geometry in [`ring`], the leader's round
 //! in `writer`, reading the log after a crash in [`replay`].
 //!
 //! **Invariants.** LSNs are dense: one per operation (one per part of a batch), in the order of
-//! `append`. Frames are sealed, placed and written in LSN order, by one writer at a time. An operation
+//! `append`. Frames are sealed, placed and written in LSN order, by one leader at a time. An operation
 //! is in one frame; a batch of several parts starts a frame of its own, so that nothing else
 //! depends on frames that replay may have to cut away together.
 //!
 //! **Locks.** `append` (open and sealed frames, ring), then `core` (group commit). Neither is held
-//! over I/O or while a callback runs; both are leaves towards the rest of the engine. The roles of writer and flusher
-//! are no locks. [`Log::commit`], [`Log::write_up_to`] and [`Log::drive`] may run other callers' callbacks:
+//! over I/O or while a callback runs; both are leaves towards the rest of the engine. The leader's role is not a
+//! lock. [`Log::commit`], [`Log::write_up_to`] and [`Log::drive`] may run other callers' callbacks:
 //! call them without holding a lock that a callback takes.
 
 pub mod chain;
@@ -51,12 +51,10 @@ use core::{Core, Goal};
 use op::Frame;
 use ring::LiveFrames;
 use std::collections::VecDeque;
-use waiter::{Callback, Outbox, Slot};
+use waiter::Waiter;
 
 /// Queued blocks from which frames are written although nobody waits: 1 MiB.
 const WRITE_OUT_BLOCKS: u64 = 256;
-/// Threads for asynchronous work: one for each thing to do at a time (write, flush, call callbacks).
-const LOG_THREADS: usize = 3;
 /// Emptied frames that are kept for their memory.
 const SPARE_FRAMES: usize = 4;
 
@@ -102,6 +100,11 @@ impl Admission {
     /// Blocks admitted.
     pub fn blocks(&self) -> u64 {
         self.blocks
+    }
+
+    /// Adds what `other` holds.
+    pub fn join(&mut self, mut other: Self) {
+        self.blocks += std::mem::take(&mut other.blocks);
     }
 
     /// Takes up to `blocks` out into an admission of its own.
@@ -157,15 +160,15 @@ struct Appender {
 
 /// What the core lock guards.
 struct Commit {
-    core: Core<Arc<Slot>, Callback>,
+    core: Core<Waiter>,
     shutdown_reason: Option<Error>,
-    /// How many log threads were called by `driver_wake` and have not come yet.
-    driver_calls: usize,
+    /// The log thread waits for `driver_wake`.
+    driver_parked: bool,
     stopping: bool,
     /// Threads in [`Log::wait_durable`].
     watchers: usize,
     /// Callbacks for LSNs of an open chain: the core hears of them when it is closed.
-    held: Vec<(Lsn, Callback)>,
+    held: Vec<(Lsn, Waiter)>,
 }
 
 /// See the module's head.
@@ -182,8 +185,8 @@ pub struct Log {
     chain_closed: Condvar,
     /// First LSN of the open chain.
     chain_first: AtomicU64,
-    threads: Mutex<Vec<JoinHandle<()>>>,
-    /// Log threads run: callbacks may be left to them.
+    thread: Mutex<Option<JoinHandle<()>>>,
+    /// A log thread runs: callbacks may be left to it.
     has_thread: AtomicBool,
     durable: AtomicU64,
     last: AtomicU64,
@@ -233,7 +236,7 @@ impl Log {
         let commit = Commit {
             core: Core::new(durable),
             shutdown_reason: None,
-            driver_calls: 0,
+            driver_parked: false,
             stopping: false,
             watchers: 0,
             held: Vec::new(),
@@ -250,7 +253,7 @@ impl Log {
             durable_changed: Condvar::new(),
             chain_closed: Condvar::new(),
             chain_first: AtomicU64::new(chain::NO_CHAIN),
-            threads: Mutex::new(Vec::new()),
+            thread: Mutex::new(None),
             has_thread: AtomicBool::new(false),
             durable: AtomicU64::new(durable),
             last: AtomicU64::new(durable),
@@ -363,27 +366,24 @@ impl Log {
         }
         let lsn = lsn.min(self.last_lsn());
         self.wait_chain(lsn, None)?;
-        self.reach(|_| Goal::Durable(lsn))
+        self.reach(Goal::Durable(lsn))
     }
 
     /// Calls `on_durable` once everything up to `lsn` is durable, or with the error once that cannot happen. The
-    /// call comes from a log thread, a caller in [`Log::commit`], or [`Log::drive`]; never from
+    /// call comes from the log thread, a caller in [`Log::commit`], or [`Log::drive`]; never from
     /// within this function. Never waits for I/O.
     pub fn commit_async(&self, lsn: Lsn, on_durable: OnDurable) {
-        // An LSN that does not exist yet would make the drivers write in vain.
+        // An LSN that does not exist yet would make the driver lead rounds in vain.
         let lsn = lsn.min(self.last_lsn());
-        let callback = Callback { on_durable, arrived_ns: self.clock.monotonic_ns() };
-        let mut out = Outbox::default();
+        let waiter = Waiter::callback(on_durable, self.clock.monotonic_ns());
         let mut commit = self.commit.lock();
         if self.in_open_chain(lsn) && commit.shutdown_reason.is_none() {
             // Whoever closes the chain takes this lock after saying so: it finds the callback.
-            commit.held.push((lsn, callback));
+            commit.held.push((lsn, waiter));
             return;
         }
-        commit.core.arrive_callback(lsn, callback);
-        Self::call(&mut commit, true, &mut out);
-        drop(commit);
-        out.send(&self.driver_wake);
+        let wake = commit.core.arrive_callback(lsn, waiter);
+        self.wake_driver_if(wake, &commit);
     }
 
     /// Waits until the frames up to `lsn` are on the device, perhaps in its volatile cache.
@@ -391,8 +391,7 @@ impl Log {
     /// # Errors
     /// The log is shut down.
     pub fn write_up_to(&self, lsn: Lsn) -> Result<()> {
-        let goal = Goal::Written(lsn.min(self.last_lsn()));
-        self.reach(|_| goal)
+        self.reach(Goal::Written(lsn.min(self.last_lsn())))
     }
 
     /// Everything up to here is durable.
@@ -459,6 +458,11 @@ impl Log {
         live.release_before(point, ring);
     }
 
+    /// The last written operation that lies further back than `blocks` from the end of the log, if any does.
+    pub fn lsn_behind(&self, blocks: u64) -> Option<Lsn> {
+        self.append.lock().live.lsn_behind(blocks)
+    }
+
     /// How full the ring is.
     pub fn fill(&self) -> Fill {
         let append = self.append.lock();
@@ -486,48 +490,34 @@ impl Log {
         self.commit.lock().shutdown_reason.clone()
     }
 
-    /// Starts the log threads, which do the asynchronous work until [`Log::stop`].
+    /// Starts the log thread, which does the asynchronous work until [`Log::stop`].
     ///
     /// # Errors
     /// The system has no thread to give.
     pub fn start_thread(self: &Arc<Self>) -> Result<()> {
-        let mut threads = self.threads.lock();
-        if !threads.is_empty() {
+        let mut thread = self.thread.lock();
+        if thread.is_some() {
             return Ok(());
         }
         self.commit.lock().stopping = false;
-        for _ in 0..LOG_THREADS {
-            let log = Arc::clone(self);
-            match crate::sync::spawn("weir-log", move || log.run()) {
-                Ok(thread) => threads.push(thread),
-                Err(error) => {
-                    drop(threads);
-                    self.stop();
-                    return Err(error.into());
-                }
-            }
-        }
+        let log = Arc::clone(self);
+        *thread = Some(crate::sync::spawn("weir-log", move || log.run())?);
         self.has_thread.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// Ends the log threads after the asynchronous work there is. Call it before dropping the last
-    /// handle: the threads hold one too.
+    /// Ends the log thread after the asynchronous work there is. Call it before dropping the last
+    /// handle: the thread holds one too.
     pub fn stop(&self) {
-        let threads = std::mem::take(&mut *self.threads.lock());
-        if threads.is_empty() {
-            return;
-        }
+        let Some(thread) = self.thread.lock().take() else { return };
         self.has_thread.store(false, Ordering::Release);
         let mut commit = self.commit.lock();
         commit.stopping = true;
         self.driver_wake.notify_all();
         self.durable_changed.notify_all();
         drop(commit);
-        for thread in threads {
-            // A log thread that panicked has already reported itself on stderr.
-            let _ = thread.join();
-        }
+        // A log thread that panicked has already reported itself on stderr.
+        let _ = thread.join();
         while self.drive() {}
     }
 }

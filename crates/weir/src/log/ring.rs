@@ -263,6 +263,14 @@ impl LiveFrames {
         )
     }
 
+    /// The last operation of those frames that lie further back than `blocks` from the end of the log, if any does.
+    pub fn lsn_behind(&self, blocks: u64) -> Option<Lsn> {
+        let limit = self.end.saturating_sub(blocks);
+        // The last frame that starts before the limit may reach across it.
+        let before = self.frames.partition_point(|frame| frame.start < limit);
+        Some(self.frames.get(before.checked_sub(2)?)?.last_lsn)
+    }
+
     /// Frames before `point` are not needed any more: their blocks may be used again.
     pub fn release_before(&mut self, point: &ReplayPoint, ring: &mut Ring) {
         while self.frames.front().is_some_and(|frame| frame.sequence < point.sequence) {
@@ -275,6 +283,34 @@ impl LiveFrames {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_lies_behind_leaves_the_newest_blocks() {
+        let mut ring = Ring::new(1000, 990);
+        let start = ReplayPoint { position_blocks: 990, sequence: 1, prev_digest: 0 };
+        let mut live = LiveFrames::new(&start, &ring);
+        assert_eq!(live.lsn_behind(0), None);
+        let mut ends = Vec::new();
+        for lsn in 1..=20 {
+            ring.queue(lsn);
+            let placement = ring.place(lsn).expect("room");
+            live.push(lsn * 10, placement, lsn);
+            ends.push((lsn * 10, placement.start + lsn));
+        }
+        let end = ends[19].1;
+        for blocks in 0..300 {
+            let behind = live.lsn_behind(blocks).unwrap_or(0);
+            for &(lsn, frame_end) in &ends {
+                if lsn <= behind {
+                    assert!(end - frame_end >= blocks, "{blocks}: {lsn}");
+                }
+            }
+            // No more than the frame at the limit and the one before are left besides.
+            let left =
+                ends.iter().filter(|(lsn, frame_end)| *lsn > behind && end - *frame_end >= blocks);
+            assert!(left.count() <= 2, "{blocks}");
+        }
+    }
 
     struct Random(u64);
     impl Random {

@@ -37,6 +37,17 @@ const HOME_PAGES: u64 = 2048;
 /// Nodes gathered for writing.
 const NODE_BATCH: usize = 64;
 
+/// How much of what the log holds a checkpoint brings home first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub enum Extent {
+    /// What is older than the horizon (see [`crate::cache::throttle::Limits::kept_log_bytes`]): enough to go on, and soon
+    /// done.
+    #[default]
+    Horizon,
+    /// Everything, so that the log can be emptied.
+    Full,
+}
+
 /// State of the checkpoint under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Phase {
@@ -171,7 +182,7 @@ impl Engine {
                 self.checkpoint_step()?;
                 continue;
             }
-            self.background.request_checkpoint();
+            self.background.request_checkpoint(Extent::Full);
             let mut progress = self.checkpointer.progress.lock();
             if progress.completed < goal && progress.failures == failures {
                 crate::sync::wait_for(&self.checkpointer.changed, &mut progress, 100_000);
@@ -247,7 +258,11 @@ impl Engine {
         progress.phase = Phase::CommitStart;
         progress.began_ns = self.clock.monotonic_ns();
         drop(progress);
-        Work::Home { inodes: self.dirty.all(), up_to: self.log.last_lsn() }
+        let up_to = match self.background.checkpoint_extent() {
+            Extent::Horizon => self.home_limit(),
+            Extent::Full => self.log.last_lsn(),
+        };
+        Work::Home { inodes: self.dirty.all(), up_to }
     }
 
     fn checkpoint_phase(&self, work: Work) -> Result<Option<Work>> {

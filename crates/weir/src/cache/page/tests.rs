@@ -177,3 +177,37 @@ fn prepared_slabs_are_used_before_new_ones_and_freed_by_trim() {
     assert_eq!((pool.stats().allocated, pool.stats().ready), (0, 0));
     assert!(!PagePool::new(SLAB_FRAMES * PAGE - 1).prepare_slab(), "too small for a full slab");
 }
+
+#[cfg(not(any(miri, feature = "shuttle")))]
+#[test]
+fn the_preparer_keeps_slabs_ahead_within_the_capacity_and_stops_when_told() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let slabs = 16;
+    let pool = PagePool::new(slabs * SLAB_FRAMES * PAGE);
+    let go_on = AtomicBool::new(true);
+    std::thread::scope(|scope| {
+        let preparer = scope.spawn(|| pool.run_preparer(|| go_on.load(Ordering::Relaxed)));
+        let ahead = slabs / AHEAD_SHARE * SLAB_FRAMES;
+        while pool.stats().ready < ahead {
+            std::thread::yield_now();
+        }
+        let at_first = pool.stats().allocated;
+        // Using frames up makes it prepare more, up to the capacity.
+        let some: Vec<PageMut> = std::iter::from_fn(|| pool.alloc_for_overwrite())
+            .take(slabs * SLAB_FRAMES / 2)
+            .collect();
+        while pool.stats().ready < ahead {
+            std::thread::yield_now();
+        }
+        let rest: Vec<PageMut> = std::iter::from_fn(|| pool.alloc_for_overwrite()).collect();
+        let at_last = pool.stats().allocated;
+        // Nothing is asserted before the preparer has been told: the scope waits for it.
+        go_on.store(false, Ordering::Relaxed);
+        pool.wake_preparer();
+        assert!((ahead..=ahead + SLAB_FRAMES).contains(&at_first), "{at_first}");
+        assert_eq!(some.len() + rest.len(), slabs * SLAB_FRAMES);
+        // A slab may be in preparation while somebody needs the last one.
+        assert!((slabs..=slabs + 1).contains(&(at_last / SLAB_FRAMES)), "{at_last}");
+        preparer.join().expect("the preparer ends");
+    });
+}

@@ -1,0 +1,155 @@
+//! Figures of the data path on this machine, for comparing two builds of the engine: run one, run the other, repeat.
+//!
+//! `cargo run --release -p weir --example figures -- PATH [fresh|append|random]`: PATH is an image that is made if
+//! missing (4 GiB, written once, so that the host's allocation does not count).
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use weir::{CreateOptions, OpenFlags, Result, Volume, VolumeOptions};
+
+const VOLUME_BYTES: u64 = 4 << 30;
+/// How long one cell of the matrix is measured.
+const CELL: Duration = Duration::from_secs(3);
+const JOBS: [usize; 3] = [1, 4, 16];
+
+fn main() -> Result<()> {
+    let mut arguments = std::env::args().skip(1);
+    let Some(path) = arguments.next() else {
+        println!("usage: figures PATH [fresh|append|random]");
+        return Ok(());
+    };
+    let which = arguments.next().unwrap_or_default();
+    let path = Path::new(&path);
+    if !path.exists() {
+        let options = CreateOptions {
+            size_bytes: Some(VOLUME_BYTES),
+            prewrite: true,
+            ..CreateOptions::default()
+        };
+        Volume::create(path, &options)?;
+    }
+    let wanted = |name: &str| which.is_empty() || which == name;
+    if wanted("fresh") {
+        fresh(path)?;
+    }
+    for jobs in JOBS {
+        if wanted("append") {
+            report("64 KiB append, fsync each", jobs, &matrix(path, jobs, append_job)?);
+        }
+        if wanted("random") {
+            report("4 KiB random, fsync every 16", jobs, &matrix(path, jobs, random_job)?);
+        }
+    }
+    Ok(())
+}
+
+/// 4 KiB buffered writes into a cache that nobody has touched yet.
+fn fresh(path: &Path) -> Result<()> {
+    let options = VolumeOptions { memory_bytes: Some(2 << 30), ..VolumeOptions::default() };
+    let volume = Volume::open(path, options)?;
+    // What opening began in the background has its time.
+    std::thread::sleep(Duration::from_millis(500));
+    let file = volume.open_file("/fresh", OpenFlags::CREATE)?;
+    let page = [7_u8; 4096];
+    for bytes in [64_u64 << 20, 256 << 20] {
+        for round in ["fresh", "again"] {
+            let began = Instant::now();
+            for at in (0..bytes).step_by(4096) {
+                file.write_at(at, &page)?;
+            }
+            let rate = bytes as f64 / began.elapsed().as_secs_f64() / f64::from(1 << 30);
+            println!("buffered 4 KiB writes, {:>3} MiB, {round}: {rate:.2} GiB/s", bytes >> 20);
+        }
+        file.truncate(0)?;
+    }
+    drop(file);
+    volume.close()
+}
+
+/// What one job of a cell does until the time is over; answers the time of every fsync.
+type Job = fn(&Volume, usize, Instant) -> Result<Vec<Duration>>;
+
+fn matrix(path: &Path, jobs: usize, job: Job) -> Result<Vec<Duration>> {
+    let volume = Arc::new(Volume::open(path, VolumeOptions::default())?);
+    for number in 0..jobs {
+        let file = volume.open_file(&format!("/job{number}"), OpenFlags::CREATE)?;
+        file.truncate(0)?;
+        if job as *const () == random_job as *const () {
+            file.write_at(0, &vec![1; FILE_BYTES as usize])?;
+        }
+    }
+    volume.sync()?;
+    let end = Instant::now() + CELL;
+    let threads: Vec<_> = (0..jobs)
+        .map(|number| {
+            let volume = volume.clone();
+            std::thread::spawn(move || job(&volume, number, end))
+        })
+        .collect();
+    let mut times = Vec::new();
+    for thread in threads {
+        times.extend(thread.join().map_err(|_| weir::Error::Invalid("a job panicked"))??);
+    }
+    let stats = volume.stats();
+    println!(
+        "    checkpoints {} log stalls {} throttled {} fsyncs/flush {:.1}",
+        stats.checkpoints,
+        stats.log_stalls,
+        stats.throttled,
+        stats.fsyncs as f64 / stats.log.flushes.max(1) as f64,
+    );
+    volume.close()?;
+    times.sort_unstable();
+    Ok(times)
+}
+
+fn append_job(volume: &Volume, number: usize, end: Instant) -> Result<Vec<Duration>> {
+    let file = volume.open_file(&format!("/job{number}"), OpenFlags::READ_WRITE)?;
+    let data = vec![number as u8 + 1; 64 << 10];
+    let mut times = Vec::new();
+    while Instant::now() < end {
+        file.append(&data)?;
+        if file.size() >= 128 << 20 {
+            file.truncate(0)?;
+        }
+        let began = Instant::now();
+        file.fsync()?;
+        times.push(began.elapsed());
+    }
+    Ok(times)
+}
+
+/// Size of each job's file.
+const FILE_BYTES: u64 = 32 << 20;
+
+fn random_job(volume: &Volume, number: usize, end: Instant) -> Result<Vec<Duration>> {
+    let file = volume.open_file(&format!("/job{number}"), OpenFlags::READ_WRITE)?;
+    let mut state = number as u64 + 1;
+    let mut times = Vec::new();
+    let page = [number as u8 + 1; 4096];
+    while Instant::now() < end {
+        for _ in 0..16 {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            file.write_at(state % (FILE_BYTES / 4096) * 4096, &page)?;
+        }
+        let began = Instant::now();
+        file.fsync()?;
+        times.push(began.elapsed());
+    }
+    Ok(times)
+}
+
+fn report(name: &str, jobs: usize, times: &[Duration]) {
+    let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize].as_micros();
+    println!(
+        "{name}, {jobs:>2} jobs: {:>7.0} fsyncs/s, p50 {} us, p99 {} us, p99.9 {} us, max {} us",
+        times.len() as f64 / CELL.as_secs_f64(),
+        at(0.5),
+        at(0.99),
+        at(0.999),
+        at(1.0),
+    );
+}

@@ -1,0 +1,152 @@
+//! Background writeback at the pace that foreground I/O bears: the mechanism around [`Pacer`].
+//!
+//! Whoever writes in the background asks for a portion ([`Engine::begin_paced_write`]), writes it, and gives it back. What the
+//! pacer learns from: reads that somebody waited for, and the log's frame writes (without the time that their bytes
+//! take at [`LOG_BYTES_PER_US`], so that a large frame does not look like a slow disk).
+//!
+//! Lock: `state` is a leaf.
+
+use crate::cache::pacing::Pacer;
+use crate::engine::Engine;
+use crate::sync::{Condvar, Mutex, wait_for};
+
+/// Transfer rate at which a frame's size is taken out of its latency: 1 GB/s.
+const LOG_BYTES_PER_US: u64 = 1000;
+/// The log's figures are read this often.
+const LOG_SAMPLE_US: u64 = 10_000;
+/// Longest wait between two looks at what is in flight.
+const PATIENCE_US: u64 = 5_000;
+
+#[derive(Default)]
+struct State {
+    pacer: Pacer,
+    in_flight_bytes: u64,
+    log: LogSample,
+}
+
+/// The log's totals when they were last read.
+#[derive(Default)]
+struct LogSample {
+    at_us: u64,
+    frames: u64,
+    bytes: u64,
+    write_ns: u64,
+}
+
+/// What background writeback may do, and does.
+#[derive(Default)]
+pub struct Pacing {
+    state: Mutex<State>,
+    ended: Condvar,
+}
+
+/// Requests that may be written together, to be given to [`Engine::end_paced_write`].
+#[must_use = "what is not given back stays in flight"]
+pub struct Portion {
+    /// How many of the requests.
+    pub requests: usize,
+    bytes: u64,
+}
+
+/// Figures of [`Pacing`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PacingStats {
+    /// Bytes that background writeback may have in flight.
+    pub limit_bytes: u64,
+    /// Bytes that it has in flight.
+    pub in_flight_bytes: u64,
+    /// Latency of foreground I/O above which the limit is halved; none before the first sample.
+    pub tolerated_us: Option<u64>,
+}
+
+impl Pacing {
+    /// The figures now.
+    pub fn stats(&self) -> PacingStats {
+        let state = self.state.lock();
+        PacingStats {
+            limit_bytes: state.pacer.limit_bytes(),
+            in_flight_bytes: state.in_flight_bytes,
+            tolerated_us: state.pacer.tolerated_us(),
+        }
+    }
+}
+
+impl Engine {
+    /// Waits until some of the requests with these `sizes` may be written, at least the first.
+    pub fn begin_paced_write(&self, sizes: impl Iterator<Item = u64>) -> Portion {
+        let began_us = self.clock.monotonic_ns() / 1000;
+        let mut sizes = sizes.peekable();
+        let first_bytes = sizes.peek().copied().unwrap_or(0);
+        let mut state = self.background.pacing.state.lock();
+        let mut waited = false;
+        loop {
+            let now_us = self.clock.monotonic_ns() / 1000;
+            self.sample_log(&mut state, now_us);
+            state.pacer.on_time(now_us);
+            let in_flight = state.in_flight_bytes;
+            if state.pacer.may_submit(in_flight, first_bytes) {
+                break;
+            }
+            waited = true;
+            wait_for(&self.background.pacing.ended, &mut state, PATIENCE_US);
+        }
+        let mut portion = Portion { requests: 0, bytes: 0 };
+        for bytes in sizes {
+            let in_flight = state.in_flight_bytes + portion.bytes;
+            if portion.requests > 0 && !state.pacer.may_submit(in_flight, bytes) {
+                break;
+            }
+            portion.requests += 1;
+            portion.bytes += bytes;
+        }
+        state.in_flight_bytes += portion.bytes;
+        drop(state);
+        if waited {
+            let waited_us = (self.clock.monotonic_ns() / 1000).saturating_sub(began_us);
+            self.counters.pacing_wait_us.record(waited_us);
+        }
+        portion
+    }
+
+    /// A portion was written, or failed.
+    pub fn end_paced_write(&self, portion: Portion) {
+        let mut state = self.background.pacing.state.lock();
+        state.in_flight_bytes = state.in_flight_bytes.saturating_sub(portion.bytes);
+        drop(state);
+        self.background.pacing.ended.notify_all();
+    }
+
+    /// Somebody waited for the device since `began_ns`.
+    pub fn note_foreground_read(&self, began_ns: u64) {
+        let now_ns = self.clock.monotonic_ns();
+        let latency_us = now_ns.saturating_sub(began_ns) / 1000;
+        self.counters.read_us.record(latency_us);
+        if self.background.has_threads() {
+            let mut state = self.background.pacing.state.lock();
+            state.pacer.on_foreground_io(latency_us, now_ns / 1000);
+        }
+    }
+
+    /// Tells the pacer how long the log's writes have taken since the last time.
+    fn sample_log(&self, state: &mut State, now_us: u64) {
+        if now_us < state.log.at_us.saturating_add(LOG_SAMPLE_US) {
+            return;
+        }
+        let stats = self.log.stats().snapshot();
+        let last = std::mem::replace(
+            &mut state.log,
+            LogSample {
+                at_us: now_us,
+                frames: stats.frames,
+                bytes: stats.frame_bytes,
+                write_ns: stats.frame_write_ns.sum,
+            },
+        );
+        let write_us = stats.frame_write_ns.sum.saturating_sub(last.write_ns) / 1000;
+        let transfer_us = stats.frame_bytes.saturating_sub(last.bytes) / LOG_BYTES_PER_US;
+        let frames = stats.frames.saturating_sub(last.frames);
+        if let Some(latency_us) = write_us.saturating_sub(transfer_us).checked_div(frames) {
+            state.pacer.on_foreground_io(latency_us, now_us);
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! What travels in the log, and what goes straight home before it. Pure.
+//!
+//! An fsync has two ways to make a page durable:
+//!
+//! * **Log**: the page is payload of the frame. One write and one flush, however scattered the pages are; but
+//!   the page is written a second time later, and until then occupies the ring.
+//! * **Home**: the page is written to a block of its own first, by the caller's thread, in parallel with
+//!   other callers; then a frame with the mapping. One write more before the flush, but every byte is written once, and
+//!   the frame is small.
+//!
+//! Counted for an append of 64 KiB (W: a small write, F: a flush, b: the time of 64 KiB at the disk's bandwidth):
+//!
+//! | | alone | n callers at a time | bytes |
+//! |---|---|---|---|
+//! | Log | W + b + F | (W + n b + F) / n each, and n b again in the background | 2x |
+//! | Home | 2 W + b + F | (2 W + b + F) / n each, as long as n b fits | 1x |
+//!
+//! Alone, the log saves a write's latency and the second writing is free: the disk idles between fsyncs. With several
+//! callers the frames' bytes queue up behind one another in the log, twice the bytes fill the disk, and the ring fills until a
+//! checkpoint has to empty it. From about [`CROWD`] other callers on home is faster; and it is always right when
+//! the ring fills faster than it is emptied.
+//!
+//! Pages that have a home stay in the log: written in place later they neither fragment the file nor tear, and a random
+//! write of many pages needs one write now instead of as many as there are pages. So do small pieces: the mapping of a page
+//! costs as much log as a tenth of the page, and a write of its own.
+//!
+//! **Untorn**: pages side by side in one unit go the same way, so that one operation holds all of them.
+
+use crate::cache::map::UNTORN_PAGES;
+use std::ops::Range;
+
+/// Fewer new pages than this (32 KiB) are not worth a write of their own.
+pub const MIN_HOME_PAGES: u64 = 8;
+/// So many others committing at the same time make a crowd.
+pub const CROWD: u32 = 3;
+/// From this fill of the part of the ring that operations may use, in percent, new pages leave room to those that need it.
+pub const PRESSED_PERCENT: u64 = 50;
+
+/// What else happens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Situation {
+    /// Callers that wait for the log now, besides this one.
+    pub others: u32,
+    /// How full the ring's part for operations is.
+    pub log_percent: u64,
+}
+
+impl Situation {
+    /// New pages should go home.
+    pub fn prefers_home(self) -> bool {
+        self.others >= CROWD || self.log_percent >= PRESSED_PERCENT
+    }
+}
+
+/// Of the dirty `runs` of a sync, the ranges that go home before the rest is logged. `has_home` says whether a page lives
+/// in a block already.
+pub fn goes_home(
+    runs: &[Range<u64>],
+    situation: Situation,
+    has_home: impl Fn(u64) -> bool,
+) -> Vec<Range<u64>> {
+    let mut chosen: Vec<Range<u64>> = Vec::new();
+    if !situation.prefers_home() {
+        return chosen;
+    }
+    for run in runs {
+        // Stretches of new pages: cut between units only.
+        let mut at = run.start;
+        let mut new_from = None;
+        while at < run.end {
+            let unit_end = ((at / UNTORN_PAGES + 1) * UNTORN_PAGES).min(run.end);
+            let is_new = !(at..unit_end).any(&has_home);
+            if is_new {
+                new_from.get_or_insert(at);
+            } else if let Some(from) = new_from.take() {
+                push_if_large(&mut chosen, from..at);
+            }
+            at = unit_end;
+        }
+        if let Some(from) = new_from {
+            push_if_large(&mut chosen, from..run.end);
+        }
+    }
+    chosen
+}
+
+fn push_if_large(chosen: &mut Vec<Range<u64>>, stretch: Range<u64>) {
+    if stretch.end - stretch.start >= MIN_HOME_PAGES {
+        chosen.push(stretch);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const QUIET: Situation = Situation { others: 0, log_percent: 0 };
+    const CROWDED: Situation = Situation { others: CROWD, log_percent: 0 };
+
+    #[test]
+    fn a_lone_caller_logs_everything_until_the_ring_is_pressed() {
+        for others in 0..8 {
+            for log_percent in 0..=120 {
+                let situation = Situation { others, log_percent };
+                let sent = goes_home(std::slice::from_ref(&(0..16)), situation, |_| false);
+                let expected = others >= CROWD || log_percent >= PRESSED_PERCENT;
+                assert_eq!(!sent.is_empty(), expected, "{situation:?}");
+            }
+        }
+    }
+
+    /// All runs of up to 40 pages across a unit's border, with one run of mapped pages anywhere in them.
+    #[test]
+    fn what_goes_home_is_new_whole_in_its_unit_and_large_enough() {
+        for start in 20..36_u64 {
+            for end in start + 1..start + 40 {
+                for home_start in start..=end {
+                    for home_end in [home_start, home_start + 1, home_start + 5, end] {
+                        check(start..end, home_start..home_end.min(end).max(home_start));
+                    }
+                }
+            }
+        }
+    }
+
+    fn check(run: Range<u64>, mapped: Range<u64>) {
+        let runs = [run.clone()];
+        assert!(goes_home(&runs, QUIET, |page| mapped.contains(&page)).is_empty());
+        let sent = goes_home(&runs, CROWDED, |page| mapped.contains(&page));
+        let is_sent = |page: u64| sent.iter().any(|range| range.contains(&page));
+        for range in &sent {
+            assert!(range.end - range.start >= MIN_HOME_PAGES);
+            assert!(run.start <= range.start && range.end <= run.end);
+        }
+        for page in run.clone() {
+            assert!(!(is_sent(page) && mapped.contains(&page)), "mapped pages stay");
+            let neighbour = page + 1;
+            if run.contains(&neighbour) && !neighbour.is_multiple_of(UNTORN_PAGES) {
+                assert_eq!(
+                    is_sent(page),
+                    is_sent(neighbour),
+                    "a unit is not torn: {run:?} {mapped:?}"
+                );
+            }
+        }
+        // Nothing large stays: every maximal stretch of units without a mapped page is sent if it is large enough.
+        let unit = |page: u64| {
+            let first = page / UNTORN_PAGES * UNTORN_PAGES;
+            first.max(run.start)..(first + UNTORN_PAGES).min(run.end)
+        };
+        let is_new = |page: u64| !unit(page).any(|page| mapped.contains(&page));
+        for page in run.clone().filter(|&page| is_new(page) && !is_sent(page)) {
+            let from = (run.start..=page).rev().take_while(|&page| is_new(page)).count();
+            let to = (page + 1..run.end).take_while(|&page| is_new(page)).count();
+            assert!(((from + to) as u64) < MIN_HOME_PAGES, "{run:?} {mapped:?} page {page}");
+        }
+    }
+
+    #[test]
+    fn runs_are_judged_one_by_one() {
+        let runs = [0..8, 10..17, 64..128];
+        assert_eq!(goes_home(&runs, CROWDED, |_| false), [0..8, 64..128]);
+        assert_eq!(goes_home(&runs, CROWDED, |page| page == 100), vec![0..8, 64..96]);
+        assert!(goes_home(&[], CROWDED, |_| false).is_empty());
+    }
+}
