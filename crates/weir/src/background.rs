@@ -1,6 +1,6 @@
 //! Background work and the waits for it.
 //!
-//! Threads: the log thread (in `log`), one checkpointer, one flusher, one cleaner, two for deferred syncs. The checkpointer never
+//! Threads: three log threads (in `log`), one checkpointer, one flusher, one cleaner, two for deferred syncs. The checkpointer never
 //! waits for log space (it is what makes some), the others may. In manual mode there are no
 //! threads, and whoever would wait does the work.
 //!

@@ -3,18 +3,18 @@
 //! [`Log::append`] puts one operation into the open frame and never waits for I/O. [`Log::commit`]
 //! makes everything up to an LSN durable: the calling thread writes the open frame with one device write
 //! and one flush itself when nobody else is doing so, or waits for whoever is. [`Log::commit_async`]
-//! calls back instead; the log thread, or [`Log::drive`] where there is none, does the work.
-//! The rules of group commit are in [`core`], the ring's geometry in [`ring`], the leader's round
+//! calls back instead; the log threads, or [`Log::drive`] where there are none, do the work.
+//! The rules of group commit are in [`core`], the ring's geometry in [`ring`], what the roles do
 //! in `writer`, reading the log after a crash in [`replay`].
 //!
 //! **Invariants.** LSNs are dense: one per operation (one per part of a batch), in the order of
-//! `append`. Frames are sealed, placed and written in LSN order, by one leader at a time. An operation
+//! `append`. Frames are sealed, placed and written in LSN order, by one writer at a time. An operation
 //! is in one frame; a batch of several parts starts a frame of its own, so that nothing else
 //! depends on frames that replay may have to cut away together.
 //!
 //! **Locks.** `append` (open and sealed frames, ring), then `core` (group commit). Neither is held
-//! over I/O or while a callback runs; both are leaves towards the rest of the engine. The leader's role is not a
-//! lock. [`Log::commit`], [`Log::write_up_to`] and [`Log::drive`] may run other callers' callbacks:
+//! over I/O or while a callback runs; both are leaves towards the rest of the engine. The roles of writer and flusher
+//! are no locks. [`Log::commit`], [`Log::write_up_to`] and [`Log::drive`] may run other callers' callbacks:
 //! call them without holding a lock that a callback takes.
 
 pub mod chain;
@@ -51,10 +51,12 @@ use core::{Core, Goal};
 use op::Frame;
 use ring::LiveFrames;
 use std::collections::VecDeque;
-use waiter::Waiter;
+use waiter::{Callback, Outbox, Slot};
 
 /// Queued blocks from which frames are written although nobody waits: 1 MiB.
 const WRITE_OUT_BLOCKS: u64 = 256;
+/// Threads for asynchronous work: one for each thing to do at a time (write, flush, call callbacks).
+const LOG_THREADS: usize = 3;
 /// Emptied frames that are kept for their memory.
 const SPARE_FRAMES: usize = 4;
 
@@ -160,15 +162,15 @@ struct Appender {
 
 /// What the core lock guards.
 struct Commit {
-    core: Core<Waiter>,
+    core: Core<Arc<Slot>, Callback>,
     shutdown_reason: Option<Error>,
-    /// The log thread waits for `driver_wake`.
-    driver_parked: bool,
+    /// How many log threads were called by `driver_wake` and have not come yet.
+    driver_calls: usize,
     stopping: bool,
     /// Threads in [`Log::wait_durable`].
     watchers: usize,
     /// Callbacks for LSNs of an open chain: the core hears of them when it is closed.
-    held: Vec<(Lsn, Waiter)>,
+    held: Vec<(Lsn, Callback)>,
 }
 
 /// See the module's head.
@@ -185,8 +187,8 @@ pub struct Log {
     chain_closed: Condvar,
     /// First LSN of the open chain.
     chain_first: AtomicU64,
-    thread: Mutex<Option<JoinHandle<()>>>,
-    /// A log thread runs: callbacks may be left to it.
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Log threads run: callbacks may be left to them.
     has_thread: AtomicBool,
     durable: AtomicU64,
     last: AtomicU64,
@@ -236,7 +238,7 @@ impl Log {
         let commit = Commit {
             core: Core::new(durable),
             shutdown_reason: None,
-            driver_parked: false,
+            driver_calls: 0,
             stopping: false,
             watchers: 0,
             held: Vec::new(),
@@ -253,7 +255,7 @@ impl Log {
             durable_changed: Condvar::new(),
             chain_closed: Condvar::new(),
             chain_first: AtomicU64::new(chain::NO_CHAIN),
-            thread: Mutex::new(None),
+            threads: Mutex::new(Vec::new()),
             has_thread: AtomicBool::new(false),
             durable: AtomicU64::new(durable),
             last: AtomicU64::new(durable),
@@ -366,24 +368,27 @@ impl Log {
         }
         let lsn = lsn.min(self.last_lsn());
         self.wait_chain(lsn, None)?;
-        self.reach(Goal::Durable(lsn))
+        self.reach(|_| Goal::Durable(lsn))
     }
 
     /// Calls `on_durable` once everything up to `lsn` is durable, or with the error once that cannot happen. The
-    /// call comes from the log thread, a caller in [`Log::commit`], or [`Log::drive`]; never from
+    /// call comes from a log thread, a caller in [`Log::commit`], or [`Log::drive`]; never from
     /// within this function. Never waits for I/O.
     pub fn commit_async(&self, lsn: Lsn, on_durable: OnDurable) {
-        // An LSN that does not exist yet would make the driver lead rounds in vain.
+        // An LSN that does not exist yet would make the drivers write in vain.
         let lsn = lsn.min(self.last_lsn());
-        let waiter = Waiter::callback(on_durable, self.clock.monotonic_ns());
+        let callback = Callback { on_durable, arrived_ns: self.clock.monotonic_ns() };
+        let mut out = Outbox::default();
         let mut commit = self.commit.lock();
         if self.in_open_chain(lsn) && commit.shutdown_reason.is_none() {
             // Whoever closes the chain takes this lock after saying so: it finds the callback.
-            commit.held.push((lsn, waiter));
+            commit.held.push((lsn, callback));
             return;
         }
-        let wake = commit.core.arrive_callback(lsn, waiter);
-        self.wake_driver_if(wake, &commit);
+        commit.core.arrive_callback(lsn, callback);
+        Self::call(&mut commit, true, &mut out);
+        drop(commit);
+        out.send(&self.driver_wake);
     }
 
     /// Waits until the frames up to `lsn` are on the device, perhaps in its volatile cache.
@@ -391,7 +396,8 @@ impl Log {
     /// # Errors
     /// The log is shut down.
     pub fn write_up_to(&self, lsn: Lsn) -> Result<()> {
-        self.reach(Goal::Written(lsn.min(self.last_lsn())))
+        let goal = Goal::Written(lsn.min(self.last_lsn()));
+        self.reach(|_| goal)
     }
 
     /// Everything up to here is durable.
@@ -490,34 +496,48 @@ impl Log {
         self.commit.lock().shutdown_reason.clone()
     }
 
-    /// Starts the log thread, which does the asynchronous work until [`Log::stop`].
+    /// Starts the log threads, which do the asynchronous work until [`Log::stop`].
     ///
     /// # Errors
     /// The system has no thread to give.
     pub fn start_thread(self: &Arc<Self>) -> Result<()> {
-        let mut thread = self.thread.lock();
-        if thread.is_some() {
+        let mut threads = self.threads.lock();
+        if !threads.is_empty() {
             return Ok(());
         }
         self.commit.lock().stopping = false;
-        let log = Arc::clone(self);
-        *thread = Some(crate::sync::spawn("weir-log", move || log.run())?);
+        for _ in 0..LOG_THREADS {
+            let log = Arc::clone(self);
+            match crate::sync::spawn("weir-log", move || log.run()) {
+                Ok(thread) => threads.push(thread),
+                Err(error) => {
+                    drop(threads);
+                    self.stop();
+                    return Err(error.into());
+                }
+            }
+        }
         self.has_thread.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// Ends the log thread after the asynchronous work there is. Call it before dropping the last
-    /// handle: the thread holds one too.
+    /// Ends the log threads after the asynchronous work there is. Call it before dropping the last
+    /// handle: the threads hold one too.
     pub fn stop(&self) {
-        let Some(thread) = self.thread.lock().take() else { return };
+        let threads = std::mem::take(&mut *self.threads.lock());
+        if threads.is_empty() {
+            return;
+        }
         self.has_thread.store(false, Ordering::Release);
         let mut commit = self.commit.lock();
         commit.stopping = true;
         self.driver_wake.notify_all();
         self.durable_changed.notify_all();
         drop(commit);
-        // A log thread that panicked has already reported itself on stderr.
-        let _ = thread.join();
+        for thread in threads {
+            // A log thread that panicked has already reported itself on stderr.
+            let _ = thread.join();
+        }
         while self.drive() {}
     }
 }
