@@ -161,16 +161,17 @@ fn the_library_runs_without_root_and_says_what_it_lacks() {
 }
 
 #[test]
-fn ranged_tickets_are_offered_by_the_library() {
+fn ranged_tickets_and_writeback_on_request_are_offered_by_the_library() {
     in_scratch("ranged", Needs::Nothing, |scratch| {
         // Modes that only the full version has.
         let options = "fsync --on weir-file --no-probe --size 512M --rounds 1 --jobs 1 --seconds 0.3 \
                        --mode seq-range";
         let report = scratch.report(&options.split_whitespace().collect::<Vec<_>>());
         assert!(figure(&report, "weir-file", "seq-range", "fsync_per_s") > 0.0);
-        let options = "--no-probe --size 1G --dirty-mib 16 --mode async";
+        let options = "--no-probe --size 1G --dirty-mib 16 --mode async,trickle";
         let report = scratch.quick("checkpoint", "weir-file", options);
         assert!(figure(&report, "weir-file", "async", "last_fsync_ms") > 0.0);
+        assert!(figure(&report, "weir-file", "trickle", "last_fsync_ms") > 0.0);
     });
 }
 

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::Scratch;
-use weir::{CompletionQueue, File, OpenFlags, Result, SyncKind, Volume};
+use weir::{CompletionQueue, File, OpenFlags, Result, SyncKind, SyncRangeFlags, Volume};
 
 const PAGE_BYTES: u64 = 8192;
 /// Pages between two calls that hand them on.
@@ -23,11 +23,14 @@ const BATCH_PAGES: usize = 64;
 enum Strategy {
     /// Everything is dirtied, then one fsync.
     FsyncAtEnd,
+    /// Each batch is handed to background writeback; the fsync at the end has little left to do.
+    SyncRange,
     /// Each batch is submitted as a ranged asynchronous sync; at the end the tickets are waited for.
     RangedTickets,
 }
 
-const STRATEGIES: [Strategy; 2] = [Strategy::FsyncAtEnd, Strategy::RangedTickets];
+const STRATEGIES: [Strategy; 3] =
+    [Strategy::FsyncAtEnd, Strategy::SyncRange, Strategy::RangedTickets];
 
 /// Where a checkpoint writes: pages all over the table, each once, in an order that looks random.
 fn scattered(pages: u64) -> impl Iterator<Item = u64> {
@@ -59,6 +62,12 @@ fn checkpoint(table: &File, pages: u64, generation: u64, strategy: Strategy) -> 
     let mut hand_on = |batch: &mut Vec<u64>| -> Result<()> {
         match strategy {
             Strategy::FsyncAtEnd => batch.clear(),
+            Strategy::SyncRange => {
+                for range in ranges(batch) {
+                    // Makes nothing durable. What is handed over by several calls is merged before it is written.
+                    table.sync_range(range, SyncRangeFlags::WRITE)?;
+                }
+            }
             Strategy::RangedTickets => {
                 for range in ranges(batch) {
                     // Pages outside the range are neither written nor waited for.

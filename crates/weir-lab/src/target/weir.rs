@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use weir::device::posix::{OpenMode, PosixDevice};
 use weir::{
     AllocateMode, AtimePolicy, BackgroundMode, CompletionQueue, CreateOptions, FileType, OpenFlags,
-    SyncKind, Volume, VolumeOptions,
+    SyncKind, SyncRangeFlags, Volume, VolumeOptions,
 };
 
 use super::queue::ThreadQueue;
@@ -420,8 +420,9 @@ impl LabFile for WeirFile {
         self.file.fdatasync().map_err(fs_error)
     }
 
-    fn start_writeback(&self, _offset: u64, _len: u64) -> FsResult<()> {
-        Err(FsError::NotOffered("the engine has no sync_range"))
+    fn start_writeback(&self, offset: u64, len: u64) -> FsResult<()> {
+        let range = offset..offset.saturating_add(len);
+        self.file.sync_range(range, SyncRangeFlags::WRITE).map_err(fs_error)
     }
 
     fn fallocate(&self, offset: u64, len: u64, keep_size: bool) -> FsResult<()> {
