@@ -4,7 +4,7 @@ use weir::{AllocateMode, BackgroundWork, Timestamp};
 use weir_sim::engine::Engine;
 use weir_sim::explore::{Case, Limits, explore, prepare};
 use weir_sim::fault::FaultPlan;
-use weir_sim::op::{Op, Sync, Target};
+use weir_sim::op::{Hold, Op, Sync, Target};
 use weir_sim::system::Settings;
 
 fn file() -> Target {
@@ -104,4 +104,37 @@ fn a_hole_in_a_page_that_was_never_synced_leaves_nothing_behind_the_end() {
         ];
         survives(Settings::SMALL, ops);
     }
+}
+
+/// `fallocate` on a small file reserves blocks behind its inline data; fsck took them for damage.
+#[test]
+fn reserved_blocks_behind_inline_data_are_no_damage() {
+    for mode in [AllocateMode::KeepSize, AllocateMode::Extend] {
+        let ops = vec![
+            create(),
+            Op::Write { target: file(), offset: 0, length: 100, tag: 1 },
+            Op::Writeback,
+            Op::Allocate { target: file(), mode, offset: 0, length: 8192 },
+            Op::Checkpoint,
+            Op::Write { target: file(), offset: 5000, length: 10, tag: 2 },
+            Op::Sync(Sync::Data(file())),
+        ];
+        survives(Settings::SMALL, ops);
+    }
+}
+
+/// A sync of a range behind the end of a file logged its size, and with it bytes that were not durable.
+#[test]
+fn a_ranged_sync_behind_the_end_exposes_nothing() {
+    let ops = vec![
+        create(),
+        Op::Append { target: file(), length: 100, tag: 1 },
+        Op::Sync(Sync::Full(file())),
+        Op::Append { target: file(), length: 10, tag: 2 },
+        Op::Submit { sync: Sync::Data(file()), range: 4096..8192, ticket: 1, hold: Hold::Await },
+        Op::Background { work: BackgroundWork::Log, steps: 10 },
+        Op::Mkdir { path: "/d".to_owned() },
+        Op::Sync(Sync::Full(Target::Path("/d".to_owned()))),
+    ];
+    survives(Settings::SMALL, ops);
 }

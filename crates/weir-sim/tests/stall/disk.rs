@@ -34,9 +34,9 @@ struct Queue {
 }
 
 /// What has been asked so far.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Served {
-    pub writes: u64,
+    pub writes: BTreeMap<IoClass, u64>,
     pub flushes: u64,
     pub bytes: u64,
 }
@@ -94,8 +94,13 @@ impl SlowDisk {
         }
     }
 
+    /// Writes of one class that have ended.
+    pub fn writes(&self, class: IoClass) -> u64 {
+        self.with(|state| state.served.writes.get(&class).copied().unwrap_or(0))
+    }
+
     pub fn served(&self) -> Served {
-        self.with(|state| state.served)
+        self.with(|state| state.served.clone())
     }
 
     /// With the environment variable `STALL_TRACE`: the engine's functions that wait for the disk now.
@@ -199,7 +204,7 @@ impl Device for SlowDisk {
             check_transfer("write", self.size_bytes, offset_bytes, buffers.iter().copied())?;
         self.spend(class);
         self.with(|state| {
-            state.served.writes += 1;
+            *state.served.writes.entry(class).or_default() += 1;
             state.served.bytes += length;
             let blocks = buffers.iter().flat_map(|buffer| buffer.chunks_exact(BLOCK));
             for (number, bytes) in (offset_bytes / BLOCK as u64..).zip(blocks) {
