@@ -73,7 +73,7 @@ type Job = fn(&Volume, usize, Instant) -> Result<Vec<Duration>>;
 fn matrix(path: &Path, jobs: usize, job: Job) -> Result<Vec<Duration>> {
     let volume = Arc::new(Volume::open(path, VolumeOptions::default())?);
     for number in 0..jobs {
-        let file = volume.open_file(&format!("/job{number}"), OpenFlags::CREATE)?;
+        let file = volume.open_file(format!("/job{number}"), OpenFlags::CREATE)?;
         file.truncate(0)?;
         if job as *const () == random_job as *const () {
             file.write_at(0, &vec![1; FILE_BYTES as usize])?;
@@ -105,7 +105,7 @@ fn matrix(path: &Path, jobs: usize, job: Job) -> Result<Vec<Duration>> {
 }
 
 fn append_job(volume: &Volume, number: usize, end: Instant) -> Result<Vec<Duration>> {
-    let file = volume.open_file(&format!("/job{number}"), OpenFlags::READ_WRITE)?;
+    let file = volume.open_file(format!("/job{number}"), OpenFlags::READ_WRITE)?;
     let data = vec![number as u8 + 1; 64 << 10];
     let mut times = Vec::new();
     while Instant::now() < end {
@@ -124,7 +124,7 @@ fn append_job(volume: &Volume, number: usize, end: Instant) -> Result<Vec<Durati
 const FILE_BYTES: u64 = 32 << 20;
 
 fn random_job(volume: &Volume, number: usize, end: Instant) -> Result<Vec<Duration>> {
-    let file = volume.open_file(&format!("/job{number}"), OpenFlags::READ_WRITE)?;
+    let file = volume.open_file(format!("/job{number}"), OpenFlags::READ_WRITE)?;
     let mut state = number as u64 + 1;
     let mut times = Vec::new();
     let page = [number as u8 + 1; 4096];

@@ -290,7 +290,11 @@ impl Engine {
             if !go_on {
                 return;
             }
-            while !self.is_shutdown.load(Ordering::Acquire) && matches!(self.relieve(), Ok(1..)) {}
+            loop {
+                if self.is_shutdown.load(Ordering::Acquire) || !matches!(self.relieve(), Ok(1..)) {
+                    break;
+                }
+            }
             let now_ns = self.clock.monotonic_ns();
             if now_ns.saturating_sub(round_began_ns) >= FLUSH_INTERVAL_US * 1000 {
                 round_began_ns = now_ns;

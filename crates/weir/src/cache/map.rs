@@ -502,7 +502,7 @@ impl PageMap {
         let taken = range.clone().filter(|&index| {
             let (number, bit) = split(index);
             let page = self.chunk_mut(number).and_then(|chunk| chunk.page_mut(bit));
-            !page.is_some_and(|page| page.get_mut().is_some())
+            page.is_none_or(|page| page.get_mut().is_none())
         });
         taken.count()
     }

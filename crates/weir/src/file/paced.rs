@@ -109,6 +109,7 @@ impl Engine {
     }
 
     /// A portion was written, or failed.
+    #[allow(clippy::needless_pass_by_value, reason = "a portion is given back once")]
     pub fn end_paced_write(&self, portion: Portion) {
         let mut state = self.background.pacing.state.lock();
         state.in_flight_bytes = state.in_flight_bytes.saturating_sub(portion.bytes);
