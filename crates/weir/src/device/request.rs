@@ -100,18 +100,18 @@ pub fn perform(device: &dyn Device, request: Request) -> (DeviceResult<()>, Buff
     (result, buffers)
 }
 
+/// How a request ended, and its memory.
+type Outcome = (DeviceResult<()>, Buffers);
+
 /// Results of a batch that is under way.
 struct Latch {
-    outcomes: Mutex<Vec<Option<(DeviceResult<()>, Buffers)>>>,
+    outcomes: Mutex<Vec<Option<Outcome>>>,
     left: Mutex<usize>,
     ended: Condvar,
 }
 
 /// Submits all of `requests`, and waits for the last.
-pub fn submit_all<D: Device + ?Sized>(
-    device: &D,
-    requests: Vec<Request>,
-) -> Vec<(DeviceResult<()>, Buffers)> {
+pub fn submit_all<D: Device + ?Sized>(device: &D, requests: Vec<Request>) -> Vec<Outcome> {
     let count = requests.len();
     let outcomes = Mutex::new((0..count).map(|_| None).collect());
     let latch = Arc::new(Latch { outcomes, left: Mutex::new(count), ended: Condvar::new() });
