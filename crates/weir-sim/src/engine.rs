@@ -10,8 +10,8 @@ use std::task::{Context, Wake, Waker};
 use weir::device::Device;
 use weir::{
     AtimePolicy, Attr, BackgroundMode, BackgroundWork, CompletionQueue, CreateOptions, Error, File,
-    FileType, NewInode, OpenFlags, SetAttr, SetTime, SyncKind, SyncTicket, Volume, VolumeOptions,
-    XattrMode,
+    FileType, NewInode, OpenFlags, SetAttr, SetTime, SyncKind, SyncRangeFlags, SyncTicket, Volume,
+    VolumeOptions, XattrMode,
 };
 
 use crate::clock::SimClock;
@@ -19,12 +19,13 @@ use crate::device::SimDevice;
 use crate::image::{BLOCK_BYTES, BlockRef};
 use crate::model::Outcome;
 use crate::model::found::{Found, FoundAttr, FoundBody, FoundNode, pages_of};
-use crate::op::{Hold, Op, Sync, Target};
+use crate::op::{HandOver, Hold, Op, Sync, Target};
 use crate::pattern;
 use crate::system::{Session, Settings, System, SystemError};
 
 /// Files are read as a whole up to here; beyond, only where the engine says that there is data.
 const READ_WHOLE_BYTES: u64 = 1 << 20;
+const WRITE: SyncRangeFlags = SyncRangeFlags::WRITE;
 /// More steps than this of one kind of background work mean that it never ends.
 const MAX_STEPS: u32 = 10_000;
 
@@ -321,6 +322,18 @@ impl EngineSession {
 
     fn data_op(&mut self, op: &Op) -> Result<Outcome> {
         match op {
+            Op::Untorn { target, offset, length, tag } => {
+                let promised = self.volume.capabilities();
+                let unit = u64::from(promised.untorn_boundary_bytes);
+                if *length > u64::from(promised.untorn_write_bytes)
+                    || offset / unit != (offset + length - 1) / unit
+                {
+                    return Err(SystemError::new(0, "the volume does not promise this much"));
+                }
+                let data = pattern::bytes(*tag, *offset, *length);
+                let count = self.file(target)?.write_at(*offset, &data)?;
+                return Ok(Outcome::Count(count as u64));
+            }
             Op::Write { target, offset, length, tag } => {
                 let data = pattern::bytes(*tag, *offset, *length);
                 let count = self.file(target)?.write_at(*offset, &data)?;
@@ -374,6 +387,15 @@ impl EngineSession {
                     Some(target) => self.file(target)?.barrier()?,
                     None => self.volume.barrier()?,
                 });
+                Ok(Outcome::Done)
+            }
+            Op::HandOver { target, range, how } => {
+                let (file, wait) = (self.file(target)?, *how == HandOver::Wait);
+                let flags = SyncRangeFlags { wait_before: wait, wait_after: wait, ..WRITE };
+                match how {
+                    HandOver::Expire => file.expire(range.clone())?,
+                    _ => file.sync_range(range.clone(), flags)?,
+                }
                 Ok(Outcome::Done)
             }
             Op::WaitDurable => self.wait_durable(),

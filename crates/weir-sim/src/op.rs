@@ -65,6 +65,17 @@ pub enum Hold {
     Drop,
 }
 
+/// How pages are handed to background writeback.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HandOver {
+    /// `sync_range`, which only starts it.
+    Start,
+    /// `sync_range`, which waits for what is under way, before and after.
+    Wait,
+    /// `expire`.
+    Expire,
+}
+
 /// One call of a workload. Data is made from `tag` (see [`crate::pattern`]).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs)]
@@ -101,6 +112,14 @@ pub enum Op {
         mode: RenameMode,
     },
     Write {
+        target: Target,
+        offset: u64,
+        length: u64,
+        tag: u32,
+    },
+    /// A write of whole pages that a crash does not tear. A sync of the file follows at once, so that it has a place in
+    /// the order.
+    Untorn {
         target: Target,
         offset: u64,
         length: u64,
@@ -177,6 +196,12 @@ pub enum Op {
         ticket: u32,
         hold: Hold,
     },
+    /// Hands dirty pages to background writeback. Makes nothing durable.
+    HandOver {
+        target: Target,
+        range: Range<u64>,
+        how: HandOver,
+    },
     /// Everything before (of the data: that of `target`, if given) is durable before anything after.
     Barrier {
         target: Option<Target>,
@@ -219,12 +244,21 @@ impl Op {
             Self::Sync(_)
                 | Self::Submit { .. }
                 | Self::WaitDurable
+                | Self::HandOver { .. }
                 | Self::Checkpoint
                 | Self::Background { .. }
                 | Self::Writeback
                 | Self::Read { .. }
                 | Self::Advance { .. }
         )
+    }
+
+    /// Takes the promise away that a write is not torn.
+    pub fn tear(&mut self) {
+        if let Self::Untorn { target, offset, length, tag } = self {
+            let (target, offset, length, tag) = (target.clone(), *offset, *length, *tag);
+            *self = Self::Write { target, offset, length, tag };
+        }
     }
 
     /// What an operation that is done in two steps does first: its range becomes zeros before the file
@@ -266,6 +300,7 @@ impl Op {
             | Self::LinkSlot { path, .. } => path,
             Self::Link { to, .. } | Self::Rename { to, .. } => to,
             Self::Write { target, .. }
+            | Self::Untorn { target, .. }
             | Self::Append { target, .. }
             | Self::Truncate { target, .. }
             | Self::Allocate { target, .. }
@@ -295,6 +330,7 @@ impl Op {
             | Self::Link { to: path, .. }
             | Self::Rename { to: path, .. }
             | Self::Write { target: Target::Path(path), .. }
+            | Self::Untorn { target: Target::Path(path), .. }
             | Self::Append { target: Target::Path(path), .. }
             | Self::Truncate { target: Target::Path(path), .. }
             | Self::Allocate { target: Target::Path(path), .. }
@@ -324,6 +360,13 @@ impl fmt::Display for Op {
             Self::Rename { from, to, mode } => write!(formatter, "rename {from} {to} {mode:?}"),
             Self::Write { target, offset, length, tag } => {
                 write!(formatter, "write {target} at {offset} length {length} tag {tag}")
+            }
+            Self::Untorn { target, offset, length, tag } => {
+                write!(formatter, "write {target} at {offset} length {length} tag {tag}, untorn")
+            }
+            Self::HandOver { target, range, how } => {
+                let (start, end) = (range.start, range.end);
+                write!(formatter, "hand over {target} bytes {start}..{end} ({how:?})")
             }
             Self::Append { target, length, tag } => {
                 write!(formatter, "append {target} length {length} tag {tag}")

@@ -202,12 +202,16 @@ impl<S: System> Factory<'_, S> {
         let mut rng = Rng::derived(seed, 0xCA);
         let shape = random::Shape::draw(&mut rng);
         let (image, model) = self.start("random", &shape.settings, &[])?;
-        let ops = random::operations(&shape, &model, &mut rng);
+        let mut ops = random::operations(&shape, &model, &mut rng);
         let (faults, silent_faults) = if faulty {
             faults::draw(&shape.settings, &mut rng)
         } else {
             (FaultPlan::default(), false)
         };
+        if faulty {
+            // The sync after it may fail: then it has no place in the order.
+            ops.iter_mut().for_each(Op::tear);
+        }
         let mut limits = self.options.limits.clone();
         limits.outcomes_per_point = limits.outcomes_per_point.min(6);
         Ok(Case {

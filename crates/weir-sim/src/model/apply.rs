@@ -79,6 +79,18 @@ impl Model {
                 let ino = self.file(target)?;
                 return self.write(ino, *offset, limit(*length), *tag);
             }
+            Op::Untorn { target, offset, length, tag } => {
+                let ino = self.file(target)?;
+                let written = limit(*length);
+                let outcome = self.write(ino, *offset, written, *tag)?;
+                if written == *length {
+                    self.settle_data(ino, &(*offset..offset + length));
+                }
+                return Ok(outcome);
+            }
+            Op::HandOver { target, .. } => {
+                self.file(target)?;
+            }
             Op::Append { target, length, tag } => {
                 let ino = self.file(target)?;
                 let offset = self.inodes[&ino].data().map_or(0, |data| data.size);

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use weir::{AllocateMode, BackgroundWork, FileType, RenameMode, Timestamp};
 
-use crate::op::{Hold, Op, Sync, Target};
+use crate::op::{HandOver, Hold, Op, Sync, Target};
 
 /// What follows an action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,10 +32,12 @@ pub enum Follow {
     Barrier,
     /// A barrier for the data of the file.
     FileBarrier,
+    /// Its first pages are handed to background writeback.
+    HandOver,
 }
 
 /// All of them.
-pub const FOLLOWS: [Follow; 11] = [
+pub const FOLLOWS: [Follow; 12] = [
     Follow::Nothing,
     Follow::Fsync,
     Follow::Fdatasync,
@@ -47,6 +49,7 @@ pub const FOLLOWS: [Follow; 11] = [
     Follow::RangedTicket,
     Follow::Barrier,
     Follow::FileBarrier,
+    Follow::HandOver,
 ];
 
 /// Names of the starting trees.
@@ -58,6 +61,10 @@ fn at(path: &str) -> Target {
 
 fn write(path: &str, offset: u64, length: u64) -> Op {
     Op::Write { target: at(path), offset, length, tag: 0 }
+}
+
+fn untorn(path: &str, offset: u64, length: u64) -> Op {
+    Op::Untorn { target: at(path), offset, length, tag: 0 }
 }
 
 fn append(path: &str, length: u64) -> Op {
@@ -151,6 +158,7 @@ pub fn tree(index: usize) -> Vec<Op> {
 /// Gives the data of an operation its tag, and a ticket its number.
 pub const fn set_tag(op: &mut Op, value: u32) {
     if let Op::Write { tag, .. }
+    | Op::Untorn { tag, .. }
     | Op::Append { tag, .. }
     | Op::SetXattr { tag, .. }
     | Op::Submit { ticket: tag, .. } = op
@@ -283,6 +291,14 @@ pub fn actions() -> Vec<Vec<Op>> {
         // A new file with data, and a directory with a file.
         vec![create("/n"), append("/n", 4096)],
         vec![mkdir("/m"), create("/m/n"), append("/m/n", 1000)],
+        // Whole pages, synced: old or new.
+        vec![untorn("/a", 0, 32_768), Op::Sync(Sync::Data(at("/a")))],
+        vec![
+            write("/d/c", 0, 20_480),
+            Op::Sync(Sync::Data(at("/d/c"))),
+            untorn("/d/c", 4096, 12_288),
+            Op::Sync(Sync::Data(at("/d/c"))),
+        ],
         // Data written in two ways.
         vec![append("/a", 2000), truncate("/a", 1000), append("/a", 2000)],
     ]);
@@ -302,6 +318,9 @@ fn follow(ops: &mut Vec<Op>, action: &[Op], follow: Follow) {
         Follow::Writeback => ops.push(Op::Writeback),
         Follow::Barrier => ops.push(Op::Barrier { target: None }),
         Follow::FileBarrier => ops.push(Op::Barrier { target: Some(subject) }),
+        Follow::HandOver => {
+            ops.push(Op::HandOver { target: subject, range: 0..8192, how: HandOver::Wait })
+        }
         Follow::Ticket => ops.push(ticket(Sync::Full(subject), 0..u64::MAX)),
         Follow::RangedTicket => {
             ops.push(ticket(Sync::Data(subject), 4096..8192));

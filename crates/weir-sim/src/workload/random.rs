@@ -4,7 +4,7 @@
 use weir::{AllocateMode, BackgroundWork, FileType, RenameMode, Timestamp};
 
 use crate::model::Model;
-use crate::op::{Hold, Op, Sync, Target};
+use crate::op::{HandOver, Hold, Op, Sync, Target};
 use crate::rng::Rng;
 use crate::system::Settings;
 
@@ -48,6 +48,9 @@ impl Shape {
         }
     }
 }
+
+/// What the smallest log promises to write as a whole.
+const UNTORN_PAGES: u64 = 8;
 
 /// Names a writer uses.
 const NAMES: [&str; 6] = ["a", "b", "c", "d", "e", "long-name-that-takes-some-room-in-its-entry"];
@@ -108,6 +111,16 @@ impl Generator<'_> {
         if self.rng.one_in(self.shape.sync_one_in) {
             let op = self.sync(writer);
             return self.push(op);
+        }
+        if self.rng.one_in(16) {
+            let target = self.file(writer);
+            let pages = self.size(&target) / 4096 + 1;
+            let first = self.rng.below(pages) / UNTORN_PAGES * UNTORN_PAGES;
+            let skip = self.rng.below(UNTORN_PAGES);
+            let length = 4096 * (1 + self.rng.below(UNTORN_PAGES - skip));
+            let (offset, tag) = (4096 * (first + skip), 1 + self.ops.len() as u32);
+            self.push(Op::Untorn { target: target.clone(), offset, length, tag });
+            return self.push(Op::Sync(Sync::Data(target)));
         }
         let op = if self.rng.below(10) < 6 { self.data(writer) } else { self.name(writer) };
         self.push(op);
@@ -295,8 +308,19 @@ impl Generator<'_> {
             6 => Sync::Full(Target::Path(format!("/w{writer}"))),
             _ => Sync::All,
         };
-        match self.rng.below(18) {
+        match self.rng.below(20) {
             0..=8 => Op::Sync(sync),
+            18..=19 if sync.target().is_some() => {
+                let target = sync.target().cloned().unwrap_or_else(|| self.file(writer));
+                let start = self.rng.below(self.size(&target) + 1);
+                let range = start..start + 1 + self.rng.below(100_000);
+                let how = match self.rng.below(3) {
+                    0 => HandOver::Start,
+                    1 => HandOver::Wait,
+                    _ => HandOver::Expire,
+                };
+                Op::HandOver { target, range, how }
+            }
             9 => Op::WaitDurable,
             10 => Op::Barrier { target: sync.target().filter(|_| self.rng.one_in(2)).cloned() },
             kind => {

@@ -40,7 +40,7 @@ const PROMPT_NS: u64 = 1_000_000;
 /// What a small fsync may take beyond the frames that are written before it: the flush under way when it comes, and its own.
 const SMALL_FSYNC_NS: u64 = 2 * FLUSH_NS;
 /// So many frames may be written before a small fsync's own flush, its own included.
-const FRAMES: u64 = 8;
+const FRAMES: u64 = 4;
 
 fn environment(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
