@@ -80,4 +80,28 @@ struct weir_barrier {
 #define WEIR_BARRIER_FILE 1u /* data of this file (open for writing) and all names, instead of data of all files */
 #define WEIR_IOC_BARRIER _IOWR(WEIR_IOC_MAGIC, 6, struct weir_barrier)
 
+/* As sync_file_range(2), but what is said there about waiting holds: WEIR_WRITE_START starts to write dirty pages home, but
+ * those under way, and waits for no page, only for the budget of background writeback (WEIR_WRITE_NOWAIT: EAGAIN instead). What was
+ * handed over is sorted and merged. Makes nothing durable: a later sync has little left to do. On files. */
+#define WEIR_WRITE_WAIT_BEFORE 1u
+#define WEIR_WRITE_START 2u
+#define WEIR_WRITE_WAIT_AFTER 4u
+#define WEIR_WRITE_NOWAIT 8u
+#define WEIR_IOC_WRITE_RANGE _IOW(WEIR_IOC_MAGIC, 7, struct weir_sync_range)
+
+/* Leaves a range to background writeback, now instead of when it is old; returns at once. flags 0. On files. */
+#define WEIR_IOC_EXPIRE _IOW(WEIR_IOC_MAGIC, 8, struct weir_sync_range)
+
+/* What the volume promises of single writes, and how much it takes at a time. */
+struct weir_capabilities {
+	__u32 untorn_write_bytes;     /* a synced overwrite of up to this length is old or new after a crash */
+	__u32 untorn_alignment_bytes; /* if offset and length are multiples of this */
+	__u32 untorn_boundary_bytes;  /* and it does not cross a multiple of this */
+	__u32 max_log_payload_bytes;  /* a sync of up to this much is one write and one flush */
+	__u64 max_tickets;            /* syncs under way at a time */
+	__u64 handover_bytes;         /* dirty bytes handed to background writeback at a time */
+	__u64 reserved[4];
+};
+#define WEIR_IOC_CAPABILITIES _IOR(WEIR_IOC_MAGIC, 9, struct weir_capabilities)
+
 #endif

@@ -26,6 +26,7 @@ _Static_assert(sizeof(struct weir_wait_lsn) == 24, "layout");
 _Static_assert(sizeof(struct weir_stats) == 8192, "layout");
 _Static_assert(sizeof(struct weir_flags) == 8, "layout");
 _Static_assert(sizeof(struct weir_barrier) == 16, "layout");
+_Static_assert(sizeof(struct weir_capabilities) == 64, "layout");
 
 static void sync_and_wait(int fd)
 {
@@ -98,6 +99,22 @@ static void statistics(int fd)
 	CHECK(ioctl(fd, WEIR_IOC_STATS, &page) == -1 && errno == ESTALE);
 }
 
+static void write_home(int fd, int dir)
+{
+	struct weir_sync_range range = { .flags = WEIR_WRITE_WAIT_BEFORE | WEIR_WRITE_START | WEIR_WRITE_WAIT_AFTER };
+	struct weir_capabilities capabilities;
+
+	CHECK(ioctl(fd, WEIR_IOC_WRITE_RANGE, &range) == 0);
+	range.flags = WEIR_WRITE_START | WEIR_WRITE_NOWAIT;
+	CHECK(ioctl(fd, WEIR_IOC_WRITE_RANGE, &range) == 0 || errno == EAGAIN);
+	errno = 0;
+	CHECK(ioctl(dir, WEIR_IOC_WRITE_RANGE, &range) == -1 && errno == EISDIR);
+	range.flags = 0;
+	CHECK(ioctl(fd, WEIR_IOC_EXPIRE, &range) == 0);
+	CHECK(ioctl(dir, WEIR_IOC_CAPABILITIES, &capabilities) == 0);
+	CHECK(capabilities.untorn_write_bytes >= 4096 && capabilities.max_tickets > 0);
+}
+
 int main(int argc, char **argv)
 {
 	struct weir_flags flags = { 0 };
@@ -117,6 +134,7 @@ int main(int argc, char **argv)
 	barrier(file, 0);
 	barrier(file, WEIR_BARRIER_FILE);
 	barrier(dir, 0);
+	write_home(file, dir);
 	statistics(file);
 	statistics(dir);
 	CHECK(ioctl(dir, WEIR_IOC_SYNC_VOLUME, &flags) == 0);

@@ -9,6 +9,7 @@ use std::mem::{offset_of, size_of};
 use std::ops::Range;
 
 use weir::stats::Report;
+use weir::{Capabilities, SyncRangeFlags};
 
 use crate::dispatch::Class;
 use crate::errno::Errno;
@@ -79,7 +80,18 @@ struct WireBarrier {
     lsn: u64,
 }
 
+/// `struct weir_capabilities`.
+#[repr(C)]
+struct WireCapabilities {
+    untorn: [u32; 3],
+    max_log_payload_bytes: u32,
+    max_tickets: u64,
+    handover_bytes: u64,
+    reserved: [u64; 4],
+}
+
 const _: () = {
+    assert!(size_of::<WireCapabilities>() == 64 && offset_of!(WireCapabilities, max_tickets) == 16);
     assert!(size_of::<WireRange>() == 24);
     assert!(size_of::<WireLsn>() == 24);
     assert!(size_of::<WireWait>() == 24 && offset_of!(WireWait, flags) == 16);
@@ -101,6 +113,22 @@ pub const SYNC_VOLUME: u32 = number(WRITE, 5, size_of::<WireFlags>());
 
 /// `WEIR_IOC_BARRIER`.
 pub const BARRIER: u32 = number(READ | WRITE, 6, size_of::<WireBarrier>());
+
+/// `WEIR_IOC_WRITE_RANGE`.
+pub const WRITE_RANGE: u32 = number(WRITE, 7, size_of::<WireRange>());
+/// `WEIR_IOC_EXPIRE`.
+pub const EXPIRE: u32 = number(WRITE, 8, size_of::<WireRange>());
+/// `WEIR_IOC_CAPABILITIES`.
+pub const CAPABILITIES: u32 = number(READ, 9, size_of::<WireCapabilities>());
+
+/// `WEIR_WRITE_WAIT_BEFORE`, `WEIR_WRITE_START`, `WEIR_WRITE_WAIT_AFTER`: the bits of `sync_file_range(2)`.
+pub const WRITE_WAIT_BEFORE: u32 = 1;
+/// See [`WRITE_WAIT_BEFORE`].
+pub const WRITE_START: u32 = 2;
+/// See [`WRITE_WAIT_BEFORE`].
+pub const WRITE_WAIT_AFTER: u32 = 4;
+/// `WEIR_WRITE_NOWAIT`.
+pub const WRITE_NOWAIT: u32 = 8;
 
 /// `WEIR_SYNC_DATA`.
 pub const SYNC_DATA: u32 = 1;
@@ -145,6 +173,20 @@ pub enum Command {
         /// Data of this file only.
         file: bool,
     },
+    /// Write dirty pages home, for no durability.
+    WriteRange {
+        /// Bytes.
+        range: Range<u64>,
+        /// What to do and to wait for.
+        flags: SyncRangeFlags,
+    },
+    /// Leave a range to background writeback.
+    Expire {
+        /// Bytes.
+        range: Range<u64>,
+    },
+    /// What the volume promises.
+    Capabilities,
     /// One page of the statistics.
     Stats {
         /// Of which moment; 0: of now.
@@ -158,8 +200,15 @@ impl Command {
     /// How long it may keep a thread.
     pub fn class(&self) -> Class {
         match self {
-            Self::Lsn | Self::Stats { .. } | Self::Barrier { .. } => Class::Normal,
-            _ => Class::Blocking,
+            Self::WriteRange { flags, .. }
+                if !flags.nowait || flags.wait_before || flags.wait_after =>
+            {
+                Class::Blocking
+            }
+            Self::SyncRange { .. } | Self::SyncVolume { .. } | Self::WaitLsn { .. } => {
+                Class::Blocking
+            }
+            _ => Class::Normal,
         }
     }
 }
@@ -223,6 +272,22 @@ pub fn decode(number: u32, input: &[u8]) -> Result<Command, Errno> {
             let flags = input.flags(offset_of!(WireBarrier, flags), BARRIER_FILE)?;
             Command::Barrier { file: flags & BARRIER_FILE != 0 }
         }
+        WRITE_RANGE => {
+            let known = WRITE_WAIT_BEFORE | WRITE_START | WRITE_WAIT_AFTER | WRITE_NOWAIT;
+            let bits = input.flags(offset_of!(WireRange, flags), known)?;
+            let flags = SyncRangeFlags {
+                wait_before: bits & WRITE_WAIT_BEFORE != 0,
+                write: bits & WRITE_START != 0,
+                wait_after: bits & WRITE_WAIT_AFTER != 0,
+                nowait: bits & WRITE_NOWAIT != 0,
+            };
+            Command::WriteRange { range: input.range()?, flags }
+        }
+        EXPIRE => {
+            input.flags(offset_of!(WireRange, flags), 0)?;
+            Command::Expire { range: input.range()? }
+        }
+        CAPABILITIES => Command::Capabilities,
         STATS => Command::Stats {
             snapshot: input.u64(offset_of!(WireStats, snapshot))?,
             offset: input.u32(offset_of!(WireStats, offset))?,
@@ -239,6 +304,23 @@ pub fn encode_lsn(durable: u64, last: u64, file: u64) -> Vec<u8> {
 /// Answer to [`Command::Barrier`].
 pub fn encode_barrier(lsn: u64) -> Vec<u8> {
     [0, lsn].into_iter().flat_map(u64::to_ne_bytes).collect()
+}
+
+/// Answer to [`Command::Capabilities`].
+pub fn encode_capabilities(what: &Capabilities) -> Vec<u8> {
+    let mut answer = Vec::with_capacity(size_of::<WireCapabilities>());
+    for word in [
+        what.untorn_write_bytes,
+        what.untorn_alignment_bytes,
+        what.untorn_boundary_bytes,
+        what.max_log_payload_bytes,
+    ] {
+        answer.extend_from_slice(&word.to_ne_bytes());
+    }
+    answer.extend_from_slice(&what.max_tickets.to_ne_bytes());
+    answer.extend_from_slice(&what.handover_bytes.to_ne_bytes());
+    answer.resize(size_of::<WireCapabilities>(), 0);
+    answer
 }
 
 /// The page of `text` at `offset`: an answer to [`Command::Stats`]. [`Errno::EINVAL`] beyond the end.

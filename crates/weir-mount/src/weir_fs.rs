@@ -753,7 +753,7 @@ impl FileSystemOps for WeirFs {
     }
 
     fn control(&self, target: ControlTarget, command: &Command) -> OpResult<Vec<u8>> {
-        match *command {
+        match command {
             Command::Lsn => {
                 let file = match target.handle {
                     Some(handle) => self.handles.get(handle)?.file.last_lsn(),
@@ -763,20 +763,32 @@ impl FileSystemOps for WeirFs {
                 let durable = self.volume.durable_lsn();
                 Ok(ioctl::encode_lsn(durable, self.volume.last_lsn(), file))
             }
+            Command::WriteRange { range, flags } => {
+                let open = self.handles.get(target.handle.ok_or(Errno::EISDIR)?)?;
+                match open.file.sync_range(range.clone(), *flags) {
+                    Err(Error::WouldBlock) => Err(Errno::EAGAIN),
+                    written => self.check(written).map(|()| Vec::new()),
+                }
+            }
+            Command::Expire { range } => {
+                let open = self.handles.get(target.handle.ok_or(Errno::EISDIR)?)?;
+                self.check(open.file.expire(range.clone())).map(|()| Vec::new())
+            }
+            Command::Capabilities => Ok(ioctl::encode_capabilities(&self.volume.capabilities())),
             Command::Stats { snapshot, offset } => {
-                let kept = match snapshot {
+                let kept = match *snapshot {
                     0 => {
                         let text = ioctl::stats_text(&Report::from(&self.volume.stats()));
                         self.snapshots.lock().keep(text)
                     }
                     number => self.snapshots.lock().find(number).ok_or(Errno::ESTALE)?,
                 };
-                ioctl::encode_stats(kept.0, offset, &kept.1)
+                ioctl::encode_stats(kept.0, *offset, &kept.1)
             }
             Command::Barrier { file } => {
                 let lsn = match target.handle {
-                    Some(handle) if file => self.handles.get(handle)?.file.barrier(),
-                    None if file => return Err(Errno::EISDIR),
+                    Some(handle) if *file => self.handles.get(handle)?.file.barrier(),
+                    None if *file => return Err(Errno::EISDIR),
                     _ => self.volume.barrier(),
                 };
                 self.check(lsn).map(ioctl::encode_barrier)

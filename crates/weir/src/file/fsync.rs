@@ -56,9 +56,10 @@ pub enum SyncKind {
 impl Engine {
     /// Makes `range` of `inode` durable; blocks until it is.
     pub fn fsync(&self, inode: &Arc<Inode>, range: Range<u64>, kind: SyncKind) -> Result<()> {
+        let began_ns = self.clock.monotonic_ns();
         self.background.committing.fetch_add(1, Ordering::Relaxed);
         let result = self.prepare_sync(inode, range, kind).and_then(|lsn| {
-            self.counters.fsyncs.add(1);
+            self.counters.count_sync(self.clock.monotonic_ns().saturating_sub(began_ns));
             self.commit_log(lsn)
         });
         self.background.committing.fetch_sub(1, Ordering::Relaxed);

@@ -103,6 +103,11 @@ counters! {
     commit_ns: Histogram,
     /// Wait from arrival to acknowledgement of a callback.
     async_commit_ns: Histogram,
+    /// Wait from the end of a flush until one whom it made durable is told. (Of the last flush: where they overlap, a
+    /// wait is counted for less than it was.)
+    acknowledge_ns: Histogram,
+    /// When operations last became durable, by the monotonic clock.
+    became_durable_ns: AtomicU64,
     /// Commits acknowledged by one flush.
     commits_per_flush: Histogram,
     /// Blocks of a frame.

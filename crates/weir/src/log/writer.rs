@@ -70,7 +70,9 @@ impl Log {
         out.send(&self.driver_wake);
         if result.is_ok() && wants_durable > 0 {
             add(&self.stats.commits, 1);
-            self.stats.commit_ns.record(self.clock.monotonic_ns().saturating_sub(arrived_ns));
+            let now_ns = self.clock.monotonic_ns();
+            self.stats.commit_ns.record(now_ns.saturating_sub(arrived_ns));
+            self.count_acknowledgement(now_ns);
         }
         if acted && self.call_back(CALLER_CALLBACKS) {
             self.call_driver();
@@ -287,12 +289,19 @@ impl Log {
         self.reach(|commit| commit.core.next_flush())
     }
 
+    /// Somebody is told at `now_ns` that what it waits for is durable.
+    fn count_acknowledgement(&self, now_ns: u64) {
+        let became_durable_ns = self.stats.became_durable_ns.load(Ordering::Relaxed);
+        self.stats.acknowledge_ns.record(now_ns.saturating_sub(became_durable_ns));
+    }
+
     fn publish_durable(&self, commit: &Commit, acknowledged: usize) {
         self.durable.store(commit.core.durable(), Ordering::Release);
         if commit.watchers > 0 {
             self.durable_changed.notify_all();
         }
         if acknowledged > 0 {
+            self.stats.became_durable_ns.store(self.clock.monotonic_ns(), Ordering::Relaxed);
             self.stats.commits_per_flush.record(acknowledged as u64);
         }
     }
@@ -374,6 +383,7 @@ impl Log {
         if failed.is_none() {
             add(&self.stats.async_commits, 1);
             self.stats.async_commit_ns.record(now_ns.saturating_sub(arrived_ns));
+            self.count_acknowledgement(now_ns);
         }
         on_durable(failed.map_or(Ok(()), |error| Err(error.clone())));
     }

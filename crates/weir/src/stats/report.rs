@@ -225,6 +225,7 @@ impl From<&Stats> for Report {
                 log(stats),
                 checkpoint(stats),
                 stalls(stats),
+                writeback(stats),
                 cache(stats),
                 space(stats),
             ],
@@ -256,10 +257,13 @@ fn durability(stats: &Stats) -> Group {
         .count("commits", log.commits)
         .count("async_commits", log.async_commits)
         .count("commits_found_durable", log.commits_found_durable)
+        .count("sync_home_pages", stats.sync_home_pages)
+        .count("sync_logged_pages", stats.sync_logged_pages)
         .times("data_phase_ns", &stats.data_phase_ns)
         .times("queue_ns", &log.queue_ns)
         .times("frame_write_ns", &log.frame_write_ns)
         .times("flush_ns", &log.flush_ns)
+        .times("acknowledge_ns", &log.acknowledge_ns)
         .times("commit_ns", &log.commit_ns)
         .times("async_commit_ns", &log.async_commit_ns)
         .times("commits_per_flush", &log.commits_per_flush)
@@ -306,7 +310,21 @@ fn stalls(stats: &Stats) -> Group {
         .count("free_blocks", stats.space_stalls)
         .count("memory", stats.memory_stalls)
         .times("throttle_us", &stats.throttle_us)
+        .times("log_delay_us", &stats.log_delay_us)
         .times("stall_us", &stats.stall_us)
+        .0
+}
+
+/// What background writeback is allowed and does.
+fn writeback(stats: &Stats) -> Group {
+    Collect::new("writeback")
+        .gauge("limit_bytes", stats.pacing.limit_bytes)
+        .gauge("in_flight_bytes", stats.pacing.in_flight_bytes)
+        .gauge("handover_pages", stats.handover_pages)
+        .count("handed_over_pages", stats.handed_over_pages)
+        .count("early_home_pages", stats.early_home_pages)
+        .times("pacing_wait_us", &stats.pacing_wait_us)
+        .times("read_us", &stats.read_us)
         .0
 }
 
