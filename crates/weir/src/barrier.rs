@@ -45,8 +45,6 @@ const ATTEMPTS: u32 = 3;
 const SIZE_BYTES: usize = 1024;
 /// How far pages reach that are written together or not at all.
 const NEIGHBOURS: u64 = 64;
-/// Longest wait between two looks at a condition that somebody else changes.
-const PATIENCE_US: u64 = 50_000;
 
 /// Dirty pages that the log does not have.
 const UNLOGGED: RunFilter =
@@ -173,6 +171,7 @@ impl Engine {
             }
             self.barriers.queue.lock().jobs.push_back(Job { parts, room });
             self.barriers.wake.notify_one();
+            self.log.note_chain_work();
             return Ok(lsn);
         }
     }
@@ -234,8 +233,10 @@ impl Engine {
     /// Sees to it that no chain is open that `lsn` lies in.
     pub fn finish_barriers(&self, lsn: Lsn) -> Result<()> {
         while self.log.in_open_chain(lsn) {
+            let moment = self.log.chain_moment();
             if !self.barrier_step() {
-                self.log.wait_chain(lsn, Some(PATIENCE_US))?;
+                // Somebody else is at it, or about to say what there is to do.
+                self.log.wait_chain(lsn, Some(moment))?;
             }
         }
         Ok(())

@@ -27,7 +27,7 @@ use crate::types::{Attr, FileType, Timestamp};
 use std::collections::BTreeMap;
 
 /// Attributes under the `meta` lock.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Meta {
     /// The item as it is to be logged next.
     pub item: InodeItem,

@@ -7,6 +7,7 @@
 //!   [`Volume::checkpoint`], [`Volume::stats`]
 //! * [`File`]: [`File::read_at`], [`File::write_at`], [`File::append`], [`File::truncate`], [`File::allocate`];
 //!   durability: [`File::fsync`], [`File::fdatasync`], and without waiting: [`File::fsync_async`]
+//! * order and atomicity: [`Volume::barrier`], [`File::barrier`]; [`Volume::batch`] makes a [`Batch`]
 //! * [`SyncTicket`], [`CompletionQueue`]: durability as something to hold
 //! * [`Error`]: what can go wrong, with [`Error::errno`]
 //! * module [`mod@check`] is fsck
@@ -42,6 +43,7 @@ pub mod alloc;
 pub mod background;
 #[doc(hidden)]
 pub mod barrier;
+mod batch;
 #[doc(hidden)]
 pub mod cache;
 pub mod check;
@@ -77,6 +79,7 @@ mod types;
 mod volume;
 
 pub use background::BackgroundWork;
+pub use batch::Batch;
 pub use error::{Error, Result};
 pub use file::fsync::SyncKind;
 pub use file::handle::{File, InodeHold};

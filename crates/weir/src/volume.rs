@@ -4,6 +4,7 @@ pub(crate) mod create;
 pub(crate) mod open;
 
 use crate::background::BackgroundWork;
+use crate::batch::Batch;
 use crate::device::Device;
 use crate::engine::{Engine, Room};
 use crate::error::{Error, Result};
@@ -178,6 +179,11 @@ impl Volume {
     /// has become durable then.
     pub fn barrier(&self) -> Result<u64> {
         self.engine.barrier(None)
+    }
+
+    /// An empty batch: changes of any files and names that happen together or not at all. See [`Batch`].
+    pub fn batch(&self) -> Batch {
+        Batch::new(self.engine.clone())
     }
 
     /// [`Volume::sync`], then a checkpoint: the log is empty afterwards, but for what other threads did meanwhile. Blocks.

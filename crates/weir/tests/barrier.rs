@@ -2,126 +2,13 @@
 
 mod common;
 
+use common::volatile::Volatile;
 use common::*;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use weir::check::{CheckOptions, check_device};
-use weir::device::buffer::AlignedBuf;
-use weir::device::memory::MemoryDevice;
-use weir::device::{
-    Buffers, Device, DeviceInfo, DeviceResult, IoClass, OnDone, Operation, Request,
-};
+use weir::device::Device;
 use weir::*;
-
-/// A disk with a volatile cache: writes since the last flush are lost, kept or torn in a crash.
-struct Volatile {
-    inner: MemoryDevice,
-    size_bytes: u64,
-    pending: std::sync::Mutex<Vec<(u64, Vec<u8>)>>,
-    pub writes: AtomicU64,
-}
-
-impl Volatile {
-    fn new(size_bytes: u64) -> Arc<Self> {
-        let inner = MemoryDevice::new(size_bytes);
-        Arc::new(Self {
-            inner,
-            size_bytes,
-            pending: std::sync::Mutex::default(),
-            writes: AtomicU64::new(0),
-        })
-    }
-
-    /// What the disk holds after a power cut now; the volume goes on.
-    fn after_crash(&self, seed: u64) -> Arc<dyn Device> {
-        let copy = MemoryDevice::new(self.size_bytes);
-        let mut bytes = AlignedBuf::zeroed(self.size_bytes as usize);
-        self.inner.read(0, &mut [&mut bytes], IoClass::SyncRead).expect("read");
-        let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-        for (offset, data) in self.pending.lock().expect("lock").iter() {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            let keep = match random % 4 {
-                0 => 0,
-                1 => data.len() / 2 / 4096 * 4096,
-                _ => data.len(),
-            };
-            bytes[*offset as usize..*offset as usize + keep].copy_from_slice(&data[..keep]);
-        }
-        for (index, part) in bytes.chunks(1 << 20).enumerate() {
-            copy.write((index as u64) << 20, &[part], IoClass::Log, false).expect("write");
-        }
-        Arc::new(copy)
-    }
-}
-
-fn aligned(bytes: &[u8]) -> AlignedBuf {
-    let mut buffer = AlignedBuf::zeroed(bytes.len());
-    buffer.copy_from_slice(bytes);
-    buffer
-}
-
-impl Device for Volatile {
-    fn info(&self) -> DeviceInfo {
-        DeviceInfo { volatile_cache: true, fua: false, ..self.inner.info() }
-    }
-    fn read(&self, offset: u64, buffers: &mut [&mut [u8]], class: IoClass) -> DeviceResult<()> {
-        self.inner.read(offset, buffers, class)?;
-        // What was written is read back, durable or not.
-        let pending = self.pending.lock().expect("lock");
-        let mut at = offset;
-        for buffer in buffers {
-            for (start, data) in pending.iter() {
-                let from = at.max(*start);
-                let to = (at + buffer.len() as u64).min(start + data.len() as u64);
-                if from < to {
-                    buffer[(from - at) as usize..(to - at) as usize]
-                        .copy_from_slice(&data[(from - start) as usize..(to - start) as usize]);
-                }
-            }
-            at += buffer.len() as u64;
-        }
-        Ok(())
-    }
-    fn write(&self, offset: u64, buffers: &[&[u8]], _: IoClass, fua: bool) -> DeviceResult<()> {
-        assert!(!fua);
-        self.writes.fetch_add(1, Ordering::Relaxed);
-        self.pending.lock().expect("lock").push((offset, buffers.concat()));
-        Ok(())
-    }
-    fn flush(&self) -> DeviceResult<()> {
-        for (offset, data) in std::mem::take(&mut *self.pending.lock().expect("lock")) {
-            self.inner.write(offset, &[&aligned(&data)], IoClass::Log, false)?;
-        }
-        self.inner.flush()
-    }
-    fn discard(&self, offset: u64, length: u64) -> DeviceResult<()> {
-        self.inner.discard(offset, length)
-    }
-    fn submit(&self, request: Request, on_done: OnDone) {
-        let Request { operation, offset_bytes, mut buffers, class } = request;
-        let result = match operation {
-            Operation::Read => match &mut buffers {
-                Buffers::Owned(memory) => self.read(offset_bytes, &mut [memory], class),
-                Buffers::Fill(pages) => {
-                    let mut slices: Vec<&mut [u8]> = pages.iter_mut().map(|p| &mut **p).collect();
-                    self.read(offset_bytes, &mut slices, class)
-                }
-                _ => Ok(()),
-            },
-            _ => match &buffers {
-                Buffers::Owned(memory) => self.write(offset_bytes, &[memory], class, false),
-                Buffers::Pages(pages) => {
-                    let slices: Vec<&[u8]> = pages.iter().map(|page| &**page).collect();
-                    self.write(offset_bytes, &slices, class, false)
-                }
-                _ => Ok(()),
-            },
-        };
-        on_done(result, buffers);
-    }
-}
 
 fn dirty(file: &File, seed: u64, offset: u64, length: usize) {
     assert_eq!(file.write_at(offset, &pattern(seed, length)), Ok(length));

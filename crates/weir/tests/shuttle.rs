@@ -304,3 +304,93 @@ fn the_last_user_of_an_unlinked_file_purges_it_once() {
         assert_eq!(volume.statfs().inodes, 1);
     });
 }
+
+#[test]
+fn barriers_syncs_and_checkpoints_wait_for_each_other_without_end_to_that() {
+    const LENGTHS: [usize; 2] = [16 * PAGE, 2 * PAGE];
+    explore(|| {
+        let device = device();
+        let volume = open(&device);
+        let mut bodies: Vec<Box<dyn FnOnce() + Send>> = vec![background(&volume, 6)];
+        for number in 0..2_u8 {
+            let volume = volume.clone();
+            bodies.push(Box::new(move || {
+                let path = format!("/{number}");
+                let file = volume.open_file(&path, OpenFlags::CREATE).expect("create");
+                // The first is more than travels in this log at once: its barrier opens a chain.
+                file.write_at(0, &vec![number + 1; LENGTHS[number as usize]]).expect("write");
+                let lsn = if number == 0 { volume.barrier() } else { file.barrier() };
+                let lsn = lsn.expect("barrier");
+                let after = volume.open_file(format!("/after{number}"), OpenFlags::CREATE);
+                let after = after.expect("create");
+                if number == 0 {
+                    after.fsync().expect("fsync");
+                    assert!(volume.durable_lsn() >= lsn);
+                }
+            }));
+        }
+        all(bodies);
+        drop(volume);
+        let volume = open(&device);
+        assert!(volume.metadata("/after0").is_ok(), "it was synced");
+        for number in 0..2_u8 {
+            if volume.metadata(format!("/after{number}")).is_ok() {
+                let file = volume.open_file(format!("/{number}"), OpenFlags::READ).expect("open");
+                assert_eq!(contents(&file), vec![number + 1; LENGTHS[number as usize]]);
+            }
+        }
+    });
+}
+
+#[test]
+fn batches_renames_and_writers_of_the_same_files_end() {
+    explore(|| {
+        let device = device();
+        let volume = open(&device);
+        for dir in ["/d", "/e"] {
+            volume.create_dir(dir, 0o755).expect("directory");
+        }
+        let dirs = ["/d", "/e"].map(|dir| volume.resolve(dir, true).expect("directory"));
+        let files: Vec<File> = ["/f", "/g"]
+            .iter()
+            .map(|path| volume.open_file(path, OpenFlags::CREATE).expect("create"))
+            .collect();
+        let mut bodies: Vec<Box<dyn FnOnce() + Send>> = vec![background(&volume, 4)];
+        for number in 0..2_u8 {
+            let (volume, files) = (volume.clone(), files.clone());
+            bodies.push(Box::new(move || {
+                let [from, to] = if number == 0 { dirs } else { [dirs[1], dirs[0]] };
+                let mut batch = volume.batch();
+                let new = NewInode::new(FileType::Regular, 0o644);
+                let ino = batch.create_file(from, b"x", &new).expect("recorded");
+                batch.write_inode(ino, 0, &[number; 100]).expect("recorded");
+                batch
+                    .rename(from, b"x", to, &[b'a' + number], RenameMode::Replace)
+                    .expect("recorded");
+                for file in files.iter().rev() {
+                    batch.write_at(file, 0, &[number + 1; 2 * PAGE]).expect("recorded");
+                }
+                batch.commit().expect("commit");
+            }));
+        }
+        let other = (volume.clone(), files[0].clone());
+        bodies.push(Box::new(move || {
+            let (volume, file) = other;
+            file.truncate(100).expect("truncate");
+            volume.rename_path("/d", "/moved").expect("rename");
+            file.fsync().expect("fsync");
+        }));
+        all(bodies);
+        // Both batches wrote both files as a whole; whichever came last is in both.
+        assert_eq!(contents(&files[1]).first(), contents(&files[1]).last());
+        volume.sync().expect("sync");
+        drop((files, volume));
+        let volume = open(&device);
+        assert_eq!(volume.read_dir("/moved").expect("list").len(), 1);
+        assert_eq!(volume.read_dir("/e").expect("list").len(), 1);
+        let second = volume.open_file("/g", OpenFlags::READ).expect("open");
+        let bytes = contents(&second);
+        assert_eq!(bytes.len(), 2 * PAGE);
+        assert!(bytes.iter().all(|byte| *byte == bytes[0]));
+    });
+}

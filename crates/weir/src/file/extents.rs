@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::format::item::Extent;
 use crate::format::{Key, Kind, MAX_FILE_BLOCKS, MAX_WRITTEN_EXTENT_BLOCKS};
 use crate::tree::Value;
-use crate::txn::{Op, Store};
+use crate::txn::{Op, View};
 
 /// How many extents one look-up reads at a time.
 const BATCH_EXTENTS: usize = 32;
@@ -91,7 +91,7 @@ fn floor(inode: u64) -> Key {
 /// The extent items that overlap file blocks `start .. end`, at most about `limit`, and the file block
 /// to go on from.
 fn overlapping(
-    store: &Store,
+    store: &dyn View,
     inode: u64,
     start: u64,
     end: u64,
@@ -126,7 +126,7 @@ fn overlapping(
 /// What file blocks `start .. end` are mapped to, in order, without the holes. The second part tells where to go on,
 /// if there may be more.
 pub fn pieces(
-    store: &Store,
+    store: &dyn View,
     inode: u64,
     start: u64,
     end: u64,
@@ -147,7 +147,7 @@ pub fn pieces(
 }
 
 /// All of [`pieces`], however many.
-pub fn all_pieces(store: &Store, inode: u64, start: u64, end: u64) -> Result<Vec<Piece>> {
+pub fn all_pieces(store: &dyn View, inode: u64, start: u64, end: u64) -> Result<Vec<Piece>> {
     let mut found = Vec::new();
     let mut from = Some(start);
     while let Some(start) = from {
@@ -173,7 +173,7 @@ pub enum Unmapped {
 /// The range of one call is cut from `start` upwards, so that a crash between calls leaves a
 /// mapping that the next attempt continues with.
 pub fn cut(
-    store: &Store,
+    store: &dyn View,
     op: &mut Op,
     inode: u64,
     (start, end): (u64, u64),
@@ -250,7 +250,11 @@ pub fn insert(
 }
 
 /// The extent that ends exactly at `file_block`, if there is one.
-pub fn left_neighbour(store: &Store, inode: u64, file_block: u64) -> Result<Option<(Key, Extent)>> {
+pub fn left_neighbour(
+    store: &dyn View,
+    inode: u64,
+    file_block: u64,
+) -> Result<Option<(Key, Extent)>> {
     if file_block == 0 {
         return Ok(None);
     }
@@ -265,7 +269,7 @@ pub fn left_neighbour(store: &Store, inode: u64, file_block: u64) -> Result<Opti
 }
 
 /// The last mapped block before `file_block`: where new blocks are best placed.
-pub fn placement_hint(store: &Store, inode: u64, file_block: u64) -> Result<Option<u64>> {
+pub fn placement_hint(store: &dyn View, inode: u64, file_block: u64) -> Result<Option<u64>> {
     let Some((key, value)) = store.get_le(Key::extent(inode, file_block), floor(inode))? else {
         return Ok(None);
     };

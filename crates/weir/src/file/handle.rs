@@ -90,7 +90,7 @@ impl File {
         Ok(Self { handle: Arc::new(Handle { hold, writable, data_sync, read_ahead, errors_seen }) })
     }
 
-    fn engine(&self) -> &Arc<Engine> {
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
         &self.handle.hold.engine
     }
 
@@ -140,7 +140,7 @@ impl File {
         self.engine().read_nowait(self.inode(), offset, buffer)
     }
 
-    fn check_writable(&self) -> Result<()> {
+    pub(crate) fn check_writable(&self) -> Result<()> {
         if self.handle.writable {
             Ok(())
         } else {

@@ -103,6 +103,23 @@ impl Engine {
         Ok(ticket)
     }
 
+    /// A ticket for the durability of what `operation` does.
+    ///
+    /// # Errors
+    /// Those of `operation`; [`Error::WouldBlock`] when too many tickets have not ended: then it was not done.
+    pub fn ticket_after(
+        self: &Arc<Self>,
+        operation: impl FnOnce() -> Result<Lsn>,
+    ) -> Result<SyncTicket> {
+        self.admit_ticket(WhenFull::WouldBlock)?;
+        let lsn = operation().inspect_err(|_| {
+            self.tickets.fetch_sub(1, Ordering::AcqRel);
+        })?;
+        let (ticket, promise) = ticket();
+        self.promise_at(lsn, promise);
+        Ok(ticket)
+    }
+
     fn admit_ticket(self: &Arc<Self>, when_full: WhenFull) -> Result<()> {
         loop {
             let moment = self.background.moment();
@@ -116,7 +133,7 @@ impl Engine {
             self.check_shutdown()?;
             if self.background.has_threads() {
                 self.background.wait_progress(moment);
-            } else if !(self.sync_step() | self.log.drive()) {
+            } else if !(self.barrier_step() | self.sync_step() | self.log.drive()) {
                 return Err(Error::WouldBlock);
             }
         }

@@ -16,7 +16,6 @@ use super::waiter::Outbox;
 use super::{Admission, Appender, Boundary, Log};
 use crate::Result;
 use crate::sync::atomic::Ordering;
-use crate::sync::wait_for;
 
 /// How many may join a chain that is open.
 pub const MAX_JOINED: u32 = 64;
@@ -109,11 +108,23 @@ impl Log {
         first != NO_CHAIN && lsn >= first
     }
 
-    /// Waits until no chain is open that `lsn` lies in, for at most `timeout_us` if that is given.
+    /// The moment to compare with in [`Log::wait_chain`]; take it before looking for work.
+    pub fn chain_moment(&self) -> u64 {
+        self.commit.lock().chain_moment
+    }
+
+    /// There is work that brings a chain nearer to its end: whoever waits for that may do it.
+    pub fn note_chain_work(&self) {
+        self.commit.lock().chain_moment += 1;
+        self.chain_closed.notify_all();
+    }
+
+    /// Waits until no chain is open that `lsn` lies in; or, with `since`, until there is work that was not there at that
+    /// moment.
     ///
     /// # Errors
     /// The log is shut down.
-    pub fn wait_chain(&self, lsn: Lsn, timeout_us: Option<u64>) -> Result<()> {
+    pub fn wait_chain(&self, lsn: Lsn, since: Option<u64>) -> Result<()> {
         if !self.in_open_chain(lsn) {
             return Ok(());
         }
@@ -122,13 +133,10 @@ impl Log {
             if let Some(reason) = &commit.shutdown_reason {
                 return Err(reason.clone());
             }
-            match timeout_us {
-                Some(timeout_us) => {
-                    wait_for(&self.chain_closed, &mut commit, timeout_us);
-                    return Ok(());
-                }
-                None => self.chain_closed.wait(&mut commit),
+            if since.is_some_and(|moment| moment != commit.chain_moment) {
+                return Ok(());
             }
+            self.chain_closed.wait(&mut commit);
         }
         Ok(())
     }

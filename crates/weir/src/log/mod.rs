@@ -171,6 +171,8 @@ struct Commit {
     watchers: usize,
     /// Callbacks for LSNs of an open chain: the core hears of them when it is closed.
     held: Vec<(Lsn, Callback)>,
+    /// Counts what may interest those who wait for a chain to close.
+    chain_moment: u64,
 }
 
 /// See the module's head.
@@ -242,6 +244,7 @@ impl Log {
             stopping: false,
             watchers: 0,
             held: Vec::new(),
+            chain_moment: 0,
         };
         Self {
             info: device.info(),

@@ -113,6 +113,20 @@ impl OpRecords {
         }
     }
 
+    /// Adds the records of `other` behind these.
+    pub fn append(&mut self, mut other: Self) {
+        let (start, base) = (self.bytes.len() as u32, self.payloads.len() as u32);
+        if base > 0 {
+            for &field in &other.index_fields {
+                shift_index(&mut other.bytes[field as usize..], base);
+            }
+        }
+        self.bytes.append(&mut other.bytes);
+        self.record_count += other.record_count;
+        self.index_fields.extend(other.index_fields.iter().map(|field| start + field));
+        self.payloads.append(&mut other.payloads);
+    }
+
     /// True when there is no record.
     pub fn is_empty(&self) -> bool {
         self.record_count == 0
@@ -246,6 +260,27 @@ mod tests {
             .collect();
         assert_eq!(indices, (0..10).collect::<Vec<u32>>());
         assert_eq!((frame.first_lsn, frame.last_lsn, frame.record_count), (1, 4, 14));
+    }
+
+    #[test]
+    fn appended_operations_are_as_if_they_were_one() {
+        let pool = PagePool::new(64 * 4096);
+        let (mut whole, mut parts) = (OpRecords::new(), OpRecords::new());
+        for number in 1..=4 {
+            let mut part = OpRecords::new();
+            part.delete(Key::inode(number));
+            whole.delete(Key::inode(number));
+            for page in 0..number {
+                let page_ref = pool.alloc_zeroed().unwrap().freeze();
+                part.payload(number, page, 0, 0, page_ref.clone());
+                whole.payload(number, page, 0, 0, page_ref);
+            }
+            parts.append(part);
+        }
+        assert_eq!(parts.bytes, whole.bytes);
+        assert_eq!(parts.index_fields, whole.index_fields);
+        assert_eq!(parts.record_count, whole.record_count);
+        assert_eq!(parts.payload_blocks(), whole.payload_blocks());
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Attributes.
 
+use super::rules::Metas as _;
 use super::{MetaLocks, OP_RECORD_BYTES};
 use crate::engine::{Engine, Room};
 use crate::error::{Error, Result};
@@ -97,7 +98,7 @@ impl Engine {
 }
 
 /// Whether something was changed.
-fn apply(meta: &mut Meta, change: &SetAttr, now: Timestamp) -> bool {
+pub(crate) fn apply(meta: &mut Meta, change: &SetAttr, now: Timestamp) -> bool {
     let before = meta.item;
     let item = &mut meta.item;
     if let Some(permissions) = change.permissions {

@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::format::item::{Dirent, name_hash};
 use crate::format::{Key, Kind};
 use crate::inode::Inode;
+use crate::txn::View;
 use crate::types::{DirEntry, FileType};
 
 /// An entry that exists.
@@ -30,28 +31,33 @@ pub enum Lookup {
 /// How many entries a directory listing reads at a time.
 const LIST_BATCH: usize = 128;
 
+/// Looks `name` up in `dir`, as `view` has it.
+pub fn find(view: &dyn View, dir: u64, name: &[u8]) -> Result<Lookup> {
+    let hash = name_hash(name);
+    let first = Key::new(dir, Kind::Dirent, hash);
+    let last = Key::new(dir, Kind::Dirent, hash | 0xff);
+    let (entries, _) = view.collect(first, last, 257)?;
+    let mut free = hash;
+    for (key, value) in entries {
+        let entry = Dirent::decode(&value)?;
+        if entry.name == name {
+            let found = Found { key, inode: entry.inode, file_type: entry.file_type };
+            return Ok(Lookup::Present(found));
+        }
+        if key.offset == free {
+            free += 1;
+        }
+    }
+    if free & !0xff != hash {
+        return Err(Error::NoSpace);
+    }
+    Ok(Lookup::Absent(Key::new(dir, Kind::Dirent, free)))
+}
+
 impl Engine {
     /// Looks `name` up in `dir`.
     pub fn find_entry(&self, dir: u64, name: &[u8]) -> Result<Lookup> {
-        let hash = name_hash(name);
-        let first = Key::new(dir, Kind::Dirent, hash);
-        let last = Key::new(dir, Kind::Dirent, hash | 0xff);
-        let (entries, _) = self.store.collect(first, last, 257)?;
-        let mut free = hash;
-        for (key, value) in entries {
-            let entry = Dirent::decode(&value)?;
-            if entry.name == name {
-                let found = Found { key, inode: entry.inode, file_type: entry.file_type };
-                return Ok(Lookup::Present(found));
-            }
-            if key.offset == free {
-                free += 1;
-            }
-        }
-        if free & !0xff != hash {
-            return Err(Error::NoSpace);
-        }
-        Ok(Lookup::Absent(Key::new(dir, Kind::Dirent, free)))
+        find(&self.store, dir, name)
     }
 
     /// The entry `name` of `dir`, or [`Error::NotFound`].

@@ -8,6 +8,7 @@
 //! * [`create`]: make, symlink, tmpfile, link
 //! * [`remove`]: unlink, rmdir, and the purge of inodes nobody needs any more
 //! * [`rename`]: the three kinds of rename
+//! * [`rules`]: what each of them does to attributes and log, for single calls and for batches
 //! * [`attr`]: getattr, setattr
 //! * [`xattr`]: extended attributes
 //! * [`path`]: the same by path, for programs
@@ -21,24 +22,27 @@ pub mod entry;
 pub mod path;
 pub mod remove;
 pub mod rename;
+pub mod rules;
 pub mod xattr;
 
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::format::Key;
+use crate::format::item::InodeItem;
 use crate::inode::{Inode, Meta};
 use crate::log::Admission;
 use crate::sync::atomic::Ordering;
 use crate::sync::{Arc, MutexGuard};
 use crate::txn::{Lsn, Op};
 use crate::types::FileType;
+use rules::Metas;
 
 /// Log space that covers any operation of this module except the purge: a few inodes, entries, an attribute.
 pub const OP_RECORD_BYTES: usize = 8192;
 /// Blocks that must be free for a creating operation: its share of nodes in the next checkpoint.
 pub const OP_SPACE_BLOCKS: u64 = 4;
 
-/// The `meta` locks of up to four inodes, taken in the order of their numbers.
+/// The `meta` locks of some inodes, taken in the order of their numbers.
 pub struct MetaLocks<'a> {
     locked: Vec<(&'a Inode, MutexGuard<'a, Meta>)>,
 }
@@ -52,12 +56,30 @@ impl<'a> MetaLocks<'a> {
         Self { locked: order.into_iter().map(|inode| (inode, inode.meta.lock())).collect() }
     }
 
-    /// The attributes of `inode`, which must be one of those locked.
-    pub fn of(&mut self, inode: &Inode) -> &mut Meta {
-        let place = self.locked.iter().position(|(locked, _)| locked.number == inode.number);
-        match place {
-            Some(place) => &mut self.locked[place].1,
-            None => unreachable!("inode {} is not among the locked ones", inode.number),
+    /// Copies of all of them, for [`MetaLocks::restore`].
+    pub fn save(&self) -> Vec<Meta> {
+        self.locked.iter().map(|(_, meta)| (**meta).clone()).collect()
+    }
+
+    /// Takes everything back that happened since they were saved.
+    pub fn restore(&mut self, saved: Vec<Meta>) {
+        for ((_, meta), saved) in self.locked.iter_mut().zip(saved) {
+            **meta = saved;
+        }
+    }
+
+    /// The item of inode `number`, one of those locked, if it still has one.
+    pub fn item_to_log(&self, number: u64) -> Option<&InodeItem> {
+        let place = self.locked.binary_search_by_key(&number, |(inode, _)| inode.number).ok()?;
+        let meta = &self.locked[place].1;
+        (!meta.purged).then_some(&meta.item)
+    }
+
+    /// The items of all of them were committed as of `lsn`.
+    pub fn logged(&mut self, lsn: Lsn) {
+        for (inode, meta) in &mut self.locked {
+            inode.atime_settled.store(false, Ordering::Relaxed);
+            meta.logged(lsn, true);
         }
     }
 
@@ -69,11 +91,19 @@ impl<'a> MetaLocks<'a> {
             }
         }
         let lsn = engine.store.commit(op, admission)?;
-        for (inode, meta) in &mut self.locked {
-            inode.atime_settled.store(false, Ordering::Relaxed);
-            meta.logged(lsn, true);
-        }
+        self.logged(lsn);
         Ok(lsn)
+    }
+}
+
+impl Metas for MetaLocks<'_> {
+    /// The attributes of `inode`, which must be one of those locked.
+    fn of(&mut self, inode: &Inode) -> &mut Meta {
+        let place = self.locked.binary_search_by_key(&inode.number, |(locked, _)| locked.number);
+        match place {
+            Ok(place) => &mut self.locked[place].1,
+            Err(_) => unreachable!("inode {} is not among the locked ones", inode.number),
+        }
     }
 }
 

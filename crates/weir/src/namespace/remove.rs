@@ -4,14 +4,13 @@
 //! takes its items away in bounded steps, each an operation of its own, the inode item and the
 //! orphan item last: after a crash in between, recovery goes on from what is left.
 
-use super::{MetaLocks, OP_RECORD_BYTES, check_name};
+use super::{MetaLocks, OP_RECORD_BYTES, check_name, rules};
 use crate::alloc::Run;
 use crate::engine::{Engine, Room};
 use crate::error::{Error, Result};
 use crate::format::item::Extent;
 use crate::format::{Key, Kind};
 use crate::inode::Inode;
-use crate::mutation::{self, Mutation};
 use crate::sync::Arc;
 use crate::sync::atomic::Ordering;
 use crate::txn::Op;
@@ -36,14 +35,9 @@ impl Engine {
                 return Err(Error::IsDirectory);
             }
             inode = self.inode(found.inode)?;
-            let now = self.now();
             let mut op = Op::new();
-            op.delete(found.key);
             let mut metas = MetaLocks::new(&[&parent, &inode]);
-            drop_link(&mut metas, &inode, &mut op, now);
-            let meta = metas.of(&parent);
-            meta.item.size = meta.item.size.saturating_sub(1);
-            meta.touch_data(now);
+            rules::unlink(&mut metas, &mut op, (&parent, found.key), &inode, self.now());
             metas.commit(self, op, admission)?;
         }
         self.purge_if_unused(&inode)
@@ -70,14 +64,9 @@ impl Engine {
             }
             inode = self.directory(found.inode)?;
             let _child_ops = inode.ops.lock();
-            let now = self.now();
             let mut op = Op::new();
-            op.delete(found.key);
             let mut metas = MetaLocks::new(&[&parent, &inode]);
-            drop_directory(&mut metas, &parent, &inode, &mut op, now)?;
-            let meta = metas.of(&parent);
-            meta.item.size = meta.item.size.saturating_sub(1);
-            meta.touch_data(now);
+            rules::rmdir(&mut metas, &mut op, (&parent, found.key), &inode, self.now())?;
             metas.commit(self, op, admission)?;
         }
         self.purge_if_unused(&inode)
@@ -148,45 +137,4 @@ impl Engine {
         self.inodes.remove(inode.number);
         Ok(())
     }
-}
-
-/// One name less for `inode`; the last one leaves an orphan.
-pub(super) fn drop_link(
-    metas: &mut MetaLocks<'_>,
-    inode: &Inode,
-    op: &mut Op,
-    now: crate::types::Timestamp,
-) {
-    let meta = metas.of(inode);
-    meta.item.links = meta.item.links.saturating_sub(1);
-    meta.touch_attributes(now);
-    if meta.item.links == 0 {
-        if !mutation::active(Mutation::ForgetOrphan) {
-            op.put(Key::orphan(inode.number), &[]);
-        }
-        meta.orphan = true;
-    }
-}
-
-/// The directory `inode` in `parent` goes away, if it is empty.
-pub(super) fn drop_directory(
-    metas: &mut MetaLocks<'_>,
-    parent: &Inode,
-    inode: &Inode,
-    op: &mut Op,
-    now: crate::types::Timestamp,
-) -> Result<()> {
-    let meta = metas.of(inode);
-    if meta.item.size > 0 {
-        return Err(Error::NotEmpty);
-    }
-    meta.item.links = 0;
-    meta.item.subdirectories = 0;
-    meta.touch_attributes(now);
-    op.put(Key::orphan(inode.number), &[]);
-    meta.orphan = true;
-    let meta = metas.of(parent);
-    meta.item.links = meta.item.links.saturating_sub(1);
-    meta.item.subdirectories = meta.item.subdirectories.saturating_sub(1);
-    Ok(())
 }

@@ -1,5 +1,6 @@
 //! Extended attributes: one item each, found like directory entries.
 
+use super::rules::Metas as _;
 use super::{MetaLocks, OP_RECORD_BYTES, OP_SPACE_BLOCKS};
 use crate::engine::Engine;
 use crate::error::{Error, Result};

@@ -4,6 +4,7 @@
 //! * [`delta`]: the ordered map of after-images (pure data)
 //! * [`op`]: one operation, put together (pure data)
 //! * [`store`]: look-ups through delta and tree, commit, freeze
+//! * [`view`]: the same look-ups through changes that are not committed yet
 //! * [`checkpoint`]: the transaction's states and the work of each
 //!
 //! **Invariant:** a commit applies an operation to delta, allocator and log under one lock; the
@@ -13,9 +14,11 @@ pub mod checkpoint;
 pub mod delta;
 pub mod op;
 pub mod store;
+pub mod view;
 
 pub use op::{Home, Op};
 pub use store::Store;
+pub use view::{Overlay, View};
 
 /// Log sequence number: one per operation, from 1 on, never reused within a volume.
 pub type Lsn = u64;

@@ -95,6 +95,26 @@ impl Op {
         self.records.settled(inode, file_block, count);
     }
 
+    /// Everything that `other` does comes after what this one does.
+    pub fn append(&mut self, other: Self) {
+        self.changes.extend(other.changes);
+        self.space.extend(other.space);
+        self.records.append(other.records);
+        self.next_inode = self.next_inode.max(other.next_inode);
+        self.payload_pages += other.payload_pages;
+        self.inodes_added += other.inodes_added;
+    }
+
+    /// Pages that travel along.
+    pub fn payload_pages(&self) -> u64 {
+        self.payload_pages
+    }
+
+    /// Blocks of a frame that holds this operation alone.
+    pub fn blocks(&self) -> u64 {
+        self.records.blocks()
+    }
+
     /// Nothing to commit.
     pub fn is_empty(&self) -> bool {
         self.records.is_empty()

@@ -366,7 +366,8 @@ pub struct DeltaSize {
     pub running_keys: usize,
 }
 
-fn predecessor(key: Key) -> Option<Key> {
+/// The greatest key before `key`.
+pub(super) fn predecessor(key: Key) -> Option<Key> {
     if let Some(offset) = key.offset.checked_sub(1) {
         return Some(Key { offset, ..key });
     }

@@ -1,6 +1,8 @@
 //! What the tests of the public API share: devices, a clock that is set by hand, patterns.
 #![allow(dead_code)]
 
+pub mod volatile;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;

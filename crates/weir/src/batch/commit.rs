@@ -1,0 +1,609 @@
+//! The commit of a batch: locks, plan, data, log, cache. See the module above for the order, and `docs/ARCHITECTURE.md` for
+//! that of the locks.
+//!
+//! **Invariant:** log space is admitted under `ops` locks at most. If what has to be logged turns out to be more, all locks inside of
+//! those are given up, and it is admitted anew.
+
+use super::data::{Held, Logged, Old, Way};
+use super::patch::Patch;
+use super::plan::{self, Ops, Plan, Unplanned};
+use super::{Batch, Step};
+use crate::alloc::Run;
+use crate::cache::map::{PageMap, Removed};
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::file::extents::{self, Unmapped};
+use crate::format::item::{Extent, INODE_INLINE, InodeItem};
+use crate::format::{BLOCK_BYTES_U64, Key};
+use crate::inode::{Inode, Meta};
+use crate::log::{Admission, AdmissionClass, OpRecords};
+use crate::namespace::rules::Metas as _;
+use crate::namespace::{MetaLocks, OP_SPACE_BLOCKS};
+use crate::sync::atomic::Ordering;
+use crate::sync::{Arc, MutexGuard, RwLockWriteGuard};
+use crate::txn::{Lsn, Op, Overlay};
+use crate::types::{FileType, NewInode, Timestamp};
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+/// Extents that one operation takes away.
+const CUT_EXTENTS: usize = 64;
+/// Log space for the item of one inode.
+const ITEM_BYTES: usize = 256;
+
+/// One file of a batch, while it is committed.
+struct FileWork<'a> {
+    inode: Arc<Inode>,
+    patch: &'a Patch,
+    /// Where the old content ends, if some of it goes.
+    cut: Option<u64>,
+    new_size: u64,
+    logged: Vec<Logged>,
+}
+
+impl FileWork<'_> {
+    /// Pages of which nothing of the old is left.
+    fn cut_pages(&self) -> Range<u64> {
+        self.cut.map_or(u64::MAX, |cut| cut.div_ceil(BLOCK_BYTES_U64))..u64::MAX
+    }
+}
+
+/// What the extents of a file change by.
+#[derive(Default, Clone, Copy)]
+struct Mapped {
+    added: u64,
+    removed: u64,
+    drops_inline: bool,
+}
+
+/// The operations of the data, before they are packed.
+#[derive(Default)]
+struct DataOps {
+    ops: Vec<Op>,
+    /// Of each file: what its mapping changes by.
+    mapped: Vec<Mapped>,
+    /// Pages in the log: (file, place in its list, operation).
+    payloads: Vec<(usize, usize, usize)>,
+}
+
+/// The inodes that a batch makes: in the table, but not alive, until it is committed.
+struct Newborn<'a> {
+    engine: &'a Engine,
+    inodes: Vec<Arc<Inode>>,
+    committed: bool,
+}
+
+impl Drop for Newborn<'_> {
+    fn drop(&mut self) {
+        if !self.committed {
+            for inode in &self.inodes {
+                self.engine.inodes.remove(inode.number);
+            }
+        }
+    }
+}
+
+/// What locks taken in vain wait for before they are taken again.
+enum Attempt<T> {
+    Done(T),
+    /// This directory's lock is needed besides.
+    Lock(u64),
+}
+
+impl Engine {
+    /// Makes the changes of `batch`. Answers the LSN of the last part of it.
+    pub(super) fn commit_batch(&self, batch: &Batch) -> Result<Lsn> {
+        self.check_writable()?;
+        if batch.steps.is_empty() {
+            return Ok(self.log.last_lsn());
+        }
+        self.throttle(0)?;
+        let names_added = batch.steps.iter().filter(|step| adds_name(step)).count() as u64;
+        if names_added > 0 {
+            self.check_space(names_added * OP_SPACE_BLOCKS)?;
+        }
+        let (mut held, way) = Held::for_batch(self, batch)?;
+        if way != Way::Log {
+            write_whole_pages(batch, &mut held)?;
+        }
+        let mut newborn = self.newborn(batch)?;
+        let mut directories = plan::directories(batch);
+        loop {
+            match self.try_commit(batch, &directories, (&mut held, way))? {
+                Attempt::Lock(directory) => drop(directories.insert(directory)),
+                Attempt::Done((lsn, newly_dirty, victims)) => {
+                    newborn.committed = true;
+                    held.committed(newly_dirty);
+                    for victim in victims {
+                        // The batch has happened. A failure leaves the orphan item, and the next recovery purges the inode.
+                        if self.purge_if_unused(&victim).is_err() {
+                            self.counters.purge_errors.add(1);
+                        }
+                    }
+                    return Ok(lsn);
+                }
+            }
+        }
+    }
+
+    fn newborn(&self, batch: &Batch) -> Result<Newborn<'_>> {
+        let mut newborn = Newborn { engine: self, inodes: Vec::new(), committed: false };
+        for step in &batch.steps {
+            let Step::Make { ino, new, .. } = step else { continue };
+            let (inode, dropped) = self.inodes.find_or_load(*ino, || Ok(unborn(*ino, new)))?;
+            drop(dropped);
+            newborn.inodes.push(inode);
+        }
+        Ok(newborn)
+    }
+
+    /// One attempt with the `ops` locks of `directories`.
+    #[allow(clippy::type_complexity, reason = "named where it is taken apart")]
+    fn try_commit(
+        &self,
+        batch: &Batch,
+        directories: &BTreeSet<u64>,
+        (held, way): (&mut Held<'_>, Way),
+    ) -> Result<Attempt<(Lsn, u64, Vec<Arc<Inode>>)>> {
+        // What cannot be found, or is something else, the plan refuses when it comes to the step that names it.
+        let parents: Vec<_> =
+            directories.iter().filter_map(|number| self.directory(*number).ok()).collect();
+        let locked: BTreeSet<u64> = parents.iter().map(|inode| inode.number).collect();
+        let files: Vec<_> = batch.patches.keys().filter_map(|ino| self.regular(*ino)).collect();
+        let _tree = (!parents.is_empty()).then(|| self.tree_lock.lock());
+        let _directories: Vec<_> = parents.iter().map(|inode| inode.ops.lock()).collect();
+        let _files: Vec<_> = files.iter().map(|inode| inode.ops.lock()).collect();
+        let now = self.now();
+        let plan = match plan::plan(self, batch, &locked, now) {
+            Ok(plan) => plan,
+            Err(Unplanned::NeedsLock(directory)) => return Ok(Attempt::Lock(directory)),
+            Err(Unplanned::Failed(error)) => return Err(error),
+        };
+        if files.len() < batch.patches.len() {
+            // One of them came into being since.
+            return Err(Error::NotFound);
+        }
+        let mut works = Vec::with_capacity(files.len());
+        for (inode, patch) in files.iter().cloned().zip(batch.patches.values()) {
+            works.push(self.prepare_file(inode, patch, (held, way))?);
+        }
+        held.charge_dirty(works.iter().map(|work| work.logged.len() as u64).sum());
+        let mut blocks = log_blocks(&plan, &works, held);
+        loop {
+            let admission = self.admit_batch(blocks)?;
+            let maps = self.quiet_maps(&works, held);
+            let data = self.data_ops(&works, held)?;
+            let needed = packed_blocks(&data.ops, self.log.max_operation_blocks())
+                + names_blocks(&plan, self.log.max_operation_blocks());
+            if needed > admission.blocks() {
+                drop(maps);
+                blocks = needed;
+                continue;
+            }
+            let (lsn, newly_dirty) =
+                self.apply_batch(&plan, (&works, held), data, now, admission)?;
+            drop(maps);
+            for work in &works {
+                self.dirty.add(&work.inode);
+                self.dirty.remove_if_clean(&work.inode);
+            }
+            return Ok(Attempt::Done((lsn, newly_dirty, plan.victims)));
+        }
+    }
+
+    /// The regular file `number`.
+    fn regular(&self, number: u64) -> Option<Arc<Inode>> {
+        self.inode(number).ok().filter(|inode| inode.file_type == FileType::Regular)
+    }
+
+    /// Log space for a batch. The caller holds `ops` locks at most.
+    fn admit_batch(&self, blocks: u64) -> Result<Admission> {
+        if blocks > self.log.fill().ring_blocks / 4 {
+            return Err(Error::Invalid(
+                "the batch is too large: a quarter of the log must hold it",
+            ));
+        }
+        loop {
+            self.check_writable()?;
+            match self.log.admit(blocks, AdmissionClass::Foreground) {
+                Ok(admission) => return Ok(admission),
+                Err(_full) => self.relieve_log()?,
+            }
+        }
+    }
+
+    /// Puts the pages of a file together. The caller holds its `ops`, so the old content stays as it is.
+    fn prepare_file<'a>(
+        &self,
+        inode: Arc<Inode>,
+        patch: &'a Patch,
+        (held, way): (&mut Held<'_>, Way),
+    ) -> Result<FileWork<'a>> {
+        let old_size = inode.size();
+        let cut = patch.cut_of(old_size);
+        let old = Old { engine: self, inode: &inode, end: cut.unwrap_or(old_size) };
+        let mut logged = Vec::new();
+        let mut take = |pages: Range<u64>, is_whole: bool| -> Result<()> {
+            match (way, is_whole) {
+                (Way::Log, _) | (Way::LogPartial, false) => {
+                    for index in pages {
+                        logged.push(old.page(patch, index)?);
+                    }
+                    Ok(())
+                }
+                // They are home already.
+                (Way::LogPartial | Way::Home, true) => Ok(()),
+                (Way::Home, false) => {
+                    let mut content = |index, page: &mut [u8]| old.fill(patch, index, page);
+                    held.write_home(inode.number, pages, &mut content)
+                }
+            }
+        };
+        // A cut within a page leaves zeros behind it.
+        let mut cut_page =
+            cut.filter(|cut| !cut.is_multiple_of(BLOCK_BYTES_U64)).map(|cut| cut / BLOCK_BYTES_U64);
+        for (run, is_whole) in patch.runs() {
+            if let Some(index) = cut_page
+                && index < run.end
+            {
+                cut_page = None;
+                if index < run.start {
+                    take(index..index + 1, false)?;
+                }
+            }
+            take(run, is_whole)?;
+        }
+        if let Some(index) = cut_page {
+            take(index..index + 1, false)?;
+        }
+        let new_size = patch.size_after(old_size);
+        Ok(FileWork { inode, patch, cut, new_size, logged })
+    }
+
+    /// The `map` locks of all files, at a moment when no page that the batch changes is under writeback.
+    fn quiet_maps<'a>(
+        &self,
+        works: &'a [FileWork<'_>],
+        held: &Held<'_>,
+    ) -> Vec<MutexGuard<'a, ()>> {
+        let touched: Vec<Vec<Range<u64>>> = works.iter().map(|work| touched(work, held)).collect();
+        'again: loop {
+            let mut maps = Vec::with_capacity(works.len());
+            for (work, ranges) in works.iter().zip(&touched) {
+                let moment = work.inode.io_moment();
+                maps.push(work.inode.map.lock());
+                let busy = {
+                    let pages = work.inode.pages.read();
+                    ranges.iter().any(|range| pages.first_writeback(range.clone()).is_some())
+                };
+                if busy {
+                    // Its end needs the lock; and that of another file may come first.
+                    drop(maps);
+                    work.inode.wait_io(moment);
+                    continue 'again;
+                }
+            }
+            return maps;
+        }
+    }
+
+    /// The operations that map and log the data. The caller holds the `map` locks.
+    fn data_ops(&self, works: &[FileWork<'_>], held: &Held<'_>) -> Result<DataOps> {
+        let mut overlay = Overlay::new(&self.store);
+        let mut data = DataOps::default();
+        for (number, work) in works.iter().enumerate() {
+            let mut mapped = Mapped::default();
+            let is_inline = work.inode.meta.lock().item.is_inline();
+            if work.cut.is_some() {
+                mapped.removed += self.cut_op(work, &mut overlay, &mut data)?;
+                mapped.drops_inline |= is_inline && work.cut_pages().start == 0;
+            }
+            for home in held.homes.iter().filter(|home| home.ino == work.inode.number) {
+                let (op, removed) = self.home_op(&work.inode, home, &overlay)?;
+                overlay.absorb(&op);
+                data.ops.push(op);
+                mapped.removed += removed;
+                mapped.added += home.run.blocks;
+                mapped.drops_inline |= is_inline && home.file_block == 0;
+            }
+            self.payload_ops((number, work), &overlay, &mut data)?;
+            data.mapped.push(mapped);
+        }
+        Ok(data)
+    }
+
+    /// Unmaps what a cut takes away. Answers how many blocks.
+    fn cut_op(
+        &self,
+        work: &FileWork<'_>,
+        overlay: &mut Overlay<'_>,
+        data: &mut DataOps,
+    ) -> Result<u64> {
+        let (number, range) = (work.inode.number, work.cut_pages());
+        let mut removed = 0;
+        let mut from = Some(range.start);
+        let mut first = true;
+        while let Some(start) = from {
+            let mut op = Op::new();
+            if first {
+                op.settled(number, range.start, range.end - range.start);
+                first = false;
+            }
+            let place = (start, range.end);
+            let (count, next) =
+                extents::cut(overlay, &mut op, number, place, Unmapped::Freed, CUT_EXTENTS)?;
+            overlay.absorb(&op);
+            data.ops.push(op);
+            removed += count;
+            from = next;
+        }
+        Ok(removed)
+    }
+
+    /// Maps pages to the new blocks that hold them. Answers how many blocks are mapped no more besides.
+    fn home_op(
+        &self,
+        inode: &Inode,
+        home: &super::data::Home,
+        overlay: &Overlay<'_>,
+    ) -> Result<(Op, u64)> {
+        let number = inode.number;
+        let mut op = Op::new();
+        let pages = home.pages();
+        let range = (pages.start, pages.end);
+        let (removed, _) =
+            extents::cut(overlay, &mut op, number, range, Unmapped::Freed, usize::MAX)?;
+        op.allocated(Run { start: home.run.start, blocks: home.run.blocks });
+        op.wrote(home.run.start, &home.checksums);
+        let extent = Extent {
+            block: home.run.start,
+            blocks: home.run.blocks,
+            checksums: home.checksums.clone(),
+        };
+        let left = extents::left_neighbour(overlay, number, pages.start)?;
+        extents::insert(&mut op, number, pages.start, &extent, left);
+        if inode.pages.read().logged(pages.clone()).next().is_some() {
+            op.settled(number, pages.start, pages.end - pages.start);
+        }
+        Ok((op, removed))
+    }
+
+    /// Puts the pages that travel in the log into operations, each of which fits into a frame.
+    fn payload_ops(
+        &self,
+        (number, work): (usize, &FileWork<'_>),
+        overlay: &Overlay<'_>,
+        data: &mut DataOps,
+    ) -> Result<()> {
+        let limit = self.max_payload_pages();
+        for (chunk_number, chunk) in work.logged.chunks(limit).enumerate() {
+            let mut op = Op::new();
+            for (place, logged) in chunk.iter().enumerate() {
+                let index = logged.index;
+                let ino = work.inode.number;
+                let (pieces, _) = extents::pieces(overlay, ino, index, index + 1)?;
+                let home = pieces.first().filter(|piece| !piece.unwritten);
+                op.payload(ino, index, home.map_or(0, |piece| piece.block), logged.page.clone());
+                data.payloads.push((number, chunk_number * limit + place, data.ops.len()));
+            }
+            data.ops.push(op);
+        }
+        Ok(())
+    }
+
+    /// Applies everything, in memory and to the log, with all page maps and attributes locked. Answers the LSN, and how many pages
+    /// have become dirty.
+    fn apply_batch(
+        &self,
+        plan: &Plan<'_>,
+        (works, held): (&[FileWork<'_>], &Held<'_>),
+        data: DataOps,
+        now: Timestamp,
+        admission: Admission,
+    ) -> Result<(Lsn, u64)> {
+        let mut maps: Vec<_> = works.iter().map(|work| work.inode.pages.write()).collect();
+        let concerned: Vec<_> = plan.concerned.values().collect();
+        let mut metas = MetaLocks::new(&concerned);
+        let saved = metas.save();
+        let applied = apply_names(plan, works, &data.mapped, &mut metas, now);
+        let committed = applied.and_then(|names| {
+            let DataOps { mut ops, payloads, .. } = data;
+            ops.extend(names);
+            let (parts, part_of) = pack(ops, self.log.max_operation_blocks());
+            let count = parts.len() as u64;
+            let lsn = self.store.commit_parts(parts, admission)?;
+            let first = lsn + 1 - count;
+            let at = |(file, place, op): (usize, usize, usize)| (file, place, first + part_of[op]);
+            Ok((lsn, payloads.into_iter().map(at).collect::<Vec<_>>()))
+        });
+        let (lsn, payloads) = match committed {
+            Ok(committed) => committed,
+            Err(error) => {
+                metas.restore(saved);
+                return Err(error);
+            }
+        };
+        metas.logged(lsn);
+        let mut removed = Vec::new();
+        for (work, map) in works.iter().zip(&mut maps) {
+            work.inode.size.store(work.new_size, Ordering::Release);
+            let meta = metas.of(&work.inode);
+            meta.dirty |= meta.item.size != work.new_size;
+            remove_old(work, held, map, &mut removed);
+        }
+        let mut newly_dirty = 0;
+        for (file, place, lsn) in payloads {
+            let work = &works[file];
+            newly_dirty += self.cache_logged(work, &work.logged[place], &mut maps[file], lsn);
+        }
+        drop(metas);
+        drop(maps);
+        for removed in &removed {
+            self.forget_removed(removed);
+        }
+        Ok((lsn, newly_dirty))
+    }
+
+    /// A page that the log has as of `lsn` enters the cache. Its place was made free. Answers how many pages became dirty.
+    fn cache_logged(
+        &self,
+        work: &FileWork<'_>,
+        logged: &Logged,
+        map: &mut RwLockWriteGuard<'_, PageMap>,
+        lsn: Lsn,
+    ) -> u64 {
+        let inserted = map.insert_clean(logged.index, logged.page.clone());
+        debug_assert!(inserted.is_ok(), "the place was made free under the same lock");
+        if inserted.is_ok_and(|inserted| inserted.new_chunk) {
+            self.reclaim.insert(work.inode.number, logged.index);
+        }
+        let newly_dirty = map.mark_dirty(logged.index);
+        if let Some(older) = map.set_logged(logged.index, lsn) {
+            self.store.obligations.release(older);
+        }
+        u64::from(newly_dirty)
+    }
+}
+
+/// Takes the pages out of the cache that a batch replaces, whatever their state.
+fn remove_old(work: &FileWork<'_>, held: &Held<'_>, map: &mut PageMap, removed: &mut Vec<Removed>) {
+    for range in touched(work, held) {
+        removed.push(map.remove_range(range));
+    }
+}
+
+/// Pages whose content or mapping the batch changes.
+fn touched(work: &FileWork<'_>, held: &Held<'_>) -> Vec<Range<u64>> {
+    let number = work.inode.number;
+    let homes = held.homes.iter().filter(|home| home.ino == number).map(super::data::Home::pages);
+    let logged = work.logged.iter().map(|logged| logged.index..logged.index + 1);
+    homes.chain(logged).chain(work.cut.map(|_| work.cut_pages())).collect()
+}
+
+/// An inode that a batch will make: nobody can use it.
+fn unborn(number: u64, new: &NewInode) -> Inode {
+    let nothing = Timestamp::from_ns(0);
+    let item = InodeItem {
+        file_type: new.file_type,
+        permissions: 0,
+        links: 0,
+        uid: 0,
+        gid: 0,
+        size: 0,
+        blocks: 0,
+        parent: 0,
+        change_counter: 0,
+        atime: nothing,
+        mtime: nothing,
+        ctime: nothing,
+        btime: nothing,
+        rdev: 0,
+        flags: 0,
+        subdirectories: 0,
+    };
+    let inode = Inode::new(number, item);
+    {
+        let mut meta: MutexGuard<'_, Meta> = inode.meta.lock();
+        (meta.purged, meta.orphan) = (true, false);
+    }
+    inode
+}
+
+fn adds_name(step: &Step) -> bool {
+    matches!(step, Step::Make { .. } | Step::Link { .. } | Step::Rename { .. })
+}
+
+/// Writes the pages of which nothing old is left to new blocks.
+fn write_whole_pages(batch: &Batch, held: &mut Held<'_>) -> Result<()> {
+    for (&ino, patch) in &batch.patches {
+        for (run, is_whole) in patch.runs() {
+            if is_whole {
+                let mut content = |index, page: &mut [u8]| {
+                    patch.apply(index, page);
+                    Ok(())
+                };
+                held.write_home(ino, run, &mut content)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The steps, and what the data does to the attributes of its files. Answers the operations.
+fn apply_names(
+    plan: &Plan<'_>,
+    works: &[FileWork<'_>],
+    mapped: &[Mapped],
+    metas: &mut MetaLocks<'_>,
+    now: Timestamp,
+) -> Result<Vec<Op>> {
+    let mut ops = Ops::default();
+    for step in &plan.steps {
+        plan::apply(step, metas, ops.next(), now)?;
+    }
+    for (work, mapped) in works.iter().zip(mapped) {
+        let item = &mut metas.of(&work.inode).item;
+        item.size = work.patch.logged_size_after(item.size);
+        item.blocks = (item.blocks + mapped.added).saturating_sub(mapped.removed);
+        if mapped.drops_inline {
+            item.flags &= !INODE_INLINE;
+            ops.next().delete(Key::inline(work.inode.number));
+        }
+    }
+    for number in plan.concerned.keys() {
+        if let Some(item) = metas.item_to_log(*number) {
+            ops.next().put(Key::inode(*number), &item.encode());
+        }
+    }
+    Ok(ops.finish())
+}
+
+/// Puts operations together into parts, each of which fits into a frame of `limit` blocks. The second answer says into which
+/// part each has gone.
+fn pack(ops: Vec<Op>, limit: u64) -> (Vec<Op>, Vec<u64>) {
+    let mut parts: Vec<Op> = Vec::new();
+    let mut part_of = Vec::with_capacity(ops.len());
+    for op in ops {
+        let joins =
+            !op.is_empty() && parts.last().is_some_and(|last| last.blocks() + op.blocks() <= limit);
+        match parts.last_mut() {
+            Some(last) if joins || op.is_empty() => last.append(op),
+            _ if op.is_empty() => {}
+            _ => parts.push(op),
+        }
+        part_of.push((parts.len() as u64).saturating_sub(1));
+    }
+    (parts, part_of)
+}
+
+/// Blocks of the log that [`pack`] makes of `ops` at most.
+fn packed_blocks(ops: &[Op], limit: u64) -> u64 {
+    let mut blocks = 0;
+    let mut open = (0, 0);
+    for op in ops {
+        let (bytes, pages) = (op.record_bytes(), op.payload_pages());
+        let joined = OpRecords::blocks_for(open.0 + bytes, open.1 + pages);
+        if joined <= limit {
+            open = (open.0 + bytes, open.1 + pages);
+        } else {
+            blocks += OpRecords::blocks_for(open.0, open.1) + 1;
+            open = (bytes, pages);
+        }
+    }
+    blocks + OpRecords::blocks_for(open.0, open.1) + 1
+}
+
+/// Log space for the names and attributes.
+fn names_blocks(plan: &Plan<'_>, limit: u64) -> u64 {
+    let bytes = plan.record_bytes + plan.concerned.len() * ITEM_BYTES;
+    let blocks = OpRecords::blocks_for(bytes, 0);
+    blocks + blocks / limit.max(1) * 2 + 1
+}
+
+/// A first guess of the log space for all of it.
+fn log_blocks(plan: &Plan<'_>, works: &[FileWork<'_>], held: &Held<'_>) -> u64 {
+    let payload: u64 = works.iter().map(|work| work.logged.len() as u64).sum();
+    let mapping: usize = held.homes.iter().map(|home| 512 + 12 * home.run.blocks as usize).sum();
+    let bytes = mapping + payload as usize * 64 + works.len() * 64;
+    OpRecords::blocks_for(bytes, payload) + names_blocks(plan, u64::MAX) + 2
+}

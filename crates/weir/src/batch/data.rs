@@ -1,0 +1,221 @@
+//! The data of a batch: the new content of its pages, in page frames that the log will carry, or written to new blocks.
+//!
+//! Whole pages of a batch too large for the log need nothing of the old content, so they are written before any lock is
+//! taken. All others are put together with the old content under the file's `ops` lock, which keeps other writers out.
+
+use super::Batch;
+use super::patch::Patch;
+use crate::alloc::{AllocKind, Run};
+use crate::cache::page::{PageMut, PageRef};
+use crate::device::IoClass;
+use crate::device::buffer::AlignedBuf;
+use crate::engine::Engine;
+use crate::error::Result;
+use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64, checksum};
+use crate::inode::Inode;
+use crate::sync::Arc;
+use crate::sync::atomic::Ordering;
+use std::ops::Range;
+
+/// Most pages of a batch that travel in the log, whatever the log's size.
+const MAX_PAYLOAD_PAGES: u64 = 512;
+/// Most pages written home at a time.
+const WRITE_PAGES: u64 = 256;
+
+/// Consecutive pages of a file that were written to new blocks.
+pub struct Home {
+    pub ino: u64,
+    pub file_block: u64,
+    pub run: Run,
+    pub checksums: Vec<u32>,
+}
+
+impl Home {
+    pub fn pages(&self) -> Range<u64> {
+        self.file_block..self.file_block + self.run.blocks
+    }
+}
+
+/// A page that travels in the log.
+pub struct Logged {
+    pub index: u64,
+    pub page: PageRef,
+}
+
+/// What a batch holds until it is committed; given back if it is not.
+pub struct Held<'a> {
+    engine: &'a Engine,
+    /// Blocks promised and not used.
+    reserved: u64,
+    /// Pages counted as dirty, each with a block promised.
+    dirty: u64,
+    pub homes: Vec<Home>,
+}
+
+/// Which pages of a batch travel in the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// All of them.
+    Log,
+    /// Those that keep a part of the old content.
+    LogPartial,
+    /// None.
+    Home,
+}
+
+impl Engine {
+    /// How many pages of a batch may travel in the log.
+    pub fn max_batch_payload_pages(&self) -> u64 {
+        let ring = self.log.fill().ring_blocks / 8;
+        MAX_PAYLOAD_PAGES.min(ring).min(self.pool.capacity_pages() as u64 / 8)
+    }
+}
+
+/// Pages that the batch touches: (at all, in part).
+fn count_pages(batch: &Batch) -> (u64, u64) {
+    let (mut all, mut partial) = (0, 0);
+    for patch in batch.patches.values() {
+        for (run, whole) in patch.runs() {
+            all += run.end - run.start;
+            partial += if whole { 0 } else { run.end - run.start };
+        }
+        // The page that a cut goes through.
+        all += u64::from(patch.cuts());
+        partial += u64::from(patch.cuts());
+    }
+    (all, partial)
+}
+
+impl<'a> Held<'a> {
+    /// Promises the blocks that `batch` needs, and decides how its data travels.
+    pub fn for_batch(engine: &'a Engine, batch: &Batch) -> Result<(Self, Way)> {
+        let (all, partial) = count_pages(batch);
+        let limit = engine.max_batch_payload_pages();
+        let way = if all <= limit {
+            Way::Log
+        } else if partial <= limit {
+            Way::LogPartial
+        } else {
+            Way::Home
+        };
+        if all > 0 {
+            engine.reserve(all)?;
+        }
+        Ok((Self { engine, reserved: all, dirty: 0, homes: Vec::new() }, way))
+    }
+
+    /// Writes pages `range` of inode `ino` to new blocks; `content` fills each.
+    pub fn write_home(
+        &mut self,
+        ino: u64,
+        range: Range<u64>,
+        content: &mut dyn FnMut(u64, &mut [u8]) -> Result<()>,
+    ) -> Result<()> {
+        let mut from = range.start;
+        while from < range.end {
+            let pages = (range.end - from).min(WRITE_PAGES);
+            let mut buffer = AlignedBuf::zeroed(pages as usize * BLOCK_BYTES);
+            for (index, page) in (from..).zip(buffer.chunks_exact_mut(BLOCK_BYTES)) {
+                content(index, page)?;
+            }
+            let mut done = 0;
+            while done < pages {
+                let hint = self.homes.last().map(|home| home.run.end());
+                let run = self.engine.alloc.allocate(pages - done, 1, hint, AllocKind::Data)?;
+                let bytes =
+                    &buffer[done as usize * BLOCK_BYTES..][..run.blocks as usize * BLOCK_BYTES];
+                let place = run.start * BLOCK_BYTES_U64;
+                let written = self.engine.device.write(place, &[bytes], IoClass::SyncWrite, false);
+                if let Err(error) = written {
+                    // Not used again before a checkpoint: another attempt goes elsewhere.
+                    self.engine.alloc.quarantine(run);
+                    return Err(error.into());
+                }
+                let checksums = bytes.chunks_exact(BLOCK_BYTES).map(checksum).collect();
+                self.homes.push(Home { ino, file_block: from + done, run, checksums });
+                let paid = run.blocks.min(self.reserved);
+                self.reserved -= paid;
+                self.engine.alloc.release(paid);
+                done += run.blocks;
+            }
+            from += pages;
+        }
+        self.engine.log.note_data_written();
+        Ok(())
+    }
+
+    /// `pages` of the promised blocks are those of pages that become dirty.
+    pub fn charge_dirty(&mut self, pages: u64) {
+        debug_assert!(self.reserved >= pages);
+        self.reserved = self.reserved.saturating_sub(pages);
+        self.dirty += pages;
+        // Counted before they are: writeback may end before the commit has.
+        self.engine.dirty_pages.fetch_add(pages, Ordering::AcqRel);
+    }
+
+    /// The batch is committed, and `newly_dirty` pages became dirty.
+    pub fn committed(mut self, newly_dirty: u64) {
+        self.homes.clear();
+        self.dirty = self.dirty.saturating_sub(newly_dirty);
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        for home in &self.homes {
+            self.engine.alloc.cancel(home.run);
+        }
+        self.engine.pages_paid(self.dirty);
+        if self.reserved > 0 {
+            self.engine.alloc.release(self.reserved);
+        }
+    }
+}
+
+/// The old content of a file, as a batch finds it. The caller holds `ops`.
+pub struct Old<'a> {
+    pub engine: &'a Engine,
+    pub inode: &'a Arc<Inode>,
+    /// Nothing is left from here on.
+    pub end: u64,
+}
+
+impl Old<'_> {
+    /// Fills `page`, which is zeroed, with what page `index` keeps and what `patch` puts into it.
+    pub fn fill(&self, patch: &Patch, index: u64, page: &mut [u8]) -> Result<()> {
+        let start = index * BLOCK_BYTES_U64;
+        if start < self.end {
+            self.read(index, page)?;
+            let kept = (self.end - start).min(BLOCK_BYTES_U64) as usize;
+            page[kept..].fill(0);
+        }
+        patch.apply(index, page);
+        Ok(())
+    }
+
+    fn read(&self, index: u64, page: &mut [u8]) -> Result<()> {
+        let mut tries = 0;
+        loop {
+            if let Some(old) = self.inode.pages.read().peek(index) {
+                page.copy_from_slice(old);
+                return Ok(());
+            }
+            self.engine.fill(self.inode, index..index + 1, IoClass::SyncRead)?;
+            if self.inode.pages.read().peek(index).is_none() {
+                // It was evicted again, or there was no memory for it.
+                tries += 1;
+                if tries > 1 {
+                    self.engine.make_room(&mut tries)?;
+                }
+            }
+        }
+    }
+
+    /// The page as a page frame.
+    pub fn page(&self, patch: &Patch, index: u64) -> Result<Logged> {
+        let mut page: PageMut = self.engine.page()?;
+        page.fill(0);
+        self.fill(patch, index, &mut page)?;
+        Ok(Logged { index, page: page.freeze() })
+    }
+}

@@ -1,0 +1,323 @@
+//! [`Batch`]: changes of any files and names that happen together or not at all.
+//!
+//! A batch is recorded in memory, and looked at by nobody, until it is committed. Then:
+//!
+//! 1. *Plan* (`plan`): with the directories locked, every step is looked up and tried on copies of the attributes.
+//! 2. *Data* (`data`): the new content of each page is put together. Little data travels in the log. If it is more,
+//!    whole pages have been written to new blocks before any lock was taken, and only their mapping is logged.
+//! 3. *Commit* (`commit`): with all page maps and attributes locked, the steps are applied, the log gets one chain of frames, and the
+//!    pages enter the cache.
+//!
+//! A failure anywhere before the chain is in the log leaves nothing behind, in memory or on the disk.
+//!
+//! Lock order: as everywhere (`docs/ARCHITECTURE.md`); of several inodes of one kind, directories first, under the tree lock,
+//! then by number.
+
+mod commit;
+mod data;
+mod patch;
+mod plan;
+
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::file::handle::File;
+use crate::namespace::check_name;
+use crate::namespace::create::check_target;
+use crate::sync::Arc;
+use crate::ticket::SyncTicket;
+use crate::types::{FileType, NewInode, RenameMode, SetAttr};
+use patch::Patch;
+use std::collections::BTreeMap;
+
+/// One recorded change.
+enum Step {
+    Make {
+        dir: u64,
+        name: Vec<u8>,
+        ino: u64,
+        new: NewInode,
+        target: Option<Vec<u8>>,
+    },
+    Link {
+        ino: u64,
+        dir: u64,
+        name: Vec<u8>,
+    },
+    Unlink {
+        dir: u64,
+        name: Vec<u8>,
+    },
+    Rmdir {
+        dir: u64,
+        name: Vec<u8>,
+    },
+    Rename {
+        dir: u64,
+        name: Vec<u8>,
+        new_dir: u64,
+        new_name: Vec<u8>,
+        mode: RenameMode,
+    },
+    Attributes {
+        ino: u64,
+        change: SetAttr,
+    },
+    /// The content changes: see the file's patch.
+    Content {
+        ino: u64,
+    },
+}
+
+/// Changes that happen together or not at all, in memory and across a crash: writes at any offsets of any files, cuts, new
+/// inodes, links, removals, renames, attributes. Recorded by its methods, which check arguments only; made by one of the three commits, in
+/// the order in which they were recorded. Dropping a batch forgets it.
+///
+/// **Atomic.** An error of a commit means that nothing of the batch happened: a name that exists, a directory that is not
+/// empty, no space, an I/O error. (Only [`Error::Shutdown`] from [`Batch::commit`] leaves open what the next opening finds: all
+/// of it, or nothing.) After a crash all of the batch is there, or nothing.
+///
+/// **Isolated.** While a batch is being committed, other writers of its files and other changes of names in its directories wait.
+/// Readers do not, but for the moment in which it is applied in memory: that happens with the content and the attributes of
+/// all its files and directories locked, so whoever has read a piece of the batch, by content or attributes, will not
+/// read anything older of it afterwards. A single read of more than is cached may see the file before and after. The steps are checked
+/// against the volume as it is at the commit, not as it was when they were recorded: to decide on what was
+/// read before, keep other writers out yourself.
+///
+/// **Ordered.** A batch takes its place among the operations of the volume: after a crash it is there only if every metadata operation
+/// before it is. Data that was written to its files before, by other means, and not synced, is not part of it.
+///
+/// **Limits.** Data up to 2 MiB, an eighth of the log, or an eighth of the page cache, whichever is least, travels in the log: one write and one
+/// flush. More is written to new blocks first, and only the mapping is logged. What is logged of one batch must fit a quarter of the
+/// log, otherwise [`Error::Invalid`]: with a log of 64 MiB that is about 4 GiB of data, or 20,000 new files. All data is in
+/// memory until the commit.
+pub struct Batch {
+    engine: Arc<Engine>,
+    steps: Vec<Step>,
+    patches: BTreeMap<u64, Patch>,
+    /// Keeps the files alive until the commit.
+    files: BTreeMap<u64, File>,
+}
+
+impl std::fmt::Debug for Batch {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Batch").field("steps", &self.steps.len()).finish_non_exhaustive()
+    }
+}
+
+/// Content.
+impl Batch {
+    pub(crate) fn new(engine: Arc<Engine>) -> Self {
+        Self { engine, steps: Vec::new(), patches: BTreeMap::new(), files: BTreeMap::new() }
+    }
+
+    /// Writes `data` at `offset`; the file grows if need be.
+    ///
+    /// # Errors
+    /// [`Error::FileTooLarge`]; [`Error::Invalid`] if the file is open for reading, or of another volume.
+    pub fn write_at(&mut self, file: &File, offset: u64, data: &[u8]) -> Result<()> {
+        self.keep(file)?;
+        self.write_inode(file.ino(), offset, data)
+    }
+
+    /// As [`Batch::write_at`], by number: for files that this batch makes.
+    pub fn write_inode(&mut self, ino: u64, offset: u64, data: &[u8]) -> Result<()> {
+        self.patches.entry(ino).or_insert_with(Patch::new).write(offset, data)?;
+        self.content_changes(ino);
+        Ok(())
+    }
+
+    /// Sets the size. Bytes that are gained read as zeros.
+    ///
+    /// # Errors
+    /// As [`Batch::write_at`].
+    pub fn truncate(&mut self, file: &File, size_bytes: u64) -> Result<()> {
+        self.keep(file)?;
+        self.truncate_inode(file.ino(), size_bytes)
+    }
+
+    /// As [`Batch::truncate`], by number.
+    pub fn truncate_inode(&mut self, ino: u64, size_bytes: u64) -> Result<()> {
+        self.patches.entry(ino).or_insert_with(Patch::new).truncate(size_bytes)?;
+        self.content_changes(ino);
+        Ok(())
+    }
+
+    fn keep(&mut self, file: &File) -> Result<()> {
+        file.check_writable()?;
+        if !Arc::ptr_eq(&self.engine, file.engine()) {
+            return Err(Error::Invalid("the file is of another volume than the batch"));
+        }
+        self.files.entry(file.ino()).or_insert_with(|| file.clone());
+        Ok(())
+    }
+
+    fn content_changes(&mut self, ino: u64) {
+        let again = matches!(self.steps.last(), Some(Step::Content { ino: last }) if *last == ino);
+        if !again {
+            self.steps.push(Step::Content { ino });
+        }
+    }
+}
+
+/// Names, by inode number. Directories and files that the batch itself makes may be used like others.
+impl Batch {
+    /// Makes a regular file and answers its inode number, which exists once the batch is committed.
+    ///
+    /// # Errors
+    /// A name that cannot be; [`Error::Invalid`] if `new` is something else.
+    pub fn create_file(&mut self, dir: u64, name: &[u8], new: &NewInode) -> Result<u64> {
+        if new.file_type != FileType::Regular {
+            return Err(Error::Invalid("create_file makes regular files"));
+        }
+        self.make(dir, name, new)
+    }
+
+    /// Makes a directory and answers its inode number.
+    ///
+    /// # Errors
+    /// A name that cannot be.
+    pub fn make_dir(&mut self, dir: u64, name: &[u8], permissions: u32) -> Result<u64> {
+        self.make(dir, name, &NewInode::new(FileType::Directory, permissions))
+    }
+
+    /// Makes a regular file, directory, fifo, socket or device node.
+    ///
+    /// # Errors
+    /// A name that cannot be.
+    pub fn make(&mut self, dir: u64, name: &[u8], new: &NewInode) -> Result<u64> {
+        if new.file_type == FileType::Symlink {
+            return Err(Error::Invalid("a symbolic link is made with symlink"));
+        }
+        self.make_any(dir, name, new.clone(), None)
+    }
+
+    /// Makes a symbolic link.
+    ///
+    /// # Errors
+    /// A name or target that cannot be.
+    pub fn symlink(
+        &mut self,
+        dir: u64,
+        name: &[u8],
+        target: &[u8],
+        uid: u32,
+        gid: u32,
+    ) -> Result<u64> {
+        check_target(target)?;
+        let new = NewInode { uid, gid, ..NewInode::new(FileType::Symlink, 0o777) };
+        self.make_any(dir, name, new, Some(target.to_vec()))
+    }
+
+    fn make_any(
+        &mut self,
+        dir: u64,
+        name: &[u8],
+        new: NewInode,
+        target: Option<Vec<u8>>,
+    ) -> Result<u64> {
+        check_name(name)?;
+        let ino = self.engine.store.allocate_inode();
+        self.steps.push(Step::Make { dir, name: name.to_vec(), ino, new, target });
+        Ok(ino)
+    }
+
+    /// One more name for an inode that is no directory.
+    ///
+    /// # Errors
+    /// A name that cannot be.
+    pub fn link(&mut self, ino: u64, dir: u64, name: &[u8]) -> Result<()> {
+        check_name(name)?;
+        self.steps.push(Step::Link { ino, dir, name: name.to_vec() });
+        Ok(())
+    }
+
+    /// Removes a name of something that is no directory.
+    ///
+    /// # Errors
+    /// A name that cannot be.
+    pub fn unlink(&mut self, dir: u64, name: &[u8]) -> Result<()> {
+        check_name(name)?;
+        self.steps.push(Step::Unlink { dir, name: name.to_vec() });
+        Ok(())
+    }
+
+    /// Removes a directory that is empty at this point of the batch.
+    ///
+    /// # Errors
+    /// A name that cannot be.
+    pub fn rmdir(&mut self, dir: u64, name: &[u8]) -> Result<()> {
+        check_name(name)?;
+        self.steps.push(Step::Rmdir { dir, name: name.to_vec() });
+        Ok(())
+    }
+
+    /// Renames: see [`RenameMode`].
+    ///
+    /// # Errors
+    /// A name that cannot be.
+    pub fn rename(
+        &mut self,
+        dir: u64,
+        name: &[u8],
+        new_dir: u64,
+        new_name: &[u8],
+        mode: RenameMode,
+    ) -> Result<()> {
+        check_name(name)?;
+        check_name(new_name)?;
+        let (name, new_name) = (name.to_vec(), new_name.to_vec());
+        self.steps.push(Step::Rename { dir, name, new_dir, new_name, mode });
+        Ok(())
+    }
+
+    /// Changes attributes, and the size.
+    ///
+    /// # Errors
+    /// As [`Batch::truncate`].
+    pub fn setattr(&mut self, ino: u64, change: &SetAttr) -> Result<()> {
+        if let Some(size_bytes) = change.size_bytes {
+            self.truncate_inode(ino, size_bytes)?;
+        }
+        let change = SetAttr { size_bytes: None, ..change.clone() };
+        if change != SetAttr::default() {
+            self.steps.push(Step::Attributes { ino, change });
+        }
+        Ok(())
+    }
+}
+
+/// The end.
+impl Batch {
+    /// Nothing was recorded.
+    pub fn is_empty(&self) -> bool {
+        self.steps.is_empty()
+    }
+
+    /// Makes the changes, and waits until they are durable. Answers the LSN of the batch.
+    ///
+    /// # Errors
+    /// See [`Batch`].
+    pub fn commit(self) -> Result<u64> {
+        let lsn = self.engine.commit_batch(&self)?;
+        self.engine.commit_log(lsn)?;
+        Ok(lsn)
+    }
+
+    /// Makes the changes, and answers with a ticket for their durability. May wait for what any operation waits for, and for data too
+    /// large for the log to be written, but not for durability.
+    ///
+    /// # Errors
+    /// See [`Batch`]; [`Error::WouldBlock`] when too many tickets of the volume have not ended.
+    pub fn commit_async(self) -> Result<SyncTicket> {
+        let engine = self.engine.clone();
+        engine.ticket_after(|| engine.commit_batch(&self))
+    }
+
+    /// Makes the changes. They are durable with a later sync, all together. Answers the LSN of the batch.
+    ///
+    /// # Errors
+    /// See [`Batch`].
+    pub fn commit_relaxed(self) -> Result<u64> {
+        self.engine.commit_batch(&self)
+    }
+}

@@ -1,0 +1,236 @@
+//! What a batch does to the content of one file: writes and cuts put together, in memory. Pure.
+
+use crate::error::{Error, Result};
+use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64, MAX_FILE_BYTES};
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// See the module's head.
+#[derive(Debug, Default)]
+pub struct Patch {
+    /// New bytes by where they begin; they do not overlap.
+    pieces: BTreeMap<u64, Vec<u8>>,
+    /// Of the old content nothing from here on is left.
+    cut: u64,
+    /// The exact size, if the file was cut or made longer.
+    size: Option<u64>,
+    /// End of the farthest write since.
+    reach: u64,
+}
+
+impl Patch {
+    /// Changes nothing.
+    pub fn new() -> Self {
+        Self { cut: u64::MAX, ..Self::default() }
+    }
+
+    /// `data` at `offset`.
+    pub fn write(&mut self, offset: u64, data: &[u8]) -> Result<()> {
+        let end = offset.checked_add(data.len() as u64).filter(|end| *end <= MAX_FILE_BYTES);
+        let end = end.ok_or(Error::FileTooLarge)?;
+        if data.is_empty() {
+            return Ok(());
+        }
+        self.clear(offset, end);
+        self.reach = self.reach.max(end);
+        self.size = self.size.map(|size| size.max(end));
+        if let Some((start, last)) = self.pieces.range_mut(..offset).next_back()
+            && start + last.len() as u64 == offset
+        {
+            last.extend_from_slice(data);
+            return Ok(());
+        }
+        self.pieces.insert(offset, data.to_vec());
+        Ok(())
+    }
+
+    /// The file has this size from here on.
+    pub fn truncate(&mut self, size: u64) -> Result<()> {
+        if size > MAX_FILE_BYTES {
+            return Err(Error::FileTooLarge);
+        }
+        self.clear(size, u64::MAX);
+        self.cut = self.cut.min(size);
+        self.size = Some(size);
+        self.reach = self.reach.min(size);
+        Ok(())
+    }
+
+    /// Takes the new bytes of `start .. end` away.
+    fn clear(&mut self, start: u64, end: u64) {
+        if let Some((&first, piece)) = self.pieces.range_mut(..start).next_back()
+            && first + piece.len() as u64 > start
+        {
+            let tail = piece.split_off((start - first) as usize);
+            self.pieces.insert(start, tail);
+        }
+        while let Some((&first, piece)) = self.pieces.range(start..end).next() {
+            let length = piece.len() as u64;
+            let gone = self.pieces.remove(&first);
+            if first + length > end
+                && let Some(mut gone) = gone
+            {
+                self.pieces.insert(end, gone.split_off((end - first) as usize));
+            }
+        }
+    }
+
+    /// The size of a file that was `old` bytes long.
+    pub fn size_after(&self, old: u64) -> u64 {
+        self.size.unwrap_or_else(|| old.max(self.reach))
+    }
+
+    /// The size that the log may know, which knew `logged`.
+    pub fn logged_size_after(&self, logged: u64) -> u64 {
+        self.size.unwrap_or_else(|| logged.max(self.reach))
+    }
+
+    /// Where the old content of a file of `old` bytes ends, if anything of it goes.
+    pub fn cut_of(&self, old: u64) -> Option<u64> {
+        (self.cut < old).then_some(self.cut)
+    }
+
+    /// Something of the old content may go.
+    pub fn cuts(&self) -> bool {
+        self.cut < u64::MAX
+    }
+
+    /// The pages with new bytes, as runs in order, each either of pages that are new as a whole (true) or not.
+    pub fn runs(&self) -> Vec<(Range<u64>, bool)> {
+        let mut runs: Vec<(Range<u64>, bool)> = Vec::new();
+        let mut add = |range: Range<u64>, whole: bool| {
+            if range.is_empty() {
+                return;
+            }
+            match runs.last_mut() {
+                Some((last, kind)) if last.end == range.start && *kind == whole => {
+                    last.end = range.end;
+                }
+                _ => runs.push((range, whole)),
+            }
+        };
+        let mut next = 0;
+        for (&start, piece) in &self.pieces {
+            let end = start + piece.len() as u64;
+            let first = (start / BLOCK_BYTES_U64).max(next);
+            let last = end.div_ceil(BLOCK_BYTES_U64);
+            let mut at = first;
+            while at < last {
+                let whole_end = end / BLOCK_BYTES_U64;
+                if at * BLOCK_BYTES_U64 >= start && at < whole_end {
+                    add(at..whole_end, true);
+                    at = whole_end;
+                } else {
+                    add(at..at + 1, self.covers(at));
+                    at += 1;
+                }
+            }
+            next = next.max(last);
+        }
+        runs
+    }
+
+    /// All bytes of page `index` are new.
+    fn covers(&self, index: u64) -> bool {
+        let mut count = 0;
+        self.each_in(index, |_, part| count += part.len());
+        count == BLOCK_BYTES
+    }
+
+    /// Puts the new bytes of page `index` into `page`.
+    pub fn apply(&self, index: u64, page: &mut [u8]) {
+        self.each_in(index, |within, part| page[within..within + part.len()].copy_from_slice(part));
+    }
+
+    fn each_in(&self, index: u64, mut visit: impl FnMut(usize, &[u8])) {
+        let (start, end) = (index * BLOCK_BYTES_U64, (index + 1) * BLOCK_BYTES_U64);
+        let before = self.pieces.range(..start).next_back();
+        for (&first, piece) in before.into_iter().chain(self.pieces.range(start..end)) {
+            let from = first.max(start);
+            let to = (first + piece.len() as u64).min(end);
+            if from < to {
+                let part = &piece[(from - first) as usize..(to - first) as usize];
+                visit((from - start) as usize, part);
+            }
+        }
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const LIMIT: usize = 40_000;
+
+    fn step() -> impl Strategy<Value = (u64, Option<usize>)> {
+        let place = prop_oneof![0..30_000_u64, (0..8_u64).prop_map(|page| page * 4096)];
+        let length = prop_oneof![0..9000_usize, Just(4096_usize), 1..20_usize];
+        (place, prop::option::weighted(0.8, length))
+    }
+
+    proptest! {
+        /// Page by page, the patch gives the file that the steps give one after the other.
+        #[test]
+        fn a_patch_is_its_steps_one_after_the_other(
+            old in 0..20_000_usize,
+            steps in prop::collection::vec(step(), 0..12),
+        ) {
+            let mut file = vec![0xaa; old];
+            let mut patch = Patch::new();
+            for (number, (place, length)) in steps.into_iter().enumerate() {
+                let byte = number as u8 + 1;
+                match length {
+                    Some(length) => {
+                        let end = place as usize + length;
+                        if length > 0 && file.len() < end {
+                            file.resize(end, 0);
+                        }
+                        if length > 0 {
+                            file[place as usize..end].fill(byte);
+                        }
+                        patch.write(place, &vec![byte; length]).unwrap();
+                    }
+                    None => {
+                        file.resize(place as usize, 0);
+                        patch.truncate(place).unwrap();
+                    }
+                }
+            }
+            prop_assert_eq!(patch.size_after(old as u64), file.len() as u64);
+            let mut result = vec![0; LIMIT];
+            let kept = patch.cut_of(old as u64).unwrap_or(old as u64) as usize;
+            result[..kept].fill(0xaa);
+            let mut last_end = 0;
+            for (run, whole) in patch.runs() {
+                prop_assert!(run.start >= last_end && run.start < run.end);
+                last_end = run.end;
+                for index in run {
+                    let start = index as usize * 4096;
+                    let page = &mut result[start..(start + 4096).min(LIMIT)];
+                    let mut full = page.to_vec();
+                    full.resize(4096, 0);
+                    if whole {
+                        full.fill(0xee);
+                    }
+                    patch.apply(index, &mut full);
+                    prop_assert_eq!(patch.covers(index), whole);
+                    page.copy_from_slice(&full[..page.len()]);
+                }
+            }
+            prop_assert_eq!(&result[..file.len()], &file[..]);
+            prop_assert!(result[file.len()..].iter().all(|&byte| byte == 0), "a tail of zeros");
+        }
+    }
+
+    #[test]
+    fn sequential_writes_are_one_piece() {
+        let mut patch = Patch::new();
+        for number in 0..100 {
+            patch.write(number * 10, &[number as u8; 10]).unwrap();
+        }
+        assert_eq!(patch.pieces.len(), 1);
+        assert_eq!(patch.write(u64::MAX - 5, &[0; 10]), Err(Error::FileTooLarge));
+        assert_eq!(patch.truncate(u64::MAX), Err(Error::FileTooLarge));
+    }
+}

@@ -1,0 +1,669 @@
+//! Batches: all of it or nothing, for errors, for readers, and across a crash.
+
+mod common;
+
+use common::volatile::Volatile;
+use common::*;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use weir::check::{CheckOptions, check_device};
+use weir::device::Device;
+use weir::*;
+
+struct Random(u64);
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 >> 33
+    }
+    fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+}
+
+/// What a volume holds, as a plain map.
+#[derive(Debug, Clone, PartialEq)]
+struct Model {
+    nodes: BTreeMap<u64, Node>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum Node {
+    Dir(BTreeMap<Vec<u8>, u64>),
+    File(Vec<u8>),
+    Symlink(Vec<u8>),
+    /// A directory that was removed.
+    Gone,
+}
+
+#[derive(Clone)]
+enum Change {
+    Make { dir: u64, name: Vec<u8>, ino: u64, node: Node },
+    Link(u64, u64, Vec<u8>),
+    Unlink(u64, Vec<u8>),
+    Rmdir(u64, Vec<u8>),
+    Rename((u64, Vec<u8>), (u64, Vec<u8>), RenameMode),
+    Write(u64, u64, Vec<u8>),
+    Truncate(u64, u64),
+}
+
+impl std::fmt::Debug for Change {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let name = |name: &[u8]| String::from_utf8_lossy(name).into_owned();
+        match self {
+            Self::Make { dir, name: made, ino, .. } => write!(f, "make {dir}/{}={ino}", name(made)),
+            Self::Link(ino, dir, to) => write!(f, "link {ino} {dir}/{}", name(to)),
+            Self::Unlink(dir, gone) => write!(f, "unlink {dir}/{}", name(gone)),
+            Self::Rmdir(dir, gone) => write!(f, "rmdir {dir}/{}", name(gone)),
+            Self::Rename(from, to, mode) => {
+                write!(f, "rename {}/{} {}/{} {mode:?}", from.0, name(&from.1), to.0, name(&to.1))
+            }
+            Self::Write(ino, offset, data) => write!(f, "write {ino} {offset}+{}", data.len()),
+            Self::Truncate(ino, size) => write!(f, "truncate {ino} {size}"),
+        }
+    }
+}
+
+impl Model {
+    fn new() -> Self {
+        Self { nodes: BTreeMap::from([(Volume::ROOT, Node::Dir(BTreeMap::new()))]) }
+    }
+
+    fn dir(&mut self, ino: u64) -> Result<&mut BTreeMap<Vec<u8>, u64>> {
+        match self.nodes.get_mut(&ino) {
+            Some(Node::Dir(entries)) => Ok(entries),
+            None | Some(Node::Gone) => Err(Error::NotFound),
+            Some(_) => Err(Error::NotDirectory),
+        }
+    }
+
+    fn is_dir(&self, ino: u64) -> bool {
+        matches!(self.nodes.get(&ino), Some(Node::Dir(_)))
+    }
+
+    fn find(&mut self, dir: u64, name: &[u8]) -> Result<u64> {
+        self.dir(dir)?.get(name).copied().ok_or(Error::NotFound)
+    }
+
+    fn holds(&self, ancestor: u64, ino: u64) -> bool {
+        ancestor == ino
+            || match self.nodes.get(&ancestor) {
+                Some(Node::Dir(entries)) => entries.values().any(|child| self.holds(*child, ino)),
+                _ => false,
+            }
+    }
+
+    fn forget_nameless(&mut self) {
+        let named: Vec<u64> = self
+            .nodes
+            .values()
+            .flat_map(|node| match node {
+                Node::Dir(entries) => entries.values().copied().collect(),
+                _ => Vec::new(),
+            })
+            .collect();
+        self.nodes.retain(|ino, _| *ino == Volume::ROOT || named.contains(ino));
+    }
+
+    /// The model with all changes made, or the error of the first that cannot be.
+    fn with(&self, changes: &[Change]) -> Result<Self> {
+        let mut model = self.clone();
+        for change in changes {
+            model.apply(change)?;
+        }
+        model.forget_nameless();
+        Ok(model)
+    }
+
+    fn apply(&mut self, change: &Change) -> Result<()> {
+        match change {
+            Change::Make { dir, name, ino, node } => {
+                if self.dir(*dir)?.contains_key(name) {
+                    return Err(Error::Exists);
+                }
+                self.dir(*dir)?.insert(name.clone(), *ino);
+                self.nodes.insert(*ino, node.clone());
+            }
+            Change::Link(ino, dir, name) => {
+                if !self.nodes.contains_key(ino) {
+                    return Err(Error::NotFound);
+                }
+                if self.is_dir(*ino) || self.nodes[ino] == Node::Gone {
+                    return Err(Error::NotPermitted);
+                }
+                if self.dir(*dir)?.contains_key(name) {
+                    return Err(Error::Exists);
+                }
+                self.dir(*dir)?.insert(name.clone(), *ino);
+            }
+            Change::Unlink(dir, name) => {
+                let ino = self.find(*dir, name)?;
+                if self.is_dir(ino) {
+                    return Err(Error::IsDirectory);
+                }
+                self.dir(*dir)?.remove(name);
+            }
+            Change::Rmdir(dir, name) => {
+                let ino = self.find(*dir, name)?;
+                if !self.is_dir(ino) {
+                    return Err(Error::NotDirectory);
+                }
+                if !self.dir(ino)?.is_empty() {
+                    return Err(Error::NotEmpty);
+                }
+                self.dir(*dir)?.remove(name);
+                self.nodes.insert(ino, Node::Gone);
+            }
+            Change::Rename(from, to, mode) => self.rename(from, to, *mode)?,
+            Change::Write(ino, offset, data) => match self.nodes.get_mut(ino) {
+                Some(Node::File(bytes)) => {
+                    let end = *offset as usize + data.len();
+                    if bytes.len() < end {
+                        bytes.resize(end, 0);
+                    }
+                    bytes[*offset as usize..end].copy_from_slice(data);
+                }
+                Some(Node::Dir(_) | Node::Gone) => return Err(Error::IsDirectory),
+                Some(_) => return Err(Error::Invalid("")),
+                None => return Err(Error::NotFound),
+            },
+            Change::Truncate(ino, size) => match self.nodes.get_mut(ino) {
+                Some(Node::File(bytes)) => bytes.resize(*size as usize, 0),
+                Some(Node::Dir(_) | Node::Gone) => return Err(Error::IsDirectory),
+                Some(_) => return Err(Error::Invalid("")),
+                None => return Err(Error::NotFound),
+            },
+        }
+        Ok(())
+    }
+
+    fn rename(
+        &mut self,
+        from: &(u64, Vec<u8>),
+        to: &(u64, Vec<u8>),
+        mode: RenameMode,
+    ) -> Result<()> {
+        let source = self.find(from.0, &from.1)?;
+        let target = self.dir(to.0)?.get(&to.1).copied();
+        let below = Err(Error::Invalid(""));
+        if self.is_dir(source) && self.holds(source, to.0) {
+            return below;
+        }
+        match (target, mode) {
+            (None, RenameMode::Exchange) => return Err(Error::NotFound),
+            (Some(_), RenameMode::NoReplace) => return Err(Error::Exists),
+            (Some(target), _) if target == source => return Ok(()),
+            (Some(target), RenameMode::Exchange) => {
+                if self.is_dir(target) && self.holds(target, from.0) {
+                    return below;
+                }
+                self.dir(from.0)?.insert(from.1.clone(), target);
+                self.dir(to.0)?.insert(to.1.clone(), source);
+                return Ok(());
+            }
+            (Some(target), _) => match (self.is_dir(source), self.is_dir(target)) {
+                (true, false) => return Err(Error::NotDirectory),
+                (false, true) => return Err(Error::IsDirectory),
+                (true, true) if !self.dir(target)?.is_empty() => return Err(Error::NotEmpty),
+                (true, true) => drop(self.nodes.insert(target, Node::Gone)),
+                _ if false => {}
+                _ => {}
+            },
+            (None, _) => {}
+        }
+        self.dir(from.0)?.remove(&from.1);
+        self.dir(to.0)?.insert(to.1.clone(), source);
+        Ok(())
+    }
+
+    /// What a volume holds.
+    fn of(volume: &Volume) -> Self {
+        let mut model = Self { nodes: BTreeMap::new() };
+        let mut pending = vec![Volume::ROOT];
+        let mut links: BTreeMap<u64, u32> = BTreeMap::new();
+        while let Some(ino) = pending.pop() {
+            let mut entries = BTreeMap::new();
+            let mut visit = |entry: DirEntry| {
+                entries.insert(entry.name, entry.ino);
+                true
+            };
+            volume.readdir(ino, 0, &mut visit).expect("list");
+            for &child in entries.values() {
+                *links.entry(child).or_default() += 1;
+                let attr = volume.getattr(child).expect("attributes");
+                match attr.file_type {
+                    FileType::Directory => pending.push(child),
+                    FileType::Symlink => {
+                        let target = volume.readlink(child).expect("readlink");
+                        model.nodes.insert(child, Node::Symlink(target));
+                    }
+                    _ => {
+                        let file = volume.open_inode(child, false).expect("open");
+                        model.nodes.insert(child, Node::File(contents(&file)));
+                    }
+                }
+            }
+            assert_eq!(volume.getattr(ino).expect("attributes").size_bytes, entries.len() as u64);
+            model.nodes.insert(ino, Node::Dir(entries));
+        }
+        for (ino, count) in links {
+            if !model.is_dir(ino) {
+                assert_eq!(volume.getattr(ino).expect("attributes").links, count);
+            }
+        }
+        model
+    }
+}
+
+/// Records random changes in `batch`, most of which make sense for `model`.
+fn record(random: &mut Random, model: &Model, batch: &mut Batch, large: bool) -> Vec<Change> {
+    let mut changes = Vec::new();
+    // What the batch has made of it so far.
+    let mut now = model.clone();
+    for number in 0..1 + random.below(9) {
+        let known: Vec<u64> = now.nodes.keys().copied().collect();
+        let any = |random: &mut Random| known[random.below(known.len() as u64) as usize];
+        let dir = |random: &mut Random| {
+            let directories: Vec<u64> =
+                known.iter().copied().filter(|ino| now.is_dir(*ino)).collect();
+            match random.below(6) {
+                0 => known[random.below(known.len() as u64) as usize],
+                _ => directories[random.below(directories.len() as u64) as usize],
+            }
+        };
+        let name = |random: &mut Random| vec![b'a' + random.below(5) as u8];
+        let mut change = match random.below(14) {
+            0..=2 => {
+                let node = match random.below(4) {
+                    0 => Node::Dir(BTreeMap::new()),
+                    1 => Node::Symlink(b"/a/b".to_vec()),
+                    _ => Node::File(Vec::new()),
+                };
+                let ino = u64::MAX - number;
+                Change::Make { dir: dir(random), name: name(random), ino, node }
+            }
+            3 => Change::Link(any(random), dir(random), name(random)),
+            4 => Change::Unlink(dir(random), name(random)),
+            5 => Change::Rmdir(dir(random), name(random)),
+            6 | 7 => {
+                let mode = match random.below(4) {
+                    0 => RenameMode::Exchange,
+                    1 => RenameMode::NoReplace,
+                    _ => RenameMode::Replace,
+                };
+                Change::Rename((dir(random), name(random)), (dir(random), name(random)), mode)
+            }
+            8 => Change::Truncate(any(random), random.below(60_000)),
+            _ => {
+                let length = match random.below(6) {
+                    0 if large => 400_000 + random.below(500_000),
+                    1 => 4096,
+                    2 => random.below(100_000),
+                    _ => 1 + random.below(9000),
+                };
+                let offset = match random.below(3) {
+                    0 => random.below(12) * 4096,
+                    _ => random.below(50_000),
+                };
+                Change::Write(any(random), offset, pattern(random.next(), length as usize))
+            }
+        };
+        let is_valid = now.clone().apply(&change).is_ok();
+        if !is_valid && random.below(20) > 0 {
+            continue;
+        }
+        let recorded = match &mut change {
+            Change::Make { dir, name, ino, node } => {
+                let made = match node {
+                    Node::Dir(_) => batch.make_dir(*dir, name, 0o755),
+                    Node::Symlink(target) => batch.symlink(*dir, name, target, 0, 0),
+                    _ => batch.create_file(*dir, name, &NewInode::new(FileType::Regular, 0o644)),
+                };
+                made.map(|made| *ino = made)
+            }
+            Change::Link(ino, dir, name) => batch.link(*ino, *dir, name),
+            Change::Unlink(dir, name) => batch.unlink(*dir, name),
+            Change::Rmdir(dir, name) => batch.rmdir(*dir, name),
+            Change::Rename(from, to, mode) => batch.rename(from.0, &from.1, to.0, &to.1, *mode),
+            Change::Write(ino, offset, data) => batch.write_inode(*ino, *offset, data),
+            Change::Truncate(ino, size) => batch.truncate_inode(*ino, *size),
+        };
+        if is_valid {
+            now.apply(&change).expect("valid");
+        }
+        recorded.expect("recorded");
+        changes.push(change);
+    }
+    changes
+}
+
+fn same_kind(one: &Error, other: &Error) -> bool {
+    std::mem::discriminant(one) == std::mem::discriminant(other)
+}
+
+/// Random batches; after each the volume is what the model is. Crashes at random moments find the state after some batch, none
+/// before the last that was durable.
+#[test]
+fn random_batches_happen_as_a_whole_or_not_at_all() {
+    let (mut done, mut refused, mut lost, mut homes) = (0, 0, 0, 0);
+    for seed in 0..24 {
+        let mut random = Random(seed);
+        let device = Volatile::new(24 * MIB);
+        let dynamic: Arc<dyn Device> = device.clone();
+        format(&dynamic, [0, 128][seed as usize % 2]);
+        let volume = open(&dynamic, manual([8, 2][seed as usize % 2] * MIB));
+        let mut model = Model::new();
+        let mut history = vec![(0, model.clone())];
+        for _ in 0..25 {
+            let mut batch = volume.batch();
+            let changes = record(&mut random, &model, &mut batch, true);
+            let expected = model.with(&changes);
+            let result = match random.below(3) {
+                0 => batch.commit(),
+                1 => batch.commit_relaxed(),
+                _ => batch.commit_async().map(|_ticket| volume.last_lsn()),
+            };
+            match (&result, expected) {
+                (Ok(lsn), Ok(after)) => {
+                    done += 1;
+                    model = after;
+                    history.push((*lsn, model.clone()));
+                }
+                (Err(error), Err(wanted)) => {
+                    refused += 1;
+                    assert!(same_kind(error, &wanted), "seed {seed}: {error} {wanted} {changes:?}");
+                }
+                (result, wanted) => panic!(
+                    "seed {seed}: {result:?}, {} {changes:?}",
+                    wanted.map_or_else(|error| error.to_string(), |_| "done".into())
+                ),
+            }
+            assert!(Model::of(&volume) == model, "seed {seed}: {changes:?}");
+            match random.below(8) {
+                0 => while volume.background_step(BackgroundWork::Writeback).expect("step") {},
+                1 => while volume.background_step(BackgroundWork::Checkpoint).expect("step") {},
+                2 => while volume.background_step(BackgroundWork::Log).expect("step") {},
+                3 => drop(volume.barrier().expect("barrier")),
+                4 => volume.sync().expect("sync"),
+                _ => {}
+            }
+            if random.below(6) == 0 {
+                let durable = volume.durable_lsn();
+                let after = device.after_crash(random.next());
+                let found = Model::of(&open(&after, threads(4 * MIB)));
+                let place = history.iter().rposition(|(_, state)| *state == found);
+                let Some(place) = place else { panic!("seed {seed}: half a batch was found") };
+                let least = history.iter().rposition(|(lsn, _)| *lsn <= durable).unwrap_or(0);
+                assert!(place >= least, "seed {seed}: {place} of {least}");
+                lost += history.len() - 1 - place;
+                let report = check_device(&after, &CheckOptions::default()).expect("check");
+                assert!(report.is_clean(), "seed {seed}: {:?}", report.problems);
+            }
+        }
+        homes += u64::from(volume.stats().log.payload_blocks > 0);
+        volume.close().expect("close");
+        let report = check_device(&dynamic, &CheckOptions::default()).expect("check");
+        assert!(report.is_clean(), "seed {seed}: {:?}", report.problems);
+        drop(volume);
+        assert!(Model::of(&open(&dynamic, threads(4 * MIB))) == model);
+    }
+    assert!(
+        done > 200 && refused > 50 && lost > 20 && homes > 0,
+        "{done} {refused} {lost} {homes}"
+    );
+}
+
+#[test]
+fn a_batch_far_beyond_a_frame_is_all_or_nothing() {
+    for commits in [false, true] {
+        let device = Volatile::new(128 * MIB);
+        let dynamic: Arc<dyn Device> = device.clone();
+        format(&dynamic, 0);
+        let volume = open(&dynamic, manual(16 * MIB));
+        let old = create(&volume, "/old");
+        old.write_at(0, &[1; 10_000]).expect("write");
+        volume.sync().expect("sync");
+        let mut batch = volume.batch();
+        batch.write_at(&old, 5000, &pattern(1, 20_000_000)).expect("recorded");
+        let dir = batch.make_dir(Volume::ROOT, b"d", 0o755).expect("recorded");
+        for number in 0..500 {
+            let name = format!("file-{number:04}").into_bytes();
+            let new = NewInode::new(FileType::Regular, 0o644);
+            let ino = batch.create_file(dir, &name, &new).expect("recorded");
+            batch.write_inode(ino, 0, &pattern(number, 5000)).expect("recorded");
+        }
+        let writes = volume.stats().log.frames;
+        if commits {
+            batch.commit().expect("commit");
+        } else {
+            batch.commit_relaxed().expect("commit");
+            assert_eq!(volume.stats().log.frames, writes);
+        }
+        for seed in 0..3 {
+            let volume = open(&device.after_crash(seed), threads(16 * MIB));
+            let old = volume.open_file("/old", OpenFlags::READ).expect("open");
+            if !commits {
+                assert_eq!(contents(&old), [1; 10_000]);
+                assert!(matches!(volume.metadata("/d"), Err(Error::NotFound)));
+                continue;
+            }
+            let mut wanted = vec![1; 5000];
+            wanted.extend(pattern(1, 20_000_000));
+            assert!(contents(&old) == wanted);
+            for number in 0..500 {
+                let path = format!("/d/file-{number:04}");
+                let file = volume.open_file(path, OpenFlags::READ).expect("open");
+                assert_eq!(contents(&file), pattern(number, 5000));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_small_batch_of_several_files_is_one_write_and_one_flush() {
+    let device = Volatile::new(32 * MIB);
+    let dynamic: Arc<dyn Device> = device.clone();
+    format(&dynamic, 0);
+    let volume = open(&dynamic, manual(8 * MIB));
+    let files: Vec<_> = (0..5).map(|number| create(&volume, &format!("/{number}"))).collect();
+    volume.sync().expect("sync");
+    let (writes, flushes) = (device.writes.load(Ordering::Relaxed), volume.stats().log.flushes);
+    let mut batch = volume.batch();
+    for file in &files {
+        batch.write_at(file, 100, b"together").expect("recorded");
+    }
+    let lsn = batch.commit().expect("commit");
+    assert_eq!(device.writes.load(Ordering::Relaxed), writes + 1);
+    assert_eq!(volume.stats().log.flushes, flushes + 1);
+    assert!(volume.durable_lsn() >= lsn);
+    assert!(files.iter().all(|file| file.last_lsn() == lsn));
+}
+
+#[test]
+fn a_batch_that_fails_leaves_nothing_behind() {
+    let probe = Probe::new(formatted(32 * MIB, 0));
+    let device: Arc<dyn Device> = probe.clone();
+    let volume = open(&device, manual(8 * MIB));
+    let file = create(&volume, "/f");
+    file.write_at(0, &pattern(1, 9000)).expect("write");
+    create(&volume, "/taken");
+    volume.checkpoint().expect("checkpoint");
+    let before = (Model::of(&volume), volume.statfs(), volume.last_lsn());
+    let dirty = volume.stats().dirty_pages;
+    let fill = |batch: &mut Batch, length: usize| {
+        let new = NewInode::new(FileType::Regular, 0o644);
+        let ino = batch.create_file(Volume::ROOT, b"new", &new).expect("recorded");
+        batch.write_inode(ino, 0, &pattern(2, length)).expect("recorded");
+        batch.write_at(&file, 100, &pattern(3, 5000)).expect("recorded");
+        batch.truncate(&file, 50).expect("recorded");
+        ino
+    };
+    let check = |what: &str| {
+        assert!(Model::of(&volume) == before.0, "{what}");
+        assert_eq!(volume.statfs(), before.1, "{what}");
+        assert_eq!((volume.last_lsn(), volume.stats().dirty_pages), (before.2, dirty), "{what}");
+    };
+    // A name that exists, after data of both kinds was prepared.
+    for length in [5000, 3_000_000] {
+        let mut batch = volume.batch();
+        let ino = fill(&mut batch, length);
+        batch.link(ino, Volume::ROOT, b"taken").expect("recorded");
+        assert_eq!(batch.commit(), Err(Error::Exists));
+        assert_eq!(volume.getattr(ino).map(|attr| attr.ino), Err(Error::NotFound));
+        check("a name that exists");
+    }
+    // No space.
+    let mut batch = volume.batch();
+    fill(&mut batch, 40 << 20);
+    assert_eq!(batch.commit(), Err(Error::NoSpace));
+    check("no space");
+    // The device.
+    let mut batch = volume.batch();
+    fill(&mut batch, 3_000_000);
+    probe.fail_data_writes.store(true, Ordering::Relaxed);
+    assert!(matches!(batch.commit(), Err(Error::Io(_))));
+    probe.fail_data_writes.store(false, Ordering::Relaxed);
+    assert!(Model::of(&volume) == before.0);
+    // And then it works.
+    let mut batch = volume.batch();
+    fill(&mut batch, 3_000_000);
+    batch.commit().expect("commit");
+    assert_eq!(file.size(), 50);
+    assert_eq!(volume.metadata("/new").expect("attributes").size_bytes, 3_000_000);
+    volume.close().expect("close");
+    let report = check_device(&device, &CheckOptions::default()).expect("check");
+    assert!(report.is_clean(), "{:?}", report.problems);
+}
+
+#[test]
+fn a_batch_of_another_volume_or_of_a_read_only_handle_is_refused() {
+    let (one, two) = (small_volume(), small_volume());
+    let file = create(&one, "/f");
+    let read_only = one.open_file("/f", OpenFlags::READ).expect("open");
+    let mut batch = two.batch();
+    assert!(matches!(batch.write_at(&file, 0, b"x"), Err(Error::Invalid(_))));
+    assert!(matches!(one.batch().write_at(&read_only, 0, b"x"), Err(Error::Invalid(_))));
+    assert!(batch.is_empty());
+    assert_eq!(batch.commit(), Ok(two.last_lsn()));
+}
+
+/// Writers change two files and a name together; whoever sees one sees the other.
+#[test]
+fn who_has_seen_a_piece_of_a_batch_sees_all_of_it() {
+    with_watchdog(120, || {
+        let volume = open(&formatted(64 * MIB, 0), threads(16 * MIB));
+        let (first, second) = (create(&volume, "/first"), create(&volume, "/second"));
+        for file in [&first, &second] {
+            file.write_at(0, &vec![0; 100_000]).expect("write");
+        }
+        let stop = Arc::new(AtomicBool::new(false));
+        let number = |file: &File, offset: u64| {
+            let mut bytes = [0; 8];
+            assert_eq!(file.read_at(offset, &mut bytes), Ok(8));
+            u64::from_le_bytes(bytes)
+        };
+        std::thread::scope(|scope| {
+            for reader in 0..2 {
+                let (first, second, stop) = (first.clone(), second.clone(), stop.clone());
+                scope.spawn(move || {
+                    let mut last = 0;
+                    while !stop.load(Ordering::Relaxed) {
+                        let (a, b) =
+                            if reader == 0 { (&first, &second) } else { (&second, &first) };
+                        let seen = number(a, 0);
+                        let then = number(b, 90_000);
+                        assert!(seen >= last && then >= seen, "{last} {seen} {then}");
+                        last = then;
+                    }
+                });
+            }
+            for round in 1..400_u64 {
+                let mut batch = volume.batch();
+                for file in [&first, &second] {
+                    batch.write_at(file, 0, &round.to_le_bytes()).expect("recorded");
+                    batch.write_at(file, 90_000, &round.to_le_bytes()).expect("recorded");
+                }
+                if round % 50 == 0 {
+                    batch.write_at(&first, 200_000, &vec![1; 3 << 20]).expect("recorded");
+                }
+                if round % 3 == 0 {
+                    batch.commit().expect("commit");
+                } else {
+                    batch.commit_relaxed().expect("commit");
+                }
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        volume.close().expect("close");
+    });
+}
+
+/// Batches over the same directories and files beside everything else: nobody waits for ever, and the volume is whole.
+#[test]
+fn batches_beside_everything_else_end() {
+    with_watchdog(240, || {
+        for log_blocks in [96, 0] {
+            let device = formatted(64 * MIB, log_blocks);
+            let volume = open(&device, threads(4 * MIB));
+            for dir in 0..3 {
+                volume.create_dir(format!("/d{dir}"), 0o755).expect("directory");
+            }
+            let shared: Vec<_> = (0..4).map(|n| create(&volume, &format!("/s{n}"))).collect();
+            std::thread::scope(|scope| {
+                for worker in 0..4_u64 {
+                    let (volume, shared) = (volume.clone(), shared.clone());
+                    scope.spawn(move || {
+                        let mut random = Random(worker);
+                        for round in 0..60 {
+                            let dir = |random: &mut Random| {
+                                volume.resolve(format!("/d{}", random.below(3)), true).expect("dir")
+                            };
+                            let file = &shared[random.below(4) as usize];
+                            let name = format!("{}", random.below(6)).into_bytes();
+                            match random.below(8) {
+                                0 => drop(file.write_at(random.below(90_000), &[1; 7000])),
+                                1 => drop(file.truncate(random.below(60_000))),
+                                2 => file.fsync().expect("fsync"),
+                                3 => drop(volume.barrier().expect("barrier")),
+                                4 => drop(volume.unlink(dir(&mut random), &name)),
+                                _ => {
+                                    let mut batch = volume.batch();
+                                    let to = dir(&mut random);
+                                    let new = NewInode::new(FileType::Regular, 0o644);
+                                    let ino = batch.create_file(to, &name, &new).expect("recorded");
+                                    let size = 1 + random.below(40_000) as usize;
+                                    batch.write_inode(ino, 0, &vec![2; size]).expect("recorded");
+                                    for file in &shared {
+                                        let place = random.below(80_000);
+                                        batch.write_at(file, place, &[3; 5000]).expect("recorded");
+                                    }
+                                    let away = dir(&mut random);
+                                    if round % 2 == 0 {
+                                        let mode = RenameMode::Replace;
+                                        batch
+                                            .rename(to, &name, away, b"x", mode)
+                                            .expect("recorded");
+                                    }
+                                    match batch.commit_async() {
+                                        Ok(ticket) if round % 3 == 0 => {
+                                            ticket.wait().expect("durable")
+                                        }
+                                        Ok(_) | Err(Error::Exists | Error::NoSpace) => {}
+                                        // With the smallest of logs.
+                                        Err(Error::Invalid(_)) if log_blocks > 0 => {}
+                                        Err(error) => panic!("{error}"),
+                                    }
+                                }
+                            }
+                        }
+                    });
+                }
+            });
+            volume.close().expect("close");
+            let report = check_device(&device, &CheckOptions::default()).expect("check");
+            assert!(report.is_clean(), "{:?}", report.problems);
+        }
+    });
+}
