@@ -338,6 +338,8 @@ impl<S: System> Explorer<'_, S> {
                 run.clock.advance_ns(*ns);
             }
             run.device.mark(index as u64 + 1);
+            let torn = Self::torn(op, ops.get(index + 1));
+            let op = torn.as_ref().unwrap_or(op);
             let executed = self.execute(run, op);
             if executed.is_err() {
                 run.log.push(format!("{}. {op} -> the finding", index + 1));
@@ -355,6 +357,17 @@ impl<S: System> Explorer<'_, S> {
         }
         self.end_tickets(run)?;
         Ok(true)
+    }
+
+    /// An untorn write has a place in the order only if a sync of the file follows at once.
+    fn torn(op: &Op, next: Option<&Op>) -> Option<Op> {
+        let Op::Untorn { target, .. } = op else { return None };
+        if matches!(next, Some(Op::Sync(Sync::Data(synced))) if synced == target) {
+            return None;
+        }
+        let mut torn = op.clone();
+        torn.tear();
+        Some(torn)
     }
 
     /// Every ticket ends: with success, or with an error when the volume has shut down or a write failed.
@@ -446,7 +459,8 @@ impl<S: System> Explorer<'_, S> {
             run.history.extend(middle.map(Arc::new));
             run.history.push(Arc::new(next));
         }
-        if result.is_ok() {
+        // An untorn write gets its place in the log with the sync that follows.
+        if result.is_ok() && !matches!(op, Op::Untorn { .. }) {
             run.note_lsn();
         }
         self.examine(run)?;
