@@ -319,7 +319,7 @@ fn follow(ops: &mut Vec<Op>, action: &[Op], follow: Follow) {
         Follow::Barrier => ops.push(Op::Barrier { target: None }),
         Follow::FileBarrier => ops.push(Op::Barrier { target: Some(subject) }),
         Follow::HandOver => {
-            ops.push(Op::HandOver { target: subject, range: 0..8192, how: HandOver::Wait })
+            ops.push(Op::HandOver { target: subject, range: 0..8192, how: HandOver::Wait });
         }
         Follow::Ticket => ops.push(ticket(Sync::Full(subject), 0..u64::MAX)),
         Follow::RangedTicket => {
