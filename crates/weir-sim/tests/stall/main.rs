@@ -266,13 +266,16 @@ fn prepare(time: &Time, big_bytes: u64) -> Stage {
     Stage { time: time.clone(), disk, volume, big, big_bytes, over, waits }
 }
 
+/// What a thread does.
+type Body = fn(&Stage, Rng);
+
 fn run(seed: u64, big_bytes: u64) -> BTreeMap<&'static str, Waits> {
     let time = Time::default();
     let ticker = time.start();
     let stage = Arc::new(prepare(&time, big_bytes));
     let servers = stage.disk.start();
     let began = time.now_ns();
-    let bodies: [(u64, fn(&Stage, Rng)); 8] = [
+    let bodies: [(u64, Body); 8] = [
         (1, reads),
         (2, writes),
         (3, names),
