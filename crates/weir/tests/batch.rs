@@ -262,7 +262,7 @@ fn record(random: &mut Random, model: &Model, batch: &mut Batch, large: bool) ->
     let mut changes = Vec::new();
     // What the batch has made of it so far.
     let mut now = model.clone();
-    for number in 0..1 + random.below(9) {
+    for number in 0..=random.below(9) {
         let known: Vec<u64> = now.nodes.keys().copied().collect();
         let any = |random: &mut Random| known[random.below(known.len() as u64) as usize];
         let dir = |random: &mut Random| {
@@ -648,7 +648,7 @@ fn batches_beside_everything_else_end() {
                                     }
                                     match batch.commit_async() {
                                         Ok(ticket) if round % 3 == 0 => {
-                                            ticket.wait().expect("durable")
+                                            ticket.wait().expect("durable");
                                         }
                                         Ok(_) | Err(Error::Exists | Error::NoSpace) => {}
                                         // With the smallest of logs.

@@ -171,7 +171,7 @@ impl Engine {
         let mut blocks = log_blocks(&plan, &works, held);
         loop {
             let admission = self.admit_batch(blocks)?;
-            let maps = self.quiet_maps(&works, held);
+            let maps = quiet_maps(&works, held);
             let data = self.data_ops(&works, held)?;
             let needed = packed_blocks(&data.ops, self.log.max_operation_blocks())
                 + names_blocks(&plan, self.log.max_operation_blocks());
@@ -260,33 +260,6 @@ impl Engine {
         Ok(FileWork { inode, patch, cut, new_size, logged })
     }
 
-    /// The `map` locks of all files, at a moment when no page that the batch changes is under writeback.
-    fn quiet_maps<'a>(
-        &self,
-        works: &'a [FileWork<'_>],
-        held: &Held<'_>,
-    ) -> Vec<MutexGuard<'a, ()>> {
-        let touched: Vec<Vec<Range<u64>>> = works.iter().map(|work| touched(work, held)).collect();
-        'again: loop {
-            let mut maps = Vec::with_capacity(works.len());
-            for (work, ranges) in works.iter().zip(&touched) {
-                let moment = work.inode.io_moment();
-                maps.push(work.inode.map.lock());
-                let busy = {
-                    let pages = work.inode.pages.read();
-                    ranges.iter().any(|range| pages.first_writeback(range.clone()).is_some())
-                };
-                if busy {
-                    // Its end needs the lock; and that of another file may come first.
-                    drop(maps);
-                    work.inode.wait_io(moment);
-                    continue 'again;
-                }
-            }
-            return maps;
-        }
-    }
-
     /// The operations that map and log the data. The caller holds the `map` locks.
     fn data_ops(&self, works: &[FileWork<'_>], held: &Held<'_>) -> Result<DataOps> {
         let mut overlay = Overlay::new(&self.store);
@@ -295,11 +268,11 @@ impl Engine {
             let mut mapped = Mapped::default();
             let is_inline = work.inode.meta.lock().item.is_inline();
             if work.cut.is_some() {
-                mapped.removed += self.cut_op(work, &mut overlay, &mut data)?;
+                mapped.removed += cut_op(work, &mut overlay, &mut data)?;
                 mapped.drops_inline |= is_inline && work.cut_pages().start == 0;
             }
             for home in held.homes.iter().filter(|home| home.ino == work.inode.number) {
-                let (op, removed) = self.home_op(&work.inode, home, &overlay)?;
+                let (op, removed) = home_op(&work.inode, home, &overlay)?;
                 overlay.absorb(&op);
                 data.ops.push(op);
                 mapped.removed += removed;
@@ -310,62 +283,6 @@ impl Engine {
             data.mapped.push(mapped);
         }
         Ok(data)
-    }
-
-    /// Unmaps what a cut takes away. Answers how many blocks.
-    fn cut_op(
-        &self,
-        work: &FileWork<'_>,
-        overlay: &mut Overlay<'_>,
-        data: &mut DataOps,
-    ) -> Result<u64> {
-        let (number, range) = (work.inode.number, work.cut_pages());
-        let mut removed = 0;
-        let mut from = Some(range.start);
-        let mut first = true;
-        while let Some(start) = from {
-            let mut op = Op::new();
-            if first {
-                op.settled(number, range.start, range.end - range.start);
-                first = false;
-            }
-            let place = (start, range.end);
-            let (count, next) =
-                extents::cut(overlay, &mut op, number, place, Unmapped::Freed, CUT_EXTENTS)?;
-            overlay.absorb(&op);
-            data.ops.push(op);
-            removed += count;
-            from = next;
-        }
-        Ok(removed)
-    }
-
-    /// Maps pages to the new blocks that hold them. Answers how many blocks are mapped no more besides.
-    fn home_op(
-        &self,
-        inode: &Inode,
-        home: &super::data::Home,
-        overlay: &Overlay<'_>,
-    ) -> Result<(Op, u64)> {
-        let number = inode.number;
-        let mut op = Op::new();
-        let pages = home.pages();
-        let range = (pages.start, pages.end);
-        let (removed, _) =
-            extents::cut(overlay, &mut op, number, range, Unmapped::Freed, usize::MAX)?;
-        op.allocated(Run { start: home.run.start, blocks: home.run.blocks });
-        op.wrote(home.run.start, &home.checksums);
-        let extent = Extent {
-            block: home.run.start,
-            blocks: home.run.blocks,
-            checksums: home.checksums.clone(),
-        };
-        let left = extents::left_neighbour(overlay, number, pages.start)?;
-        extents::insert(&mut op, number, pages.start, &extent, left);
-        if inode.pages.read().logged(pages.clone()).next().is_some() {
-            op.settled(number, pages.start, pages.end - pages.start);
-        }
-        Ok((op, removed))
     }
 
     /// Puts the pages that travel in the log into operations, each of which fits into a frame.
@@ -463,6 +380,74 @@ impl Engine {
         }
         u64::from(newly_dirty)
     }
+}
+
+/// The `map` locks of all files, at a moment when no page that the batch changes is under writeback.
+fn quiet_maps<'a>(works: &'a [FileWork<'_>], held: &Held<'_>) -> Vec<MutexGuard<'a, ()>> {
+    let touched: Vec<Vec<Range<u64>>> = works.iter().map(|work| touched(work, held)).collect();
+    'again: loop {
+        let mut maps = Vec::with_capacity(works.len());
+        for (work, ranges) in works.iter().zip(&touched) {
+            let moment = work.inode.io_moment();
+            maps.push(work.inode.map.lock());
+            let busy = {
+                let pages = work.inode.pages.read();
+                ranges.iter().any(|range| pages.first_writeback(range.clone()).is_some())
+            };
+            if busy {
+                // Its end needs the lock; and that of another file may come first.
+                drop(maps);
+                work.inode.wait_io(moment);
+                continue 'again;
+            }
+        }
+        return maps;
+    }
+}
+
+/// Unmaps what a cut takes away. Answers how many blocks.
+fn cut_op(work: &FileWork<'_>, overlay: &mut Overlay<'_>, data: &mut DataOps) -> Result<u64> {
+    let (number, range) = (work.inode.number, work.cut_pages());
+    let mut removed = 0;
+    let mut from = Some(range.start);
+    let mut first = true;
+    while let Some(start) = from {
+        let mut op = Op::new();
+        if first {
+            op.settled(number, range.start, range.end - range.start);
+            first = false;
+        }
+        let place = (start, range.end);
+        let (count, next) =
+            extents::cut(overlay, &mut op, number, place, Unmapped::Freed, CUT_EXTENTS)?;
+        overlay.absorb(&op);
+        data.ops.push(op);
+        removed += count;
+        from = next;
+    }
+    Ok(removed)
+}
+
+/// Maps pages to the new blocks that hold them. Answers how many blocks are mapped no more besides.
+fn home_op(inode: &Inode, home: &super::data::Home, overlay: &Overlay<'_>) -> Result<(Op, u64)> {
+    let number = inode.number;
+    let mut op = Op::new();
+    let pages = home.pages();
+    let range = (pages.start, pages.end);
+    let (removed, _) = extents::cut(overlay, &mut op, number, range, Unmapped::Freed, usize::MAX)?;
+    op.allocated(Run { start: home.run.start, blocks: home.run.blocks });
+    op.wrote(home.run.start, &home.checksums);
+    let extent = Extent {
+        block: home.run.start,
+        blocks: home.run.blocks,
+        checksums: home.checksums.clone(),
+    };
+    let left = extents::left_neighbour(overlay, number, pages.start)?;
+    extents::insert(&mut op, number, pages.start, &extent, left);
+    if inode.pages.read().logged(pages.clone()).next().is_some() {
+        op.settled(number, pages.start, pages.end - pages.start);
+    }
+    Ok((op, removed))
 }
 
 /// Takes the pages out of the cache that a batch replaces, whatever their state.

@@ -121,7 +121,7 @@ impl Batch {
 
     /// As [`Batch::write_at`], by number: for files that this batch makes.
     pub fn write_inode(&mut self, ino: u64, offset: u64, data: &[u8]) -> Result<()> {
-        self.patches.entry(ino).or_insert_with(Patch::new).write(offset, data)?;
+        self.patches.entry(ino).or_default().write(offset, data)?;
         self.content_changes(ino);
         Ok(())
     }
@@ -137,7 +137,7 @@ impl Batch {
 
     /// As [`Batch::truncate`], by number.
     pub fn truncate_inode(&mut self, ino: u64, size_bytes: u64) -> Result<()> {
-        self.patches.entry(ino).or_insert_with(Patch::new).truncate(size_bytes)?;
+        self.patches.entry(ino).or_default().truncate(size_bytes)?;
         self.content_changes(ino);
         Ok(())
     }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// See the module's head.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Patch {
     /// New bytes by where they begin; they do not overlap.
     pieces: BTreeMap<u64, Vec<u8>>,
@@ -18,12 +18,14 @@ pub struct Patch {
     reach: u64,
 }
 
-impl Patch {
-    /// Changes nothing.
-    pub fn new() -> Self {
-        Self { cut: u64::MAX, ..Self::default() }
+/// Changes nothing.
+impl Default for Patch {
+    fn default() -> Self {
+        Self { pieces: BTreeMap::new(), cut: u64::MAX, size: None, reach: 0 }
     }
+}
 
+impl Patch {
     /// `data` at `offset`.
     pub fn write(&mut self, offset: u64, data: &[u8]) -> Result<()> {
         let end = offset.checked_add(data.len() as u64).filter(|end| *end <= MAX_FILE_BYTES);
@@ -177,24 +179,21 @@ mod tests {
             steps in prop::collection::vec(step(), 0..12),
         ) {
             let mut file = vec![0xaa; old];
-            let mut patch = Patch::new();
+            let mut patch = Patch::default();
             for (number, (place, length)) in steps.into_iter().enumerate() {
                 let byte = number as u8 + 1;
-                match length {
-                    Some(length) => {
-                        let end = place as usize + length;
-                        if length > 0 && file.len() < end {
-                            file.resize(end, 0);
-                        }
-                        if length > 0 {
-                            file[place as usize..end].fill(byte);
-                        }
-                        patch.write(place, &vec![byte; length]).unwrap();
+                if let Some(length) = length {
+                    let end = place as usize + length;
+                    if length > 0 && file.len() < end {
+                        file.resize(end, 0);
                     }
-                    None => {
-                        file.resize(place as usize, 0);
-                        patch.truncate(place).unwrap();
+                    if length > 0 {
+                        file[place as usize..end].fill(byte);
                     }
+                    patch.write(place, &vec![byte; length]).unwrap();
+                } else {
+                    file.resize(place as usize, 0);
+                    patch.truncate(place).unwrap();
                 }
             }
             prop_assert_eq!(patch.size_after(old as u64), file.len() as u64);
@@ -225,7 +224,7 @@ mod tests {
 
     #[test]
     fn sequential_writes_are_one_piece() {
-        let mut patch = Patch::new();
+        let mut patch = Patch::default();
         for number in 0..100 {
             patch.write(number * 10, &[number as u8; 10]).unwrap();
         }

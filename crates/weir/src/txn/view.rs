@@ -142,15 +142,12 @@ mod tests {
             let mut overlay = Overlay::new(&base);
             for (number, change) in changes {
                 let mut op = Op::new();
-                match change {
-                    Some(byte) => {
-                        op.put(key(number), &[byte]);
-                        model.insert(key(number), value(byte));
-                    }
-                    None => {
-                        op.delete(key(number));
-                        model.remove(&key(number));
-                    }
+                if let Some(byte) = change {
+                    op.put(key(number), &[byte]);
+                    model.insert(key(number), value(byte));
+                } else {
+                    op.delete(key(number));
+                    model.remove(&key(number));
                 }
                 overlay.absorb(&op);
             }
