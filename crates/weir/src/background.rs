@@ -1,6 +1,6 @@
 //! Background work and the waits for it.
 //!
-//! Threads: three log threads (in `log`), one checkpointer, one flusher, one cleaner, two for deferred syncs. The checkpointer never
+//! Threads: three log threads (in `log`), one checkpointer, two flushers, one cleaner, two for deferred syncs. The checkpointer never
 //! waits for log space (it is what makes some), the others may. In manual mode there are no
 //! threads, and whoever would wait does the work.
 //!
@@ -54,6 +54,7 @@ pub enum BackgroundWork {
 struct Signals {
     checkpoint: bool,
     flush: bool,
+    flush_beside: bool,
     clean: bool,
     stop: bool,
 }
@@ -138,7 +139,13 @@ impl Background {
 
     /// Asks for writeback.
     pub fn request_flush(&self) {
-        self.raise(|signals| &mut signals.flush);
+        let mut signals = self.signals.lock();
+        let was_set = signals.flush && signals.flush_beside;
+        (signals.flush, signals.flush_beside) = (true, true);
+        drop(signals);
+        if !was_set {
+            self.wake.notify_all();
+        }
     }
 
     /// Sets a signal; wakes the threads only if it was not set.
@@ -223,6 +230,7 @@ impl Engine {
         let mut bodies: Vec<(&str, Body)> = vec![
             ("weir-checkpoint", Self::checkpointer_loop),
             ("weir-flush", Self::flusher_loop),
+            ("weir-flush-1", Self::second_flusher_loop),
             ("weir-clean", Self::cleaner_loop),
             ("weir-sync-0", Self::sync_loop),
             ("weir-sync-1", Self::sync_loop),
@@ -300,6 +308,22 @@ impl Engine {
                 round_began_ns = now_ns;
                 round += 1;
                 self.flush_old(round, &mut seen);
+            }
+        }
+    }
+
+    /// A second flusher for dirty pages: while one of them waits for the device, the other takes pages and computes
+    /// their checksums.
+    fn second_flusher_loop(self: &Arc<Self>) {
+        loop {
+            let asked = |signals: &mut Signals| std::mem::take(&mut signals.flush_beside);
+            if !self.background.wait_signal(&*self.clock, FLUSH_INTERVAL_US, asked) {
+                return;
+            }
+            while self.wants_writeback() && !self.is_shutdown.load(Ordering::Acquire) {
+                if !matches!(self.flush_dirty(), Ok(1..)) {
+                    break;
+                }
             }
         }
     }

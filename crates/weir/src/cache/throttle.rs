@@ -27,8 +27,8 @@ pub const MAX_OPERATION_DELAY_NS: u64 = 100_000_000;
 /// Shortest sleep worth taking: below it the timer's slack would dominate.
 pub const MIN_SLEEP_US: u64 = 200;
 /// Shares of the memory cap at which writeback starts, and at which writers wait for it.
-const DIRTY_START_PERCENT: u64 = 20;
-const DIRTY_HARD_PERCENT: u64 = 40;
+const DIRTY_START_PERCENT: u64 = 25;
+const DIRTY_HARD_PERCENT: u64 = 50;
 /// Shares of the delta's and the log's size at which delays start (a checkpoint starts before), and
 /// at which operations wait for the checkpoint. From `LOG_HOME` on logged pages go home.
 const LOG_HOME_PERCENT: u64 = 25;
@@ -249,10 +249,10 @@ mod tests {
         let limits = limits();
         for (percent, delayed, stopped) in [
             (0, false, false),
-            (20, false, false),
-            (30, true, false),
-            (39, true, false),
-            (40, true, true),
+            (25, false, false),
+            (35, true, false),
+            (49, true, false),
+            (50, true, true),
             (100, true, true),
         ] {
             // One byte more than the rounded-down share.
@@ -264,7 +264,7 @@ mod tests {
                 "{percent}"
             );
             assert_eq!(limits.admit(&pressure, write(0)), Admission::default());
-            assert_eq!(limits.wants_writeback(&pressure), percent > 20);
+            assert_eq!(limits.wants_writeback(&pressure), percent > 25);
         }
     }
 
