@@ -528,7 +528,7 @@ fn apply_names(
     }
     for (work, mapped) in works.iter().zip(mapped) {
         let item = &mut metas.of(&work.inode).item;
-        item.size = work.patch.logged_size_after(item.size);
+        item.size = work.patch.logged_size_after(item.size, work.new_size);
         item.blocks = (item.blocks + mapped.added).saturating_sub(mapped.removed);
         if mapped.drops_inline {
             item.flags &= !INODE_INLINE;

@@ -82,9 +82,11 @@ impl Patch {
         self.size.unwrap_or_else(|| old.max(self.reach))
     }
 
-    /// The size that the log may know, which knew `logged`.
-    pub fn logged_size_after(&self, logged: u64) -> u64 {
-        self.size.unwrap_or_else(|| logged.max(self.reach))
+    /// The size that the log may know, which knew `logged`, of a file that is `size` bytes long now. It covers all of the last page
+    /// written: that may hold more than the patch, of which the log knew nothing.
+    pub fn logged_size_after(&self, logged: u64, size: u64) -> u64 {
+        let covered = self.reach.next_multiple_of(BLOCK_BYTES_U64).min(size);
+        self.size.unwrap_or_else(|| logged.max(covered))
     }
 
     /// Where the old content of a file of `old` bytes ends, if anything of it goes.
