@@ -1,5 +1,7 @@
 //! The engine as a [`System`]: each operation of a workload is one call of the public interface.
 
+mod batch;
+
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::ops::Range;
@@ -17,9 +19,9 @@ use weir::{
 use crate::clock::SimClock;
 use crate::device::SimDevice;
 use crate::image::{BLOCK_BYTES, BlockRef};
-use crate::model::Outcome;
 use crate::model::found::{Found, FoundAttr, FoundBody, FoundNode, pages_of};
-use crate::op::{HandOver, Hold, Op, Sync, Target};
+use crate::model::{Outcome, errno};
+use crate::op::{Commit, HandOver, Hold, Op, Sync, Target};
 use crate::pattern;
 use crate::system::{Session, Settings, System, SystemError};
 
@@ -156,7 +158,7 @@ impl EngineSession {
     }
 
     fn slot(&self, slot: u8) -> Result<&File> {
-        let closed = || SystemError::new(crate::model::errno::EBADF, "no such handle");
+        let closed = || SystemError::new(errno::EBADF, "no such handle");
         self.slots.get(&slot).ok_or_else(closed)
     }
 
@@ -199,6 +201,10 @@ impl EngineSession {
                 Err(error) => return Err(error),
             },
         };
+        self.hold(ticket, number, hold)
+    }
+
+    fn hold(&mut self, ticket: SyncTicket, number: u32, hold: Hold) -> Result<()> {
         match hold {
             Hold::Drop => drop(ticket),
             Hold::Await => {
@@ -219,6 +225,26 @@ impl EngineSession {
             }
         }
         Ok(())
+    }
+
+    fn batch(&mut self, parts: &[Op], commit: Commit) -> Result<Outcome> {
+        let batch = batch::Recorder::record(self, parts)?;
+        let result = match commit {
+            Commit::Sync => batch.commit().map(|lsn| self.told_lsn = Some(lsn)),
+            Commit::Relaxed => batch.commit_relaxed().map(|lsn| self.told_lsn = Some(lsn)),
+            Commit::Async { ticket, hold } => match batch.commit_async() {
+                Ok(waits) => return self.hold(waits, ticket, hold).map(|()| Outcome::Done),
+                Err(error) => Err(error),
+            },
+        };
+        match result {
+            Ok(()) => Ok(Outcome::Done),
+            // How much of a batch goes into the log depends on where its data lies: the model cannot foresee it.
+            Err(Error::Invalid(text)) if text.starts_with("the batch is too large") => {
+                Err(SystemError::new(errno::ENOSPC, text))
+            }
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// In manual mode this drives the log and answers at once.
@@ -398,6 +424,7 @@ impl EngineSession {
                 }
                 Ok(Outcome::Done)
             }
+            Op::Batch { parts, commit } => self.batch(parts, *commit),
             Op::WaitDurable => self.wait_durable(),
             Op::Sync(Sync::Full(target)) => self.sync(target, false),
             Op::Sync(Sync::Data(target)) => self.sync(target, true),
@@ -481,7 +508,7 @@ impl EngineSession {
 }
 
 const fn is_no_file(error: &SystemError) -> bool {
-    matches!(error.errno, crate::model::errno::EISDIR | crate::model::errno::EINVAL)
+    matches!(error.errno, errno::EISDIR | errno::EINVAL)
 }
 
 fn text(bytes: &[u8]) -> String {

@@ -76,6 +76,32 @@ pub enum HandOver {
     Expire,
 }
 
+/// How a batch is committed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Commit {
+    /// It is durable when the call returns.
+    Sync,
+    /// A ticket stands for its durability.
+    Async {
+        /// Its number.
+        ticket: u32,
+        /// What becomes of it.
+        hold: Hold,
+    },
+    /// A later sync makes it durable.
+    Relaxed,
+}
+
+impl fmt::Display for Commit {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Sync => write!(formatter, "sync"),
+            Self::Async { ticket, hold } => write!(formatter, "as ticket {ticket}, {hold:?}"),
+            Self::Relaxed => write!(formatter, "relaxed"),
+        }
+    }
+}
+
 /// One call of a workload. Data is made from `tag` (see [`crate::pattern`]).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs)]
@@ -188,6 +214,11 @@ pub enum Op {
         slot: u8,
         path: String,
     },
+    /// All of `parts` happen together, as one operation of the order, data included: see [`Op::may_be_part`].
+    Batch {
+        parts: Vec<Op>,
+        commit: Commit,
+    },
     Sync(Sync),
     /// Asks for a sync without waiting. `range` matters for files only.
     Submit {
@@ -253,6 +284,25 @@ impl Op {
         )
     }
 
+    /// Can be a part of a batch.
+    pub const fn may_be_part(&self) -> bool {
+        matches!(
+            self,
+            Self::Write { .. }
+                | Self::Truncate { .. }
+                | Self::Create { .. }
+                | Self::Mkdir { .. }
+                | Self::Symlink { .. }
+                | Self::Link { .. }
+                | Self::Unlink { .. }
+                | Self::Rmdir { .. }
+                | Self::Rename { .. }
+                | Self::Chmod { .. }
+                | Self::Chown { .. }
+                | Self::Utimens { .. }
+        )
+    }
+
     /// Takes the promise away that a write is not torn.
     pub fn tear(&mut self) {
         if let Self::Untorn { target, offset, length, tag } = self {
@@ -306,6 +356,7 @@ impl Op {
             | Self::Allocate { target, .. }
             | Self::CopyRange { to: target, .. } => return Some(target.clone()),
             Self::TmpFile { slot, .. } => return Some(Target::Slot(*slot)),
+            Self::Batch { parts, .. } => return parts.iter().rev().find_map(Self::subject),
             _ => return None,
         };
         Some(Target::Path(path.clone()))
@@ -336,6 +387,7 @@ impl Op {
             | Self::Allocate { target: Target::Path(path), .. }
             | Self::CopyRange { to: Target::Path(path), .. } => parent(path),
             Self::TmpFile { dir, .. } => dir,
+            Self::Batch { parts, .. } => parts.last().map_or("/", Self::directory),
             _ => "/",
         }
     }
@@ -394,6 +446,13 @@ impl fmt::Display for Op {
             Self::Close { slot } => write!(formatter, "close handle {slot}"),
             Self::TmpFile { dir, slot } => write!(formatter, "tmpfile in {dir} as handle {slot}"),
             Self::LinkSlot { slot, path } => write!(formatter, "link handle {slot} to {path}"),
+            Self::Batch { parts, commit } => {
+                write!(formatter, "batch, {commit}:")?;
+                for (number, part) in parts.iter().enumerate() {
+                    write!(formatter, "{} {part}", if number > 0 { ";" } else { "" })?;
+                }
+                Ok(())
+            }
             Self::Sync(sync) => write!(formatter, "{sync}"),
             Self::Submit { sync, range, ticket, hold } => {
                 write!(formatter, "submit {sync}")?;

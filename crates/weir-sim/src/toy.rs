@@ -14,7 +14,7 @@ use crate::device::SimDevice;
 use crate::image::BLOCK_BYTES;
 use crate::model::found::Found;
 use crate::model::{Model, Outcome, errno};
-use crate::op::{Hold, Op};
+use crate::op::{Commit, Hold, Op};
 use crate::rng::mix;
 use crate::system::{Session, Settings, System, SystemError};
 
@@ -141,6 +141,19 @@ impl Session for ToySession {
                 let result = self.sync();
                 if *hold != Hold::Drop {
                     self.ended.push((*ticket, result));
+                }
+            }
+            Op::Batch { commit, .. } => {
+                self.append(op)?;
+                match commit {
+                    Commit::Relaxed => {}
+                    Commit::Sync => self.sync()?,
+                    Commit::Async { ticket, hold } => {
+                        let result = self.sync();
+                        if *hold != Hold::Drop {
+                            self.ended.push((*ticket, result));
+                        }
+                    }
                 }
             }
             Op::Unlink { .. }

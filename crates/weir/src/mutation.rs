@@ -42,11 +42,13 @@ pub enum Mutation {
     SizeBeyondRange,
     /// Pages that could not be written count as written: the next sync finds nothing to do, and succeeds.
     SwallowWriteError,
+    /// A batch too large for one frame is not held together: replay takes the frames of it that it finds.
+    CutBatch,
 }
 
 impl Mutation {
     /// All of them.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::AcknowledgeBeforeFlush,
         Self::SkipTailVerification,
         Self::AcceptStaleFrame,
@@ -66,6 +68,7 @@ impl Mutation {
         Self::IgnoreBarrier,
         Self::SizeBeyondRange,
         Self::SwallowWriteError,
+        Self::CutBatch,
     ];
 
     /// The name on the simulator's command line.
@@ -90,6 +93,7 @@ impl Mutation {
             Self::IgnoreBarrier => "ignore-barrier",
             Self::SizeBeyondRange => "size-beyond-range",
             Self::SwallowWriteError => "swallow-write-error",
+            Self::CutBatch => "cut-batch",
         }
     }
 

@@ -24,7 +24,7 @@ use crate::model::compare::{Strictness, compare};
 use crate::model::found::Found;
 use crate::model::history::{Durable, History};
 use crate::model::{Model, Outcome, errno};
-use crate::op::{Hold, Op, Sync};
+use crate::op::{Commit, Hold, Op, Sync};
 use crate::rng::Rng;
 use crate::system::{Session, Settings, System, SystemError};
 use crate::workload;
@@ -404,7 +404,7 @@ impl<S: System> Explorer<'_, S> {
         let mut next = Model::clone(&before);
         let expected = next.apply(op, granted);
         if result.is_ok() {
-            Self::submitted(run, op);
+            Self::submitted(run, op, &next);
         }
         // Some operations have a state in the middle, with its own place in the order.
         let middle = before.half_way(op);
@@ -499,12 +499,21 @@ impl<S: System> Explorer<'_, S> {
         })
     }
 
-    /// Remembers what a ticket stands for.
-    fn submitted(run: &mut Run<S::Session>, op: &Op) {
-        let Op::Submit { sync, range, ticket, hold } = op else { return };
-        let then = Arc::clone(run.history.now());
+    /// Remembers what a ticket stands for. `next` is the state after `op`.
+    fn submitted(run: &mut Run<S::Session>, op: &Op, next: &Model) {
+        let (then, durable, ticket, hold) = match op {
+            Op::Submit { sync, range, ticket, hold } => {
+                let then = Arc::clone(run.history.now());
+                let durable = Self::promise(&then, sync, range);
+                (then, durable, ticket, hold)
+            }
+            Op::Batch { commit: Commit::Async { ticket, hold }, .. } => {
+                (Arc::new(next.clone()), Some(Durable::Prefix), ticket, hold)
+            }
+            _ => return,
+        };
         if *hold != Hold::Drop
-            && let Some(durable) = Self::promise(&then, sync, range)
+            && let Some(durable) = durable
         {
             let text = format!("{op} (operation count {})", then.step());
             run.tickets.insert(*ticket, InFlight { then, durable, text });
@@ -516,6 +525,7 @@ impl<S: System> Explorer<'_, S> {
         let now = Arc::clone(run.history.now());
         let durable = match op {
             Op::Checkpoint => Some(Durable::All),
+            Op::Batch { commit: Commit::Sync, .. } => Some(Durable::Prefix),
             Op::Sync(sync) => Self::promise(&now, sync, &(0..u64::MAX)),
             _ => None,
         };

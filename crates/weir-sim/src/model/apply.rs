@@ -46,6 +46,31 @@ impl Model {
     /// What POSIX prescribes; the model is then as before.
     pub fn apply(&mut self, op: &Op, granted: Option<u64>) -> Result<Outcome, Errno> {
         self.step += 1;
+        self.perform(op, granted)
+    }
+
+    /// The parts one after the other, as one operation; what they write is settled with it.
+    fn batch(&mut self, parts: &[Op]) -> Result<(), Errno> {
+        let before = self.clone();
+        for part in parts {
+            if let Err(error) = self.perform(part, None) {
+                *self = before;
+                return Err(error);
+            }
+            self.settle_write(part);
+        }
+        Ok(())
+    }
+
+    fn settle_write(&mut self, part: &Op) {
+        if let Op::Write { target, offset, length, .. } = part
+            && let Ok(ino) = self.target(target)
+        {
+            self.settle_data(ino, &(*offset..offset + length));
+        }
+    }
+
+    fn perform(&mut self, op: &Op, granted: Option<u64>) -> Result<Outcome, Errno> {
         let limit = |length: u64| granted.map_or(length, |granted| granted.min(length));
         match op {
             Op::Create { path, permissions } => {
@@ -153,6 +178,7 @@ impl Model {
                 let data = self.inodes[&ino].data().map(|data| data.read(*offset, *length));
                 return Ok(Outcome::Data(data.unwrap_or_default()));
             }
+            Op::Batch { parts, .. } => self.batch(parts)?,
             Op::Sync(sync) | Op::Submit { sync, .. } => {
                 if let Some(target) = sync.target() {
                     self.target(target)?;

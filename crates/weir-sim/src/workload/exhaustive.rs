@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use weir::{AllocateMode, BackgroundWork, FileType, RenameMode, Timestamp};
 
-use crate::op::{HandOver, Hold, Op, Sync, Target};
+use crate::op::{Commit, HandOver, Hold, Op, Sync, Target};
 
 /// What follows an action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -155,9 +155,19 @@ pub fn tree(index: usize) -> Vec<Op> {
     ops
 }
 
+/// Between the tags of two parts of a batch.
+pub const PART_TAG: u32 = 1000;
+
 /// Gives the data of an operation its tag, and a ticket its number.
-pub const fn set_tag(op: &mut Op, value: u32) {
-    if let Op::Write { tag, .. }
+pub fn set_tag(op: &mut Op, value: u32) {
+    if let Op::Batch { parts, commit } = op {
+        for (number, part) in (1..).zip(parts) {
+            set_tag(part, value + number * PART_TAG);
+        }
+        if let Commit::Async { ticket, .. } = commit {
+            *ticket = value;
+        }
+    } else if let Op::Write { tag, .. }
     | Op::Untorn { tag, .. }
     | Op::Append { tag, .. }
     | Op::SetXattr { tag, .. }
@@ -302,7 +312,56 @@ pub fn actions() -> Vec<Vec<Op>> {
         // Data written in two ways.
         vec![append("/a", 2000), truncate("/a", 1000), append("/a", 2000)],
     ]);
+    actions.extend(batches());
     actions
+}
+
+fn batch(commit: Commit, parts: impl IntoIterator<Item = Op>) -> Vec<Op> {
+    vec![Op::Batch { parts: parts.into_iter().collect(), commit }]
+}
+
+/// Actions that are batches.
+fn batches() -> Vec<Vec<Op>> {
+    use Commit::{Relaxed, Sync};
+    use RenameMode::{Exchange, Replace};
+    const TICKET: Commit = Commit::Async { ticket: 0, hold: Hold::Await };
+    vec![
+        // Parts of pages, of several files: one frame.
+        batch(Sync, [write("/a", 100, 200), write("/b", 50, 20), write("/d/c", 3000, 2000)]),
+        // What has to be put together with data that no sync has made durable.
+        [vec![append("/b", 9000)], batch(Sync, [write("/b", 10, 100), write("/a", 4000, 200)])]
+            .concat(),
+        // More than a frame of the log holds, and more than is logged at all.
+        batch(TICKET, [write("/a", 0, 16_384), write("/d/c", 4096, 12_000), write("/b", 0, 3000)]),
+        batch(Relaxed, [write("/a", 2000, 70_000), write("/d/c", 8192, 8192)]),
+        batch(Sync, (0..12).map(|page| write("/a", page * 8192 + 5, 30))),
+        // Cuts, with data before and after.
+        batch(TICKET, [truncate("/a", 100), write("/a", 5000, 100), truncate("/d/c", 5000)]),
+        batch(Sync, [write("/a", 0, 9000), truncate("/a", 4500), write("/b", 0, 4096)]),
+        // New files with data, together with what refers to them.
+        batch(Sync, [create("/n"), write("/n", 0, 5000), write("/b", 0, 100)]),
+        batch(Relaxed, [mkdir("/m"), create("/m/n"), write("/m/n", 0, 100), unlink("/b")]),
+        batch(TICKET, [create("/n"), write("/n", 0, 50_000), rename("/n", "/a", Replace)]),
+        // Names only.
+        batch(Relaxed, [rename("/a", "/b", Exchange), rename("/d/c", "/n", Replace), rmdir("/e")]),
+        batch(Sync, [unlink("/a"), unlink("/h"), link("/b", "/a")]),
+        batch(Relaxed, [rename("/a", "/h", Replace)]),
+        // Made and removed.
+        batch(Sync, [create("/n"), write("/n", 0, 9000), unlink("/n"), mkdir("/m"), rmdir("/m")]),
+        // Attributes and data.
+        batch(
+            TICKET,
+            [
+                Op::Chmod { path: "/a".to_owned(), permissions: 0o640 },
+                write("/a", 0, 10),
+                Op::Utimens { path: "/a".to_owned(), atime: time(7), mtime: time(8) },
+                Op::Chown { path: "/d".to_owned(), uid: 5, gid: 6 },
+            ],
+        ),
+        // The last part cannot be: nothing happens.
+        [batch(Sync, [write("/a", 0, 5000), unlink("/b"), mkdir("/d")]), vec![append("/a", 10)]]
+            .concat(),
+    ]
 }
 
 fn follow(ops: &mut Vec<Op>, action: &[Op], follow: Follow) {
@@ -415,6 +474,8 @@ mod tests {
                 }
                 action.iter().all(|op| model.apply(op, None).is_ok())
             });
+            // One batch is in the list because it fails.
+            let works = works || matches!(&action[0], Op::Batch { .. }) && action.len() > 1;
             // A copy into a missing file is in the list for its second place in a pair.
             let needs_another = matches!(&action[0], Op::CopyRange { to, .. } if *to == at("/n"));
             assert!(works || needs_another, "{}", action[0]);

@@ -4,9 +4,10 @@
 use weir::{AllocateMode, BackgroundWork, FileType, RenameMode, Timestamp};
 
 use crate::model::Model;
-use crate::op::{HandOver, Hold, Op, Sync, Target};
+use crate::op::{Commit, HandOver, Hold, Op, Sync, Target};
 use crate::rng::Rng;
 use crate::system::Settings;
+use crate::workload::exhaustive::{PART_TAG, set_tag};
 
 /// What kind of random workload.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -122,8 +123,47 @@ impl Generator<'_> {
             self.push(Op::Untorn { target: target.clone(), offset, length, tag });
             return self.push(Op::Sync(Sync::Data(target)));
         }
+        if self.rng.one_in(10) {
+            let op = self.batch(writer);
+            return self.push(op);
+        }
         let op = if self.rng.below(10) < 6 { self.data(writer) } else { self.name(writer) };
         self.push(op);
+    }
+
+    /// A batch of one to eight parts, each of which is made for what the ones before it leave.
+    fn batch(&mut self, writer: u8) -> Op {
+        let number = self.ops.len() as u32;
+        let before = self.model.clone();
+        let count = 1 + self.rng.index(8);
+        let mut parts = Vec::new();
+        while parts.len() < count {
+            let drawn = if self.rng.below(10) < 7 { self.data(writer) } else { self.name(writer) };
+            let mut part = match drawn {
+                Op::Append { target, length, tag } => {
+                    let offset = self.size(&target);
+                    Op::Write { target, offset, length, tag }
+                }
+                other => other,
+            };
+            set_tag(&mut part, 1 + number + (1 + parts.len() as u32) * PART_TAG);
+            // Few that fail: they make all of the batch fail.
+            let fits = part.may_be_part();
+            if fits && (self.model.apply(&part, None).is_ok() || self.rng.one_in(20)) {
+                parts.push(part);
+            }
+        }
+        self.model = before;
+        let commit = match self.rng.below(10) {
+            0..=3 => Commit::Sync,
+            4..=5 => Commit::Relaxed,
+            6..=8 => Commit::Async { ticket: number, hold: Hold::Await },
+            _ => {
+                let hold = if self.rng.one_in(2) { Hold::Deliver } else { Hold::Drop };
+                Commit::Async { ticket: number, hold }
+            }
+        };
+        Op::Batch { parts, commit }
     }
 
     fn path(&mut self, writer: u8) -> String {

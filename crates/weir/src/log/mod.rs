@@ -44,6 +44,7 @@ pub use waiter::OnDurable;
 use crate::device::{Device, DeviceInfo};
 use crate::format::frame::FRAME_HEADER_BYTES;
 use crate::format::{BLOCK_BYTES, VolumeId};
+use crate::mutation::{self, Mutation};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Arc, Clock, Condvar, JoinHandle, Mutex};
 use crate::{Error, Result};
@@ -343,7 +344,7 @@ impl Log {
         for (index, part) in parts.iter_mut().enumerate() {
             append.add(part, max);
             if index + 1 < count {
-                append.open.continues = true;
+                append.open.continues = !mutation::active(Mutation::CutBatch);
                 append.seal_open();
             }
         }
