@@ -6,3 +6,4 @@ mod flips;
 mod golden;
 mod image;
 mod sample;
+mod seeds;
