@@ -217,6 +217,7 @@ impl Engine {
             max_log_payload_bytes: self.max_payload_pages() as u32 * page,
             max_tickets: crate::file::submit::MAX_TICKETS,
             handover_bytes: self.handover_limit() * u64::from(page),
+            max_batch_payload_bytes: self.max_batch_payload_pages() * u64::from(page),
         }
     }
 

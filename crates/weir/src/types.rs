@@ -279,6 +279,8 @@ pub struct Capabilities {
     pub max_tickets: u64,
     /// Dirty bytes that may be handed to background writeback at a time (`sync_range`).
     pub handover_bytes: u64,
+    /// Data of a batch that travels in the log; what is beyond goes home first, to new blocks.
+    pub max_batch_payload_bytes: u64,
 }
 
 /// How a volume is created.
