@@ -31,7 +31,8 @@ const fn hunt(mutation: Mutation) -> (Workload, u64) {
         | Mutation::ReuseBeforeCheckpoint
         | Mutation::ReleaseLogEarly
         | Mutation::AcknowledgeOutOfOrder
-        | Mutation::IgnoreBarrier => (Workload::Random, 200_000),
+        | Mutation::IgnoreBarrier
+        | Mutation::CutBatch => (Workload::Random, 200_000),
         Mutation::SwallowWriteError => (Workload::Faults, 200_000),
         _ => (Workload::Exhaustive, 60_000),
     }

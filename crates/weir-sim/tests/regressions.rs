@@ -4,7 +4,7 @@ use weir::{AllocateMode, BackgroundWork, Timestamp};
 use weir_sim::engine::Engine;
 use weir_sim::explore::{Case, Limits, explore, prepare};
 use weir_sim::fault::FaultPlan;
-use weir_sim::op::{Hold, Op, Sync, Target};
+use weir_sim::op::{Commit, Hold, Op, Sync, Target};
 use weir_sim::system::Settings;
 
 fn file() -> Target {
@@ -137,4 +137,21 @@ fn a_ranged_sync_behind_the_end_exposes_nothing() {
         Op::Sync(Sync::Full(Target::Path("/d".to_owned()))),
     ];
     survives(Settings::SMALL, ops);
+}
+
+/// A batch that wrote to a page with data that no sync had made durable logged all of the page, but the size only up to its own
+/// write: recovery found bytes behind the end of the file.
+#[test]
+fn a_batch_in_a_page_that_was_never_synced_leaves_nothing_behind_the_end() {
+    for commit in [Commit::Sync, Commit::Relaxed] {
+        let part = Op::Write { target: file(), offset: 10, length: 100, tag: 2 };
+        let ops = vec![
+            create(),
+            Op::Append { target: file(), length: 9000, tag: 1 },
+            Op::Batch { parts: vec![part], commit },
+            Op::Mkdir { path: "/d".to_owned() },
+            Op::Sync(Sync::Full(Target::Path("/d".to_owned()))),
+        ];
+        survives(Settings::SMALL, ops);
+    }
 }

@@ -42,7 +42,7 @@ pub enum Mutation {
     SizeBeyondRange,
     /// Pages that could not be written count as written: the next sync finds nothing to do, and succeeds.
     SwallowWriteError,
-    /// A batch too large for one frame is not held together: replay takes the frames of it that it finds.
+    /// A batch goes into several frames that are not held together: replay takes those of them that it finds.
     CutBatch,
 }
 

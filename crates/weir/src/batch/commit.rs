@@ -17,6 +17,7 @@ use crate::format::item::{Extent, INODE_INLINE, InodeItem};
 use crate::format::{BLOCK_BYTES_U64, Key};
 use crate::inode::{Inode, Meta};
 use crate::log::{Admission, AdmissionClass, OpRecords};
+use crate::mutation::{self, Mutation};
 use crate::namespace::rules::Metas as _;
 use crate::namespace::{MetaLocks, OP_SPACE_BLOCKS};
 use crate::sync::atomic::Ordering;
@@ -546,6 +547,7 @@ fn apply_names(
 /// Puts operations together into parts, each of which fits into a frame of `limit` blocks. The second answer says into which
 /// part each has gone.
 fn pack(ops: Vec<Op>, limit: u64) -> (Vec<Op>, Vec<u64>) {
+    let limit = if mutation::active(Mutation::CutBatch) { 0 } else { limit };
     let mut parts: Vec<Op> = Vec::new();
     let mut part_of = Vec::with_capacity(ops.len());
     for op in ops {
