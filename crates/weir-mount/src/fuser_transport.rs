@@ -105,7 +105,7 @@ impl FuserTransport {
     fn control(&self, target: ControlTarget, command: Command, reply: ReplyIoctl) {
         let answer = |reply| -> Done {
             Box::new(move |result: Result<(), Errno>| {
-                answer_ioctl(reply, result.map(|()| Vec::new()))
+                answer_ioctl(reply, result.map(|()| Vec::new()));
             })
         };
         match command {

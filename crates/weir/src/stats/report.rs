@@ -364,12 +364,12 @@ mod tests {
         HistogramSnapshot { buckets, sum }
     }
 
-    fn report(count: u64, gauge: u64, distribution: HistogramSnapshot) -> Report {
+    fn report(count: u64, gauge: u64, distribution: &HistogramSnapshot) -> Report {
         let group = Collect::new("g")
             .count("count", count)
             .gauge("gauge", gauge)
             .state("state", "ok")
-            .times("wait_us", &distribution);
+            .times("wait_us", distribution);
         Report { groups: vec![group.0] }
     }
 
@@ -412,9 +412,9 @@ mod tests {
 
     #[test]
     fn a_difference_subtracts_what_is_counted_and_keeps_what_is_the_case() {
-        let before = report(5, 9, snapshot(&[(3, 4)], 20));
-        let now = report(8, 2, snapshot(&[(3, 5), (4, 1)], 35));
-        assert_eq!(now.since(&before), report(3, 2, snapshot(&[(3, 1), (4, 1)], 15)));
+        let before = report(5, 9, &snapshot(&[(3, 4)], 20));
+        let now = report(8, 2, &snapshot(&[(3, 5), (4, 1)], 35));
+        assert_eq!(now.since(&before), report(3, 2, &snapshot(&[(3, 1), (4, 1)], 15)));
         // A volume that was opened anew counts from the start.
         assert_eq!(before.since(&now).find("g", "count"), Some(&Metric::Count(0)));
         assert_eq!(now.since(&Report::default()), now);
@@ -422,7 +422,7 @@ mod tests {
 
     #[test]
     fn what_did_not_happen_is_not_printed() {
-        let text = report(0, 0, snapshot(&[], 0)).to_string();
+        let text = report(0, 0, &snapshot(&[], 0)).to_string();
         assert_eq!(text, "[g]\ngauge: 0\nstate: ok\n\n");
     }
 }
