@@ -125,7 +125,12 @@ fn mount_options(args: &MountArgs) -> Outcome<MountOptions> {
 }
 
 fn check_dir(dir: &Path) -> Outcome {
-    match dir.metadata() {
+    // The kernel may still answer stat(2) of a dead mount from what it remembers; opening asks the server.
+    let metadata = dir.metadata().and_then(|meta| match std::fs::read_dir(dir) {
+        Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => Err(error),
+        _ => Ok(meta),
+    });
+    match metadata {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(Failure::new(
             dir.display(),
             format!("no such directory: make it first: mkdir {}", dir.display()),
