@@ -125,9 +125,9 @@ fn mount_options(args: &MountArgs) -> Outcome<MountOptions> {
 }
 
 fn check_dir(dir: &Path) -> Outcome {
-    // The kernel may still answer stat(2) of a dead mount from what it remembers; opening asks the server.
-    let metadata = dir.metadata().and_then(|meta| match std::fs::read_dir(dir) {
-        Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => Err(error),
+    // The kernel may still answer stat(2) of a dead mount from what it remembers; statfs(2) asks the server.
+    let metadata = dir.metadata().and_then(|meta| match rustix::fs::statvfs(dir) {
+        Err(rustix::io::Errno::NOTCONN) => Err(rustix::io::Errno::NOTCONN.into()),
         _ => Ok(meta),
     });
     match metadata {
