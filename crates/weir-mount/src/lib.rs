@@ -23,6 +23,7 @@ pub mod error;
 mod fuser_convert;
 mod fuser_transport;
 pub mod ioctl;
+mod leftover;
 pub mod mount_point;
 pub mod ops;
 pub mod options;

@@ -30,6 +30,7 @@ use weir::{
 use crate::acl::{self, Acl};
 use crate::errno::Errno;
 use crate::ioctl::{self, Command};
+use crate::leftover::Leftover;
 use crate::ops::{
     Caller, ControlTarget, Done, FileSystemOps, Handle, Make, OpResult, Open, Seek, SetXattr,
     SyncTarget, Visit, VisitPlus, Wait, WriteMode,
@@ -80,7 +81,7 @@ pub struct WeirFs {
     panics: AtomicU64,
     errors: Arc<Errors>,
     /// Files whose last user was the answer to a sync: dropping them may wait, so a later request does.
-    leftover: Arc<Mutex<Vec<OpenFile>>>,
+    leftover: Arc<Leftover>,
     watcher: Watcher,
     /// Statistics that somebody reads page by page, oldest first.
     snapshots: Mutex<Snapshots>,
@@ -175,8 +176,12 @@ impl WeirFs {
     pub fn close(&self) -> weir::Result<()> {
         self.watcher.close();
         self.handles.clear();
-        self.drop_leftover();
         self.inodes.clear();
+        // Syncs under way hold files too, and the last user of an unlinked file purges it: before the volume closes. An
+        // error of this sync is found again by the close.
+        let _ = self.volume.sync();
+        self.leftover.wait_answered();
+        self.drop_leftover();
         self.volume.close()
     }
 
@@ -215,13 +220,8 @@ impl WeirFs {
 
     /// Drops what an answer to a sync could not.
     fn drop_leftover(&self) {
-        if let Some(mut leftover) = self.leftover.try_lock()
-            && !leftover.is_empty()
-        {
-            let files = std::mem::take(&mut *leftover);
-            drop(leftover);
-            drop(files);
-        }
+        let files = self.leftover.take();
+        drop(files);
     }
 
     fn check<T>(&self, result: weir::Result<T>) -> OpResult<T> {
@@ -656,13 +656,15 @@ impl FileSystemOps for WeirFs {
             }
         };
         let (errors, leftover) = (Arc::clone(&self.errors), Arc::clone(&self.leftover));
+        let submitted = leftover.submit();
         ticket.on_completion(move |result| {
             let reported = open.as_ref().map_or(Ok(()), |open| open.file.report_errors());
             done(result.and(reported).map_err(|error| errors.fail(error)));
             // The last user of an unlinked file purges it, which waits for the log: not on a thread of the log.
             if let Some(last) = open.and_then(Arc::into_inner) {
-                leftover.lock().push(last);
+                leftover.leave(last);
             }
+            drop(submitted);
         });
         Ok(())
     }

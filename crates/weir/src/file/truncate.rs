@@ -263,26 +263,36 @@ impl Engine {
         has_content: &[bool],
         newly_dirty: &mut u64,
     ) -> std::result::Result<Zeroed, ZeroStop> {
+        // All pages are had before a byte changes: the last of them may have to be read, and that may fail.
         let mut zeroed = Vec::new();
+        let mut parts = Vec::new();
         for ((index, part), has_content) in zero.iter().zip(has_content) {
             let state = pages.state(*index);
             if !has_content && !state.dirty && !state.writeback {
                 // A hole, perhaps in the cache: zeros already, and it stays a hole.
                 continue;
             }
-            match pages.page_for_write(*index, &self.pool, OldContents::Keep) {
-                Ok(page) => {
-                    page.bytes[part.clone()].fill(0);
-                    *newly_dirty += u64::from(page.newly_dirty);
-                    zeroed.push(*index);
-                }
-                Err(WriteRefused::NoMemory) => return Err(ZeroStop::NoMemory),
-                Err(WriteRefused::Absent | WriteRefused::Reading) => {
-                    return Err(ZeroStop::Missing(*index));
-                }
-            }
+            *newly_dirty += u64::from(self.page_to_zero(pages, *index)?.newly_dirty);
+            zeroed.push(*index);
+            parts.push(part.clone());
+        }
+        for (&index, part) in zeroed.iter().zip(parts) {
+            self.page_to_zero(pages, index)?.bytes[part].fill(0);
         }
         Ok(zeroed)
+    }
+
+    fn page_to_zero<'p>(
+        &self,
+        pages: &'p mut PageMap,
+        index: u64,
+    ) -> std::result::Result<crate::cache::map::Writable<'p>, ZeroStop> {
+        pages.page_for_write(index, &self.pool, OldContents::Keep).map_err(
+            |refused| match refused {
+                WriteRefused::NoMemory => ZeroStop::NoMemory,
+                WriteRefused::Absent | WriteRefused::Reading => ZeroStop::Missing(index),
+            },
+        )
     }
 
     /// Page `index` is mapped to data, or in the inode.
