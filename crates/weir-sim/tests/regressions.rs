@@ -2,8 +2,8 @@
 
 use weir::{AllocateMode, BackgroundWork, Timestamp};
 use weir_sim::engine::Engine;
-use weir_sim::explore::{Case, Limits, explore, prepare};
-use weir_sim::fault::FaultPlan;
+use weir_sim::explore::{Case, Limits, Tally, explore, prepare};
+use weir_sim::fault::{Fault, FaultKind, FaultPlan};
 use weir_sim::op::{Commit, Hold, Op, Sync, Target};
 use weir_sim::system::Settings;
 
@@ -21,7 +21,13 @@ const fn steps(work: BackgroundWork) -> Op {
 
 /// Looks at all crash states of `ops`, closely.
 fn survives(settings: Settings, ops: Vec<Op>) {
-    let (image, model) = prepare(&Engine, &settings, &[]).expect("a new volume");
+    let tally = survives_faults(settings, &[], ops, FaultPlan::default());
+    assert!(tally.states > 10, "{tally:?}");
+}
+
+/// As [`survives`], on a volume where `before` was done and unmounted, and on a disk with `faults`.
+fn survives_faults(settings: Settings, before: &[Op], ops: Vec<Op>, faults: FaultPlan) -> Tally {
+    let (image, model) = prepare(&Engine, &settings, before).expect("a new volume");
     let limits =
         Limits { outcomes_per_point: 40, recrash_one_in: 4, go_on_one_in: 8, ..Limits::default() };
     let case = Case {
@@ -31,13 +37,13 @@ fn survives(settings: Settings, ops: Vec<Op>) {
         image,
         model,
         ops,
-        faults: FaultPlan::default(),
+        faults,
         silent_faults: false,
         limits,
     };
     let (tally, result) = explore(&Engine, &case);
     assert!(result.is_ok(), "{:#?}", result.err());
-    assert!(tally.states > 10, "{tally:?}");
+    tally
 }
 
 /// An append that ran out of space in its midst answered with an error, but had made the file longer.
@@ -153,5 +159,30 @@ fn a_batch_in_a_page_that_was_never_synced_leaves_nothing_behind_the_end() {
             Op::Sync(Sync::Full(Target::Path("/d".to_owned()))),
         ];
         survives(Settings::SMALL, ops);
+    }
+}
+
+/// A hole zeroed its first edge, and then could not read its second: it failed, and the first stayed cut.
+#[test]
+fn a_hole_that_cannot_read_one_of_its_edges_changes_neither() {
+    let before = [
+        create(),
+        Op::Write { target: file(), offset: 0, length: 16_384, tag: 1 },
+        Op::Sync(Sync::All),
+    ];
+    for mode in [AllocateMode::PunchHole, AllocateMode::ZeroRangeKeepSize] {
+        let mut holes_refused = 0;
+        // The first of these strike the mount, which then fails; the others nodes of the tree, and both edges.
+        for after in 0..20 {
+            let ops = vec![
+                Op::Allocate { target: file(), mode, offset: 2000, length: 8000 },
+                Op::Read { target: file(), offset: 0, length: 16_384 },
+                Op::Sync(Sync::All),
+            ];
+            let faults = FaultPlan::new([Fault::once(FaultKind::ReadError, after)]);
+            let tally = survives_faults(Settings::SMALL, &before, ops, faults);
+            holes_refused += u64::from(tally.operations == 3 && tally.refused > 0);
+        }
+        assert!(holes_refused >= 2, "{mode:?}: {holes_refused}");
     }
 }

@@ -127,7 +127,7 @@ impl Background {
         } else {
             self.partial_checkpoint.store(true, Ordering::Release);
         }
-        self.raise(|signals| &mut signals.checkpoint);
+        self.raise(|signals| std::mem::replace(&mut signals.checkpoint, true));
     }
 
     /// How much the checkpoint that begins now brings home: all, unless it is only wanted because the log fills up.
@@ -139,20 +139,16 @@ impl Background {
 
     /// Asks for writeback.
     pub fn request_flush(&self) {
-        let mut signals = self.signals.lock();
-        let was_set = signals.flush && signals.flush_beside;
-        (signals.flush, signals.flush_beside) = (true, true);
-        drop(signals);
-        if !was_set {
-            self.wake.notify_all();
-        }
+        self.raise(|signals| {
+            let was_set = signals.flush && signals.flush_beside;
+            (signals.flush, signals.flush_beside) = (true, true);
+            was_set
+        });
     }
 
-    /// Sets a signal; wakes the threads only if it was not set.
-    fn raise(&self, which: impl FnOnce(&mut Signals) -> &mut bool) {
-        let mut signals = self.signals.lock();
-        let was_set = std::mem::replace(which(&mut signals), true);
-        drop(signals);
+    /// Sets a signal; wakes the threads only if it was not set, as `set` answers.
+    fn raise(&self, set: impl FnOnce(&mut Signals) -> bool) {
+        let was_set = set(&mut self.signals.lock());
         if !was_set {
             self.wake.notify_all();
         }

@@ -2,6 +2,9 @@
 
 use serde::Serialize;
 
+use crate::model::Outcome;
+use crate::system::SystemError;
+
 /// A finding, with all that is needed to understand and repeat it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Failure {
@@ -106,6 +109,32 @@ mod panics {
     pub fn last_place() -> Vec<String> {
         PLACE.take()
     }
+}
+
+/// The result of an operation, for a report.
+pub(super) fn describe(result: &Result<Outcome, SystemError>) -> String {
+    match result {
+        Ok(Outcome::Data(data)) => format!("{} bytes", data.len()),
+        Ok(outcome) => format!("{outcome:?}"),
+        Err(error) => error.to_string(),
+    }
+}
+
+/// Where two contents part.
+pub(super) fn first_difference(found: &[u8], expected: &[u8]) -> String {
+    let place = found.iter().zip(expected).position(|(left, right)| left != right);
+    place.map_or_else(
+        || "the lengths differ".to_owned(),
+        |place| {
+            let start = place / 8 * 8;
+            let end = |bytes: &[u8]| bytes.len().min(start + 64);
+            format!(
+                "first difference at {place}: {:02x?}, expected {:02x?}",
+                &found[start..end(found)],
+                &expected[start..end(expected)]
+            )
+        },
+    )
 }
 
 #[cfg(test)]

@@ -29,6 +29,7 @@ use crate::rng::Rng;
 use crate::system::{Session, Settings, System, SystemError};
 use crate::workload;
 pub use failure::{Failure, guard};
+use failure::{describe, first_difference};
 
 /// How much to examine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -894,28 +895,4 @@ impl<S: System> Explorer<'_, S> {
 enum Executed {
     Went(String),
     Shutdown,
-}
-
-fn describe(result: &Result<Outcome, SystemError>) -> String {
-    match result {
-        Ok(Outcome::Data(data)) => format!("{} bytes", data.len()),
-        Ok(outcome) => format!("{outcome:?}"),
-        Err(error) => error.to_string(),
-    }
-}
-
-fn first_difference(found: &[u8], expected: &[u8]) -> String {
-    let place = found.iter().zip(expected).position(|(left, right)| left != right);
-    place.map_or_else(
-        || "the lengths differ".to_owned(),
-        |place| {
-            let start = place / 8 * 8;
-            let end = |bytes: &[u8]| bytes.len().min(start + 64);
-            format!(
-                "first difference at {place}: {:02x?}, expected {:02x?}",
-                &found[start..end(found)],
-                &expected[start..end(expected)]
-            )
-        },
-    )
 }
