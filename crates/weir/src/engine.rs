@@ -284,18 +284,25 @@ impl Engine {
 
     /// The inode `number`, loaded if need be.
     pub fn inode(&self, number: u64) -> Result<Arc<Inode>> {
-        let (inode, dropped) = self.inodes.find_or_load(number, || {
-            let value = self.store.get(Key::inode(number))?.ok_or(Error::NotFound)?;
-            let inode = Inode::new(number, InodeItem::decode(&value)?);
-            // What happened to it before is unknown: an fsync has to cover all of the log so far.
-            let mut meta = inode.meta.lock();
-            meta.last_lsn = self.log.last_lsn();
-            meta.data_lsn = meta.last_lsn;
-            drop(meta);
-            Ok(inode)
-        })?;
+        self.inode_with(number, || self.load_inode(number))
+    }
+
+    /// The inode `number`, or what `load` makes of it if it is not in memory: see [`InodeTable::find_or_load`].
+    pub fn inode_with(
+        &self,
+        number: u64,
+        load: impl FnMut() -> Result<Inode>,
+    ) -> Result<Arc<Inode>> {
+        let (inode, dropped) = self.inodes.find_or_load(number, load)?;
         drop(dropped);
         Ok(inode)
+    }
+
+    /// The inode `number` as the store has it.
+    pub fn load_inode(&self, number: u64) -> Result<Inode> {
+        let value = self.store.get(Key::inode(number))?.ok_or(Error::NotFound)?;
+        // What happened to it before is unknown: an fsync has to cover all of the log so far.
+        Ok(Inode::committed(number, InodeItem::decode(&value)?, self.log.last_lsn()))
     }
 
     /// A page frame whose content will be overwritten. Evicts clean pages to get one.

@@ -24,7 +24,8 @@ use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Arc, Condvar, Mutex, RwLock};
 use crate::txn::Lsn;
 use crate::types::{Attr, FileType, Timestamp};
-use std::collections::BTreeMap;
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
 
 /// Attributes under the `meta` lock.
 #[derive(Debug, Clone)]
@@ -102,6 +103,14 @@ impl Inode {
             referenced: AtomicBool::new(true),
             write_error: Mutex::new((0, None)),
         }
+    }
+
+    /// An inode whose last operation is, or may be, `lsn`.
+    pub fn committed(number: u64, item: InodeItem, lsn: Lsn) -> Self {
+        let mut inode = Self::new(number, item);
+        let meta = inode.meta.get_mut();
+        (meta.last_lsn, meta.data_lsn) = (lsn, lsn);
+        inode
     }
 
     /// Size that programs see.
@@ -207,13 +216,37 @@ impl Meta {
 
 /// Number of independently locked parts of the table.
 const SHARDS: usize = 16;
+/// Inodes that one sweep looks at.
+const SWEEP: usize = 64;
+
+/// Hasher for inode numbers, without a random seed: the same on every run.
+#[derive(Default)]
+struct NumberHasher(u64);
+
+impl Hasher for NumberHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+    fn write_u64(&mut self, number: u64) {
+        let product = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 = product ^ (product >> 32);
+    }
+}
+
+type NumberMap<T> = HashMap<u64, T, BuildHasherDefault<NumberHasher>>;
 
 #[derive(Default)]
 struct Shard {
-    inodes: BTreeMap<u64, Arc<Inode>>,
-    hand: u64,
+    inodes: NumberMap<Arc<Inode>>,
+    /// The order in which the sweep looks at them. Numbers of inodes that were purged meanwhile are skipped.
+    clock: VecDeque<u64>,
     /// Numbers that somebody reads from the store right now.
-    loading: BTreeMap<u64, Loading>,
+    loading: NumberMap<Loading>,
 }
 
 /// See [`InodeTable::find_or_load`].
@@ -265,7 +298,7 @@ impl InodeTable {
     pub fn find_or_load(
         &self,
         number: u64,
-        load: impl Fn() -> Result<Inode>,
+        mut load: impl FnMut() -> Result<Inode>,
     ) -> Result<(Arc<Inode>, Vec<Arc<Inode>>)> {
         loop {
             if let Some(inode) = self.find(number) {
@@ -287,7 +320,7 @@ impl InodeTable {
                 continue;
             }
             let inode = Arc::new(loaded?);
-            shard.inodes.insert(number, inode.clone());
+            shard.insert(number, inode.clone());
             let dropped = shard.shrink(self.shard_limit);
             return Ok((inode, dropped));
         }
@@ -312,30 +345,32 @@ impl InodeTable {
 }
 
 impl Shard {
+    fn insert(&mut self, number: u64, inode: Arc<Inode>) {
+        self.inodes.insert(number, inode);
+        self.clock.push_back(number);
+        if self.clock.len() > 2 * self.inodes.len() + SWEEP {
+            let inodes = &self.inodes;
+            self.clock.retain(|number| inodes.contains_key(number));
+        }
+    }
+
     /// Second-chance sweep over what nobody else holds. An inode on the dirty list is held by it.
     fn shrink(&mut self, limit: usize) -> Vec<Arc<Inode>> {
         let mut dropped = Vec::new();
-        if self.inodes.len() <= limit {
-            return dropped;
-        }
-        let mut victims = Vec::new();
-        let mut hand = self.hand;
-        let order = self.inodes.range(hand..).chain(self.inodes.range(..hand));
-        for (number, inode) in order.take(64) {
-            hand = number.wrapping_add(1);
+        for _ in 0..SWEEP.min(self.clock.len()) {
+            if self.inodes.len() <= limit {
+                break;
+            }
+            let Some(number) = self.clock.pop_front() else { break };
+            let Some(inode) = self.inodes.get(&number) else { continue };
             if Arc::strong_count(inode) == 1
                 && !inode.referenced.swap(false, Ordering::Relaxed)
                 && !inode.listed.load(Ordering::Acquire)
             {
-                victims.push(*number);
-                if self.inodes.len() - victims.len() <= limit {
-                    break;
-                }
+                dropped.extend(self.take(number));
+            } else {
+                self.clock.push_back(number);
             }
-        }
-        self.hand = hand;
-        for number in victims {
-            dropped.extend(self.take(number));
         }
         dropped
     }
@@ -406,6 +441,16 @@ mod tests {
         assert_eq!(inode.meta.lock().item.links, 2);
         assert_eq!(reads.load(Ordering::Relaxed), 2);
         assert!(table.shard(7).lock().loading.is_empty());
+    }
+
+    #[test]
+    fn inodes_that_come_and_go_leave_no_trace_in_the_clock() {
+        let table = InodeTable::new(64);
+        for number in 2..10_000 {
+            table.find_or_load(number * 16, || Ok(Inode::new(number * 16, item(1)))).expect("load");
+            table.remove(number * 16);
+        }
+        assert!(table.shard(16).lock().clock.len() <= SWEEP + 1);
     }
 
     #[test]

@@ -13,6 +13,7 @@ use crate::file::handle::{File, InodeHold};
 use crate::format::MAX_NAME_BYTES;
 use crate::inode::Inode;
 use crate::log::stats::Histogram;
+use crate::namespace::path::Located;
 use crate::namespace::xattr::XattrMode;
 use crate::stats::Stats;
 use crate::sync::Arc;
@@ -389,21 +390,20 @@ impl Volume {
     /// Opens a regular file, creating it if the flags say so.
     pub fn open_file(&self, path: impl AsRef<[u8]>, flags: OpenFlags) -> Result<File> {
         let path = path.as_ref();
-        let number = match self.engine.resolve(path, !flags.exclusive) {
-            Ok(_) if flags.create && flags.exclusive => return Err(Error::Exists),
-            Ok(number) => number,
-            Err(Error::NotFound) if flags.create => {
-                let (dir, name) = self.engine.resolve_parent(path)?;
+        let inode = match self.engine.locate(path, !flags.exclusive)? {
+            Located::Present(_) if flags.create && flags.exclusive => return Err(Error::Exists),
+            Located::Present(number) => self.engine.inode(number)?,
+            Located::Absent { .. } if !flags.create => return Err(Error::NotFound),
+            Located::Absent { dir, name } => {
                 let new = NewInode::new(FileType::Regular, flags.permissions);
-                match self.engine.make(dir, &name, &new) {
-                    Ok(inode) => inode.number,
-                    Err(Error::Exists) if !flags.exclusive => self.engine.resolve(path, true)?,
-                    Err(error) => return Err(error),
+                match self.engine.make(dir, name, &new) {
+                    Err(Error::Exists) if !flags.exclusive => {
+                        self.engine.inode(self.engine.resolve(path, true)?)?
+                    }
+                    made => made?,
                 }
             }
-            Err(error) => return Err(error),
         };
-        let inode = self.engine.inode(number)?;
         let file = File::new(self.engine.clone(), inode, flags.write, flags.data_sync)?;
         if flags.truncate && flags.write && file.size() > 0 {
             file.truncate(0)?;

@@ -54,10 +54,15 @@ impl Engine {
         let mut op = Op::new();
         let to = Side { parent: &parent, name };
         rules::make(&mut metas, &mut op, (to, place), (number, &item), target)?;
-        metas.commit(self, op, admission)?;
-        drop(metas);
-        // It may have been found, changed and forgotten already: what counts is what the store says.
-        self.inode(number)
+        let mut commit = Some((metas, op, admission));
+        self.inode_with(number, || match commit.take() {
+            Some((mut metas, op, admission)) => {
+                let lsn = metas.commit(self, op, admission)?;
+                Ok(Inode::committed(number, item, lsn))
+            }
+            // It was found, changed and forgotten already: what counts is what the store says.
+            None => self.load_inode(number),
+        })
     }
 
     /// A new regular file without a name; it is purged when its last user goes, unless it is linked

@@ -36,17 +36,19 @@ pub fn find(view: &dyn View, dir: u64, name: &[u8]) -> Result<Lookup> {
     let hash = name_hash(name);
     let first = Key::new(dir, Kind::Dirent, hash);
     let last = Key::new(dir, Kind::Dirent, hash | 0xff);
-    let (entries, _) = view.collect(first, last, 257)?;
     let mut free = hash;
-    for (key, value) in entries {
-        let entry = Dirent::decode(&value)?;
+    let mut present = None;
+    view.scan(first, last, &mut |key, value| {
+        let entry = Dirent::decode(value)?;
         if entry.name == name {
-            let found = Found { key, inode: entry.inode, file_type: entry.file_type };
-            return Ok(Lookup::Present(found));
-        }
-        if key.offset == free {
+            present = Some(Found { key, inode: entry.inode, file_type: entry.file_type });
+        } else if key.offset == free {
             free += 1;
         }
+        Ok(present.is_none())
+    })?;
+    if let Some(found) = present {
+        return Ok(Lookup::Present(found));
     }
     if free & !0xff != hash {
         return Err(Error::NoSpace);

@@ -23,7 +23,7 @@ mod writer;
 pub use cache::{CacheStats, NodeCache};
 pub use cursor::Cursor;
 pub use merge::{NodeSink, merge};
-pub use read::{get, get_le};
+pub use read::{InLeaf, LeafSpan, Span, get, get_le, span};
 pub use value::Value;
 pub use walk::{Visitor, WalkProblem, WalkSummary, walk};
 

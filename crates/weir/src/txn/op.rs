@@ -15,7 +15,6 @@ pub struct Op {
     pub(super) changes: Vec<(Key, Option<Value>)>,
     pub(super) space: Vec<SpaceChange>,
     pub(super) records: OpRecords,
-    pub(super) next_inode: Option<u64>,
     pub(super) payload_pages: u64,
     pub(super) inodes_added: i64,
 }
@@ -84,12 +83,6 @@ impl Op {
         self.inodes_added -= 1;
     }
 
-    /// Inode numbers below `next` are used.
-    pub fn next_inode(&mut self, next: u64) {
-        self.records.next_inode(next);
-        self.next_inode = Some(next);
-    }
-
     /// Payload of these pages that the log holds from before is void: they are home, or gone.
     pub fn settled(&mut self, inode: u64, file_block: u64, count: u64) {
         self.records.settled(inode, file_block, count);
@@ -100,7 +93,6 @@ impl Op {
         self.changes.extend(other.changes);
         self.space.extend(other.space);
         self.records.append(other.records);
-        self.next_inode = self.next_inode.max(other.next_inode);
         self.payload_pages += other.payload_pages;
         self.inodes_added += other.inodes_added;
     }

@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::format::{BLOCK_BYTES, Key, NODE_BLOCKS};
 use crate::log::{Admission, Boundary, Log};
 use crate::sync::{Arc, Mutex, RwLock};
-use crate::tree::{self, TreeRoot, Value, cache::NodeCache};
+use crate::tree::{self, InLeaf, LeafSpan, Span, TreeRoot, Value, cache::NodeCache};
 use std::collections::BTreeMap;
 
 /// How often a look-up starts over before the mismatch is believed.
@@ -184,9 +184,78 @@ impl Store {
         Ok(None)
     }
 
+    /// Shows the items with `from <= key <= to` in order to `visit` until it answers false. For narrow ranges: nothing is
+    /// allocated. `visit` must not take locks.
+    pub fn scan(
+        &self,
+        from: Key,
+        to: Key,
+        visit: &mut dyn FnMut(Key, &[u8]) -> Result<bool>,
+    ) -> Result<()> {
+        let mut result = Ok(());
+        let settled = self.overlaid(from, to, |state, in_tree| {
+            state.overlay(in_tree, from, to, |key, value| {
+                let go_on = match value {
+                    Overlaid::Changed(value) => visit(key, value),
+                    Overlaid::InTree(value) => visit(key, value.bytes()),
+                };
+                go_on.unwrap_or_else(|error| {
+                    result = Err(error);
+                    false
+                })
+            });
+        })?;
+        if settled.is_some() {
+            return result;
+        }
+        super::view::scan_collected(self, from, to, visit)
+    }
+
+    /// Calls `read` with the deltas and the tree's items of the range at one moment. `None`: the range is not in one
+    /// leaf, and nothing was called.
+    fn overlaid<T>(
+        &self,
+        from: Key,
+        to: Key,
+        read: impl FnOnce(&State, Option<&LeafSpan>) -> T,
+    ) -> Result<Option<T>> {
+        let mut failure = None;
+        for _ in 0..MAX_RETRIES {
+            let root = self.state.read().tree;
+            let span = match tree::span(&self.nodes, &root, from, to) {
+                Ok(Span::Wide) => return Ok(None),
+                Ok(Span::Empty) => None,
+                Ok(Span::Leaf(span)) => Some(span),
+                Err(error) => {
+                    self.believe(&root, error, &mut failure)?;
+                    continue;
+                }
+            };
+            let state = self.state.read();
+            if state.tree.generation == root.generation {
+                return Ok(Some(read(&state, span.as_ref())));
+            }
+        }
+        Err(failure.unwrap_or_else(|| Error::Corrupt("tree scan never settled".into())))
+    }
+
     /// Up to about `limit` items with `from <= key <= to` in order, and the key to go on from if there may be
     /// more.
     pub fn collect(&self, from: Key, to: Key, limit: usize) -> Result<(Vec<Item>, Option<Key>)> {
+        let narrow = self.overlaid(from, to, |state, in_tree| {
+            let mut items = Vec::new();
+            let next = state.overlay(in_tree, from, to, |key, value| {
+                let room = items.len() < limit;
+                if room {
+                    items.extend(value.to_value().map(|value| (key, value)));
+                }
+                room
+            });
+            (items, next)
+        })?;
+        if let Some(found) = narrow {
+            return Ok(found);
+        }
         let mut failure = None;
         for _ in 0..MAX_RETRIES {
             let root = self.state.read().tree;
@@ -245,8 +314,12 @@ impl Store {
     ///
     /// # Errors
     /// The volume is shut down; nothing was applied.
-    pub fn commit(&self, op: Op, admission: Admission) -> Result<Lsn> {
-        self.commit_parts(vec![op], admission)
+    pub fn commit(&self, mut op: Op, admission: Admission) -> Result<Lsn> {
+        let mut state = self.state.write();
+        let lsn = self.log.append(&mut op.records, admission)?;
+        self.apply(&mut state, lsn, op);
+        self.update_reserve(&state);
+        Ok(lsn)
     }
 
     /// Makes all of `parts` part of the running transaction, all or nothing also across a crash. For what is too
@@ -258,23 +331,25 @@ impl Store {
         let lsn = self.log.append_batch(&mut records, admission)?;
         let first = lsn + 1 - parts.len() as u64;
         for (number, op) in (first..).zip(parts) {
-            for (key, value) in op.changes {
-                state.running.set(key, value);
-            }
-            if let Some(next) = op.next_inode {
-                state.next_inode = state.next_inode.max(next);
-            }
-            if !op.space.is_empty() {
-                self.alloc.record(&op.space);
-            }
-            if op.payload_pages > 0 {
-                // Under the LSN of the part: replay has to start at its frame.
-                self.obligations.add(number, op.payload_pages);
-            }
-            state.inode_count = state.inode_count.saturating_add_signed(op.inodes_added);
+            self.apply(&mut state, number, op);
         }
         self.update_reserve(&state);
         Ok(lsn)
+    }
+
+    /// The log has `op` as `lsn`.
+    fn apply(&self, state: &mut State, lsn: Lsn, op: Op) {
+        for (key, value) in op.changes {
+            state.running.set(key, value);
+        }
+        if !op.space.is_empty() {
+            self.alloc.record(&op.space);
+        }
+        if op.payload_pages > 0 {
+            // Under the LSN of the part: replay has to start at its frame.
+            self.obligations.add(lsn, op.payload_pages);
+        }
+        state.inode_count = state.inode_count.saturating_add_signed(op.inodes_added);
     }
 
     /// Applies one recovered change; only while nobody else uses the store.
@@ -324,10 +399,15 @@ impl Store {
 
     /// The frozen delta is in `tree` now.
     pub fn publish(&self, tree: TreeRoot) {
-        let mut state = self.state.write();
-        state.tree = tree;
-        state.frozen = None;
-        self.update_reserve(&state);
+        let frozen = {
+            let mut state = self.state.write();
+            state.tree = tree;
+            let frozen = state.frozen.take();
+            self.update_reserve(&state);
+            frozen
+        };
+        // Freeing a large delta takes milliseconds: not under the lock that every operation needs.
+        drop(frozen);
     }
 
     /// Memory of the deltas, and keys in the running one.
@@ -422,36 +502,76 @@ impl State {
         limit: usize,
     ) -> (Vec<Item>, Option<Key>) {
         let mut merged = Vec::with_capacity(in_tree.len());
-        let empty = Delta::default();
-        let frozen = self.frozen.as_deref().unwrap_or(&empty);
-        let mut running = self.running.range(from, tree_end).peekable();
-        let mut frozen = frozen.range(from, tree_end).peekable();
-        let mut in_tree = in_tree.into_iter().peekable();
+        let stopped = self.overlay_items(in_tree.into_iter(), from, tree_end, |key, value| {
+            let room = merged.len() < limit;
+            if room {
+                merged.push((key, value.map_or_else(|in_tree| in_tree, Value::clone)));
+            }
+            room
+        });
+        let behind = || if tree_end < to { tree_end.successor() } else { None };
+        (merged, stopped.or_else(behind))
+    }
+
+    /// As [`State::overlay_items`], over a part of a leaf.
+    fn overlay<'a>(
+        &'a self,
+        in_tree: Option<&'a LeafSpan>,
+        from: Key,
+        to: Key,
+        mut visit: impl FnMut(Key, Overlaid<'a>) -> bool,
+    ) -> Option<Key> {
+        let in_tree = in_tree.into_iter().flat_map(LeafSpan::items);
+        self.overlay_items(in_tree, from, to, |key, value| {
+            visit(key, value.map_or_else(Overlaid::InTree, Overlaid::Changed))
+        })
+    }
+
+    /// Shows what the deltas (`Ok`) and `in_tree` (`Err`) have between `from` and `to` in order to `visit`, until that answers false
+    /// for the key that is answered.
+    fn overlay_items<'a, T>(
+        &'a self,
+        in_tree: impl Iterator<Item = (Key, T)>,
+        from: Key,
+        to: Key,
+        mut visit: impl FnMut(Key, std::result::Result<&'a Value, T>) -> bool,
+    ) -> Option<Key> {
+        let mut running = self.running.range(from, to).peekable();
+        let mut frozen = self.frozen.iter().flat_map(|frozen| frozen.range(from, to)).peekable();
+        let mut in_tree = in_tree.peekable();
         loop {
             let next = [
                 running.peek().map(|(key, _)| **key),
                 frozen.peek().map(|(key, _)| **key),
                 in_tree.peek().map(|(key, _)| *key),
-            ]
-            .into_iter()
-            .flatten()
-            .min();
-            let Some(next) = next else { break };
-            if merged.len() >= limit {
-                return (merged, Some(next));
-            }
+            ];
+            let next = next.into_iter().flatten().min()?;
             let tree_value = in_tree.next_if(|(key, _)| *key == next).map(|(_, value)| value);
             let frozen_value = frozen.next_if(|(key, _)| **key == next).map(|(_, value)| value);
             let running_value = running.next_if(|(key, _)| **key == next).map(|(_, value)| value);
             let value = match running_value.or(frozen_value) {
-                Some(value) => value.clone(),
-                None => tree_value,
+                Some(value) => value.as_ref().map(Ok),
+                None => tree_value.map(Err),
             };
-            if let Some(value) = value {
-                merged.push((next, value));
+            if value.is_some_and(|value| !visit(next, value)) {
+                return Some(next);
             }
         }
-        let next = if tree_end < to { tree_end.successor() } else { None };
-        (merged, next)
+    }
+}
+
+/// A value that the deltas have, or that the tree has and they do not touch.
+#[derive(Clone, Copy)]
+enum Overlaid<'a> {
+    Changed(&'a Value),
+    InTree(InLeaf<'a>),
+}
+
+impl Overlaid<'_> {
+    fn to_value(self) -> Option<Value> {
+        match self {
+            Self::Changed(value) => Some(value.clone()),
+            Self::InTree(value) => value.to_value(),
+        }
     }
 }

@@ -7,6 +7,9 @@ use crate::format::Key;
 use crate::tree::Value;
 use std::collections::BTreeMap;
 
+/// Items that a scan collects at a time where it has to.
+const SCAN_BATCH: usize = 257;
+
 /// An ordered map of items that can be read.
 pub trait View {
     /// The value of `key`.
@@ -17,6 +20,36 @@ pub trait View {
 
     /// About `limit` items with `from <= key <= to` in order, and the key to go on from if there may be more.
     fn collect(&self, from: Key, to: Key, limit: usize) -> Result<(Vec<Item>, Option<Key>)>;
+
+    /// Shows the items with `from <= key <= to` in order to `visit` until it answers false.
+    fn scan(
+        &self,
+        from: Key,
+        to: Key,
+        visit: &mut dyn FnMut(Key, &[u8]) -> Result<bool>,
+    ) -> Result<()> {
+        scan_collected(self, from, to, visit)
+    }
+}
+
+/// [`View::scan`] by way of [`View::collect`].
+pub(super) fn scan_collected<V: View + ?Sized>(
+    view: &V,
+    from: Key,
+    to: Key,
+    visit: &mut dyn FnMut(Key, &[u8]) -> Result<bool>,
+) -> Result<()> {
+    let mut next = Some(from);
+    while let Some(start) = next {
+        let (items, more) = view.collect(start, to, SCAN_BATCH)?;
+        for (key, value) in items {
+            if !visit(key, &value)? {
+                return Ok(());
+            }
+        }
+        next = more;
+    }
+    Ok(())
 }
 
 impl View for Store {
@@ -28,6 +61,14 @@ impl View for Store {
     }
     fn collect(&self, from: Key, to: Key, limit: usize) -> Result<(Vec<Item>, Option<Key>)> {
         Self::collect(self, from, to, limit)
+    }
+    fn scan(
+        &self,
+        from: Key,
+        to: Key,
+        visit: &mut dyn FnMut(Key, &[u8]) -> Result<bool>,
+    ) -> Result<()> {
+        Self::scan(self, from, to, visit)
     }
 }
 
