@@ -17,7 +17,7 @@ use crate::disk::registry::{Registry, Resource};
 use crate::error::{IoContext, LabError, LabResult};
 use crate::experiments::fsmark::{Fsmark, FsmarkOptions};
 use crate::experiments::fsync::{FsyncJobs, FsyncOptions};
-use crate::experiments::{Case, Env, Experiment, load};
+use crate::experiments::{Case, Env, Experiment, Size, load};
 use crate::measure::device::{BlockDevice, disk_of};
 use crate::measure::{DisturbanceWatch, Spread};
 use crate::run::Cancel;
@@ -145,7 +145,8 @@ struct Job {
 }
 
 fn jobs() -> [Job; 2] {
-    let appends = FsyncJobs::new(&FsyncOptions { jobs: vec![1], seconds: Some(SECONDS) }, true);
+    let appends =
+        FsyncJobs::new(&FsyncOptions { jobs: vec![1], seconds: Some(SECONDS) }, Size::Quick);
     let append_case = Case::new("seq").with("jobs", 1);
     let options = FsmarkOptions {
         files: Some(SMALL_FILES),
@@ -153,7 +154,7 @@ fn jobs() -> [Job; 2] {
         threads: vec![1],
         ..FsmarkOptions::default()
     };
-    let small = Fsmark::new(&options, true, false);
+    let small = Fsmark::new(&options, Size::Quick, false);
     let small_case = Case::new("each").with("threads", 1);
     [
         Job {
@@ -215,7 +216,7 @@ pub fn run(
     std::fs::create_dir_all(&root).during(|| format!("creating {}", root.display()))?;
     let fio_dir = root.join("fio");
     let fs = Arc::new(MountedFs::new(root.clone(), None, Cold::Advise));
-    let env = Env { fs, seed: 1, quick: true, cancel, registry, daemons: &Vec::new };
+    let env = Env { fs, seed: 1, cancel, registry, daemons: &Vec::new };
     let disks: Vec<_> = disk_of(&root).into_iter().collect();
     let wanted = rounds.max(FEWEST_ROUNDS);
     let mut worst = Verdict::Agrees;

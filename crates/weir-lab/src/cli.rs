@@ -1,5 +1,7 @@
 //! The command line of `weir lab`, embedded by the `weir` program and by `weir-lab`.
 
+mod claims;
+
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -10,13 +12,13 @@ use clap::{Args, Subcommand};
 
 use crate::calibrate::Verdict;
 use crate::disk::registry::{Registry, clean_stale, stale_files};
-use crate::disk::{Disk, DiskSpec, make_run_dir, parse_amount, slow};
+use crate::disk::{Disk, DiskSpec, limited_disk, make_run_dir, parse_amount, slow};
 use crate::error::{IoContext, LabError, LabResult};
-use crate::experiments::{self, Experiment};
+use crate::experiments::{self, Experiment, Size};
 use crate::probe::{self, Floor};
 use crate::report::schema::{Report, SCHEMA};
-use crate::report::{check, compare, html, machine, picture, table};
-use crate::run::{Cancel, Outcome, Plan, elapsed_text, run_plan};
+use crate::report::{check, claims_table, compare, html, machine, picture, table};
+use crate::run::{Cancel, Outcome, Plan, Planned, elapsed_text, run_plan};
 use crate::sys::is_root;
 use crate::target::TargetSpec;
 use crate::target::stage::{StageOptions, check_dir, preflight};
@@ -27,6 +29,8 @@ use crate::target::stage::{StageOptions, check_dir, preflight};
     weir lab all --quick --on xfs,ext4,btrfs,weir,weir-mount --html report.html\n  \
     weir lab fsmark --on dir:/srv --on dir:/mnt --json fsmark.json\n  \
     weir lab fsync --on ext4,weir --disk slow:2000\n  \
+    weir lab all --medium --minutes 35 --on xfs,ext4,btrfs,weir,weir-mount --json report.json\n  \
+    weir lab claims --json claims.json\n  \
     weir lab probe /srv\n  \
     weir lab compare old.json new.json --gate 10")]
 pub struct LabArgs {
@@ -94,6 +98,18 @@ enum LabCommand {
         #[command(flatten)]
         options: experiments::foundation::FoundationOptions,
     },
+    /// What an asynchronous sync costs whoever asks for it, and what it holds while it waits
+    Tickets {
+        #[command(flatten)]
+        run: RunArgs,
+        #[command(flatten)]
+        options: experiments::tickets::TicketsOptions,
+    },
+    /// All that the claims about Weir's speed need, on a plain and on a slow disk, and what became of each
+    Claims {
+        #[command(flatten)]
+        run: RunArgs,
+    },
     /// The seven published experiments, fsmark to simoop
     All {
         #[command(flatten)]
@@ -125,6 +141,9 @@ enum LabCommand {
         /// Fail also when a claim does not hold, not only a truth
         #[arg(long)]
         claims: bool,
+        /// Print the claims as a table for a document
+        #[arg(long)]
+        table: bool,
     },
     /// Draw a report's fsmark as one SVG, for a README
     Picture {
@@ -133,6 +152,9 @@ enum LabCommand {
         /// The picture
         #[arg(long, value_name = "FILE")]
         out: PathBuf,
+        /// One panel above the other, for a narrow screen
+        #[arg(long)]
+        narrow: bool,
     },
     /// Render a report as one HTML file
     Html {
@@ -168,32 +190,38 @@ enum LabCommand {
 #[allow(clippy::struct_excessive_bools)] // Each is a switch of the command line.
 #[derive(Clone, Debug, Args)]
 pub struct RunArgs {
-    /// Target, repeatable: dir:PATH, xfs, ext4, btrfs, weir, weir-file, weir-mount, weir-mount-file, raw
+    /// Target, repeatable: dir:PATH, xfs, ext4, btrfs, weir, weir-mount, weir-loop, weir-mount-loop, raw
     /// [default: weir, and dir: of the work directory]
     #[arg(long = "on", value_name = "TARGET", value_delimiter = ',')]
     on: Vec<String>,
     /// Directory for images and mount points
     #[arg(long, value_name = "DIR", default_value = ".")]
     work: PathBuf,
-    /// Rounds, interleaved over the targets [default: 3, quick: 2, quick aging: 1]
+    /// Rounds, interleaved over the targets [default: 3; quick and medium: 2, some experiments 1]
     #[arg(long, value_name = "N")]
     rounds: Option<usize>,
+    /// As many rounds as fit into this time, one at least, seven or --rounds at most
+    #[arg(long, value_name = "N")]
+    minutes: Option<f64>,
     /// Short version: smaller loads, fewer cases
     #[arg(long)]
     quick: bool,
+    /// Every case of the full version, each for about a second
+    #[arg(long, conflicts_with = "quick")]
+    medium: bool,
     /// Seed of the load
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Disk: plain, slow:US (flush in µs), or limit:rbps=..,wbps=..,riops=..,wiops=..
-    #[arg(long, default_value = "plain")]
-    disk: String,
-    /// Size of the disk [default: 16G, slow: 4G, quick: 2G]
+    /// Disk: plain, slow:US (flush in µs), or limit:rbps=..,wbps=..,riops=..,wiops=.. [default: plain]
+    #[arg(long)]
+    disk: Option<String>,
+    /// Size of the disk [default: 16G, slow and medium: 4G, quick: 2G]
     #[arg(long)]
     size: Option<String>,
     /// Target that ratios compare with [default: the first]
     #[arg(long, value_name = "TARGET")]
     baseline: Option<String>,
-    /// Only modes whose name contains this word, repeatable
+    /// Only modes whose name contains this word, or is WORD in =WORD, repeatable
     #[arg(long = "mode", value_name = "WORD", value_delimiter = ',')]
     modes: Vec<String>,
     /// Write the report as JSON
@@ -214,6 +242,16 @@ pub struct RunArgs {
     /// Run on directories without a block device (tmpfs), without device figures
     #[arg(long)]
     allow_no_device: bool,
+}
+
+impl RunArgs {
+    fn loads(&self) -> Size {
+        match (self.quick, self.medium) {
+            (true, _) => Size::Quick,
+            (_, true) => Size::Medium,
+            _ => Size::Full,
+        }
+    }
 }
 
 /// Runs a `weir lab` command.
@@ -241,9 +279,9 @@ pub fn run(args: LabArgs) -> LabResult<ExitCode> {
                 Verdict::Disturbed => ExitCode::from(2),
             })
         }
-        LabCommand::Check { reports, claims } => check_command(&reports, claims),
-        LabCommand::Picture { report, out } => {
-            let text = picture::render(&Report::load(&report)?)?;
+        LabCommand::Check { reports, claims, table } => check_command(&reports, claims, table),
+        LabCommand::Picture { report, out, narrow } => {
+            let text = picture::render(&Report::load(&report)?, narrow)?;
             std::fs::write(&out, text).during(|| format!("writing {}", out.display()))?;
             Ok(ExitCode::SUCCESS)
         }
@@ -281,18 +319,30 @@ pub fn run(args: LabArgs) -> LabResult<ExitCode> {
         LabCommand::Foundation { run, options } => experiment(&run, |q, _| {
             vec![Box::new(experiments::foundation::Foundation::new(&options, q))]
         }),
+        LabCommand::Tickets { run, options } => {
+            experiment(&run, |q, _| vec![Box::new(experiments::tickets::Tickets::new(&options, q))])
+        }
+        LabCommand::Claims { run } => claims::run(&run),
         LabCommand::All { run } => experiment(&run, experiments::all),
     }
 }
 
-fn check_command(reports: &[PathBuf], claims: bool) -> LabResult<ExitCode> {
+fn check_command(reports: &[PathBuf], claims: bool, table: bool) -> LabResult<ExitCode> {
     let gate: &[check::Kind] =
         if claims { &[check::Kind::Truth, check::Kind::Claim] } else { &[check::Kind::Truth] };
     let mut failed = false;
+    let mut loaded = Vec::new();
     for path in reports {
-        let (text, fails) = check::render(&Report::load(path)?, gate);
-        print!("{}:\n{text}", path.display());
+        let report = Report::load(path)?;
+        let (text, fails) = check::render(&report, gate);
+        if !table {
+            print!("{}:\n{text}", path.display());
+        }
         failed |= fails;
+        loaded.push(report);
+    }
+    if table {
+        print!("{}", claims_table::render(&loaded));
     }
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
@@ -350,7 +400,7 @@ fn clean() -> ExitCode {
 
 fn listing() -> String {
     let mut out = String::from("experiments:\n");
-    for e in experiments::every(false) {
+    for e in experiments::every(Size::Full) {
         let mut modes: Vec<String> = Vec::new();
         for case in e.cases() {
             if !modes.contains(&case.mode) {
@@ -366,9 +416,10 @@ fn listing() -> String {
          \x20 xfs         a fresh XFS on the run's disk (root)\n\
          \x20 ext4        a fresh ext4 on the run's disk (root)\n\
          \x20 btrfs       a fresh btrfs on the run's disk, single data and metadata (root)\n\
-         \x20 weir        the library in this process, on a fresh volume on the run's disk\n\
-         \x20 weir-file   the same on the image file itself, without the loop device of the others\n\
-         \x20 weir-mount  the library through FUSE (and weir-mount-file)\n\
+         \x20 weir        the library in this process, on a fresh volume in the run's image file\n\
+         \x20 weir-mount  such a volume through FUSE\n\
+         \x20 weir-loop, weir-mount-loop\n\
+         \x20             the same on the loop device of the kernel file systems (root)\n\
          \x20 raw         the run's disk without any file system, for foundation\n\
          disks (--disk), shared by all targets of a run except dir::\n\
          \x20 plain       a fully written image file in the work directory\n\
@@ -426,10 +477,10 @@ fn baseline_of(args: &RunArgs, targets: &[TargetSpec]) -> LabResult<String> {
 }
 
 fn disk_size(args: &RunArgs, disk: DiskSpec) -> LabResult<u64> {
-    let default = match (args.quick, disk) {
-        (true, _) => 2 << 30,
-        (false, DiskSpec::Slow { .. }) => 4 << 30,
-        (false, _) => 16 << 30,
+    let default = match (args.loads(), disk) {
+        (Size::Quick, _) => 2 << 30,
+        (Size::Medium, _) | (_, DiskSpec::Slow { .. }) => 4 << 30,
+        (Size::Full, _) => 16 << 30,
     };
     let Some(text) = &args.size else { return Ok(default) };
     let size = parse_amount(text)
@@ -442,58 +493,101 @@ fn disk_size(args: &RunArgs, disk: DiskSpec) -> LabResult<u64> {
 
 fn experiment(
     args: &RunArgs,
-    build: impl FnOnce(bool, bool) -> Vec<Box<dyn Experiment>>,
+    build: impl FnOnce(Size, bool) -> Vec<Box<dyn Experiment>>,
 ) -> LabResult<ExitCode> {
-    let begun = Instant::now();
-    let disk_spec: DiskSpec = args.disk.parse()?;
-    let stage = StageOptions {
-        weir_bin: args.weir_bin.clone(),
-        weir_memory_bytes: args.weir_memory.as_deref().map(memory_of).transpose()?,
-        allow_no_device: args.allow_no_device,
-    };
-    let targets = targets_of(args, &stage)?;
-    let baseline = baseline_of(args, &targets)?;
-    for path in [&args.json, &args.html].into_iter().flatten() {
-        check_writable(path)?;
-    }
-    let size_bytes = disk_size(args, disk_spec)?;
-    let slow_flush = matches!(disk_spec, DiskSpec::Slow { flush_us } if flush_us >= 500);
-    let experiments = build(args.quick, slow_flush);
-    if !stale_files().is_empty() {
-        eprintln!("weir lab: an earlier run left things behind; `weir lab clean` takes them away");
-    }
+    let setup = Setup::of(args)?;
+    let slow_flush = matches!(setup.disk, DiskSpec::Slow { flush_us } if flush_us >= 500);
+    let planned = build(args.loads(), slow_flush).into_iter().map(Planned::whole).collect();
+    let session = Session::begin()?;
+    let made = make_report(args, setup, planned, &session)?;
+    print!("{}", table::render(&made.report));
+    publish(&made.report, args.json.as_deref(), args.html.as_deref())?;
+    Ok(if made.complete { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
 
-    // Open loops sleep until an operation is due: the default slack of 50 µs would be charged to it.
-    // Threads inherit the setting; where it cannot be had, small open-loop latencies are larger.
-    let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
-    allow_many_files();
-    let cancel = Cancel::default();
-    let registry = Registry::new()?;
-    install_signal_handler(&cancel, &registry);
-    let outcome = measure(
-        args,
-        disk_spec,
-        size_bytes,
-        targets,
-        baseline,
-        experiments,
-        stage,
-        &cancel,
-        &registry,
-    );
-    let stuck = registry.release_all();
+/// What Ctrl-C needs to know of; one per process.
+struct Session {
+    cancel: Cancel,
+    registry: Arc<Registry>,
+}
+
+impl Session {
+    fn begin() -> LabResult<Self> {
+        if !stale_files().is_empty() {
+            eprintln!(
+                "weir lab: an earlier run left things behind; `weir lab clean` takes them away"
+            );
+        }
+        // Open loops sleep until an operation is due: the default slack of 50 µs would be charged to it.
+        // Threads inherit the setting; where it cannot be had, small open-loop latencies are larger.
+        let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
+        allow_many_files();
+        let (cancel, registry) = (Cancel::default(), Registry::new()?);
+        install_signal_handler(&cancel, &registry);
+        Ok(Session { cancel, registry })
+    }
+}
+
+/// A run's options, checked.
+struct Setup {
+    disk: DiskSpec,
+    size_bytes: u64,
+    targets: Vec<TargetSpec>,
+    baseline: String,
+    stage: StageOptions,
+}
+
+impl Setup {
+    fn of(args: &RunArgs) -> LabResult<Self> {
+        let disk: DiskSpec = args.disk.as_deref().unwrap_or("plain").parse()?;
+        let stage = StageOptions {
+            weir_bin: args.weir_bin.clone(),
+            weir_memory_bytes: args.weir_memory.as_deref().map(memory_of).transpose()?,
+            allow_no_device: args.allow_no_device,
+        };
+        let targets = targets_of(args, &stage)?;
+        let baseline = baseline_of(args, &targets)?;
+        if args.minutes.is_some_and(|m| !(m > 0.0 && m < 1e6)) {
+            return Err(LabError::BadOption("--minutes must be more than 0".into()));
+        }
+        for path in [&args.json, &args.html].into_iter().flatten() {
+            check_writable(path)?;
+        }
+        let size_bytes = disk_size(args, disk)?;
+        Ok(Setup { disk, size_bytes, targets, baseline, stage })
+    }
+}
+
+/// A report, and whether nothing failed and nothing is left behind.
+struct Made {
+    report: Report,
+    complete: bool,
+}
+
+/// Runs experiments. Whatever happens, nothing stays mounted.
+fn make_report(
+    args: &RunArgs,
+    setup: Setup,
+    planned: Vec<Planned>,
+    session: &Session,
+) -> LabResult<Made> {
+    let begun = Instant::now();
+    let (disk, size_bytes) = (setup.disk, setup.size_bytes);
+    let outcome = measure(args, setup, planned, session);
+    let stuck = session.registry.release_all();
     for line in &stuck {
         eprintln!("weir lab: left behind: {line} (run `weir lab clean`)");
     }
     let outcome = match outcome {
-        Err(_) if cancel.is_cancelled() => return Err(LabError::Cancelled),
+        Err(_) if session.cancel.is_cancelled() => return Err(LabError::Cancelled),
         other => other?,
     };
     let report = Report {
-        disk: disk_spec.to_string(),
+        disk: disk.to_string(),
         size_bytes,
         seed: args.seed,
         quick: args.quick,
+        loads: args.loads(),
         targets: outcome.targets,
         results: outcome.rows,
         curves: outcome.curves,
@@ -502,31 +596,30 @@ fn experiment(
         notes: outcome.notes,
         ..empty_report(&args.work, begun)
     };
-    print!("{}", table::render(&report));
-    if let Some(path) = &args.json {
-        report.save(path)?;
-    }
-    if let Some(path) = &args.html {
-        std::fs::write(path, html::render(&report))
-            .during(|| format!("writing {}", path.display()))?;
-    }
     eprintln!("weir lab: done in {}", elapsed_text(begun));
-    let failed = report.not_offered.iter().any(|s| s.failed);
-    Ok(if stuck.is_empty() && !failed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let complete = stuck.is_empty() && !report.not_offered.iter().any(|s| s.failed);
+    Ok(Made { report, complete })
 }
 
-#[allow(clippy::too_many_arguments)]
+fn publish(report: &Report, json: Option<&Path>, page: Option<&Path>) -> LabResult<()> {
+    if let Some(path) = json {
+        report.save(path)?;
+    }
+    if let Some(path) = page {
+        std::fs::write(path, html::render(report))
+            .during(|| format!("writing {}", path.display()))?;
+    }
+    Ok(())
+}
+
 fn measure(
     args: &RunArgs,
-    disk_spec: DiskSpec,
-    size_bytes: u64,
-    targets: Vec<TargetSpec>,
-    baseline: String,
-    experiments: Vec<Box<dyn Experiment>>,
-    stage: StageOptions,
-    cancel: &Cancel,
-    registry: &Arc<Registry>,
+    setup: Setup,
+    experiments: Vec<Planned>,
+    session: &Session,
 ) -> LabResult<Outcome> {
+    let Session { cancel, registry } = session;
+    let Setup { disk: disk_spec, size_bytes, targets, baseline, stage } = setup;
     let needs_disk = targets.iter().any(TargetSpec::uses_disk);
     let limited = matches!(disk_spec, DiskSpec::Limit(_));
     if !needs_disk && matches!(disk_spec, DiskSpec::Slow { .. }) {
@@ -540,9 +633,7 @@ fn measure(
     let disk = if needs_disk {
         check_dir(&args.work, args.allow_no_device)?;
         let run_dir = make_run_dir(&args.work, registry)?;
-        // Kernel file systems need the loop device; Weir then uses the same one, so that all pay
-        // its tax, unless it is told otherwise or there is no root.
-        let with_loop = is_root();
+        let with_loop = targets.iter().any(TargetSpec::needs_loop);
         Some(Disk::create(disk_spec, &run_dir, size_bytes, with_loop, registry, cancel)?)
     } else {
         if limited {
@@ -552,7 +643,7 @@ fn measure(
     };
     for target in &targets {
         if let TargetSpec::Dir(path) = target {
-            let need = experiments.iter().map(|e| e.space_bytes()).max().unwrap_or(0);
+            let need = experiments.iter().map(|e| e.experiment.space_bytes()).max().unwrap_or(0);
             crate::target::stage::check_space(path, need)?;
         }
     }
@@ -560,7 +651,8 @@ fn measure(
         experiments,
         targets,
         rounds: args.rounds,
-        quick: args.quick,
+        time: args.minutes.map(|m| Duration::from_secs_f64(m * 60.0)),
+        size: args.loads(),
         seed: args.seed,
         baseline,
         only_modes: args.modes.clone(),
@@ -590,11 +682,14 @@ fn floors_of(
     cancel: &Cancel,
 ) -> LabResult<Vec<(String, Vec<String>, Floor)>> {
     let mut floors = Vec::new();
-    if let Some(disk) = disk {
-        let on_disk = plan.targets.iter().filter(|t| t.uses_disk()).map(TargetSpec::name).collect();
-        // Nothing is formatted yet: the probe may write anywhere.
-        let path = disk.loop_node.as_ref().unwrap_or(&disk.file);
-        floors.push(("disk".into(), on_disk, probe::measure(path, cancel)?));
+    for (name, on_loop) in [("disk", false), ("disk under a loop device", true)] {
+        let here = |t: &&TargetSpec| t.uses_disk() && t.needs_loop() == on_loop;
+        let on_disk: Vec<&TargetSpec> = plan.targets.iter().filter(here).collect();
+        if let (Some(disk), Some(one)) = (disk, on_disk.first()) {
+            let names = on_disk.iter().map(|t| t.name()).collect();
+            // Nothing is formatted yet: the probe may write anywhere.
+            floors.push((name.into(), names, probe::measure(disk.path_of(one), cancel)?));
+        }
     }
     for target in &plan.targets {
         if let TargetSpec::Dir(path) = target {
@@ -607,10 +702,7 @@ fn floors_of(
 
 fn limit_work_disk(work: &Path, spec: DiskSpec, registry: &Arc<Registry>) -> LabResult<()> {
     let DiskSpec::Limit(limits) = spec else { return Ok(()) };
-    let device = crate::measure::device::disk_of(work).ok_or_else(|| {
-        LabError::BadOption(format!("{}: no block device to limit", work.display()))
-    })?;
-    crate::disk::cgroup::limit_io(registry, &device.number()?, limits)
+    crate::disk::cgroup::limit_io(registry, None, &limited_disk(work)?, limits)
 }
 
 fn memory_of(text: &str) -> LabResult<u64> {

@@ -78,6 +78,15 @@ impl Floor {
             .collect()
     }
 
+    /// Writes with an fdatasync each, by as many threads as the row has.
+    fn synced_per_s(&self, size: &str, row: &Row, threads: &str) -> Option<f64> {
+        let threads = row.params.get(threads).map_or(Some(1), serde_json::Value::as_u64)?;
+        if threads == 1 {
+            return Some(1e6 / self.get(&format!("write_fdatasync_{size}_us"))?);
+        }
+        self.get(&format!("write_fdatasync_{size}_{threads}_threads_per_s"))
+    }
+
     /// How many times worse than the floor a row is, where a floor applies to it.
     pub fn ratio_of(&self, row: &Row) -> Option<f64> {
         let one_at_a_time = row.params.get("threads").is_none_or(|t| t == 1)
@@ -87,8 +96,15 @@ impl Floor {
             ("fsmark", "fsync_p50_us") if one_at_a_time && sync_mode => {
                 self.get("write_fdatasync_4k_us")?
             }
-            ("fsmark", "files_per_s") if one_at_a_time && sync_mode => {
-                1e6 / self.get("write_fdatasync_4k_us")?
+            ("fsmark", "files_per_s") if row.mode == "async" => {
+                // Their data, one after the other in a log.
+                self.get("sequential_write_mib_per_s")? * 256.0
+            }
+            ("fsmark", "files_per_s") if sync_mode => self.synced_per_s("4k", row, "threads")?,
+            ("fsync", "fsync_per_s") if sync_mode => self.synced_per_s("64k", row, "jobs")?,
+            ("fsync", "mib_per_s") if sync_mode => {
+                // Both loads sync 64 KiB at a time.
+                self.synced_per_s("64k", row, "jobs")? / 16.0
             }
             ("fsync", "fsync_p50_us") if one_at_a_time && sync_mode => {
                 self.get("write_fdatasync_64k_us")?
@@ -198,6 +214,18 @@ fn device(file: &File, floor: &mut Floor, cancel: &Cancel) -> std::io::Result<()
         floor.add(synced, "us", r.percentile_us(50.0), Better::Lower);
         floor.add(synced_p99, "us", r.percentile_us(99.0), Better::Lower);
     }
+    for (buf, threads, metric) in [
+        (&small, 2, "write_fdatasync_4k_2_threads_per_s"),
+        (&small, 4, "write_fdatasync_4k_4_threads_per_s"),
+        (&small, 8, "write_fdatasync_4k_8_threads_per_s"),
+        (&small, 16, "write_fdatasync_4k_16_threads_per_s"),
+        (&medium, 2, "write_fdatasync_64k_2_threads_per_s"),
+        (&medium, 4, "write_fdatasync_64k_4_threads_per_s"),
+        (&medium, 8, "write_fdatasync_64k_8_threads_per_s"),
+        (&medium, 16, "write_fdatasync_64k_16_threads_per_s"),
+    ] {
+        floor.add(metric, "1/s", synced_by(file, buf, threads, cancel)?, Better::Higher);
+    }
     if let (Some(synced), Some(plain)) =
         (floor.get("write_fdatasync_4k_us"), floor.get("write_4k_us"))
     {
@@ -215,6 +243,31 @@ fn device(file: &File, floor: &mut Floor, cancel: &Cancel) -> std::io::Result<()
         floor.add("random_read_4k_depth32_per_s", "1/s", rate, Better::Higher);
     }
     Ok(())
+}
+
+/// Writes with an fdatasync each, by `threads` at once.
+fn synced_by(file: &File, buf: &[u8], threads: u64, cancel: &Cancel) -> std::io::Result<f64> {
+    let bytes = buf.len() as u64;
+    let begun = Instant::now();
+    let counts = std::thread::scope(|scope| {
+        let each: Vec<_> = (0..threads)
+            .map(|t| {
+                scope.spawn(move || {
+                    let mut rng = Rng::new(3, t);
+                    let done = timed(cancel, |_| {
+                        file.write_all_at(buf, rng.below(AREA_BYTES / bytes) * bytes)?;
+                        file.sync_data()
+                    });
+                    done.map(|r| r.count())
+                })
+            })
+            .collect();
+        let join = |h: std::thread::ScopedJoinHandle<'_, std::io::Result<u64>>| {
+            h.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        each.into_iter().map(join).collect::<std::io::Result<Vec<u64>>>()
+    })?;
+    Ok(counts.iter().sum::<u64>() as f64 / begun.elapsed().as_secs_f64())
 }
 
 /// Random reads with `depth` in flight; nothing where `io_uring` is not allowed.

@@ -1,8 +1,9 @@
 //! Runs experiments on targets in interleaved rounds and turns what they yield into a report.
 //!
-//! Order: for each experiment, each round, each target (the order of targets rotates from round to
+//! Order: each round, each experiment, each target (the order of targets rotates from round to
 //! round), each case. A target is set up fresh for its turn and taken down after it, so at most
-//! one file system of the lab is mounted at any time.
+//! one file system of the lab is mounted at any time. Rounds go on until there are enough of them, or
+//! until the next would not fit into the time that was given.
 
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
@@ -15,7 +16,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use crate::disk::Disk;
 use crate::disk::registry::Registry;
 use crate::error::{LabError, LabResult};
-use crate::experiments::{Better, Case, CaseResult, Env, Experiment, load};
+use crate::experiments::{Better, Case, CaseResult, Env, Experiment, Size, load};
 use crate::measure::{Disturbance, DisturbanceWatch, Recorder, SERIES_STEP, Spread};
 use crate::report::schema::{Curve, Row, SeriesRow, Skipped};
 use crate::target::TargetSpec;
@@ -42,16 +43,41 @@ impl Cancel {
     }
 }
 
+/// An experiment of a plan.
+pub struct Planned {
+    /// The experiment.
+    pub experiment: Box<dyn Experiment>,
+    /// Targets of the plan that it runs on; all when empty.
+    pub on: Vec<TargetSpec>,
+    /// Only modes that contain one of these words, or equal one in `=WORD`; all when empty.
+    pub only_modes: Vec<String>,
+    /// Most rounds that are of use.
+    pub most_rounds: usize,
+}
+
+impl Planned {
+    /// All of it, on all targets.
+    pub fn whole(experiment: Box<dyn Experiment>) -> Self {
+        let (on, only_modes) = (Vec::new(), Vec::new());
+        Planned { experiment, on, only_modes, most_rounds: usize::MAX }
+    }
+}
+
+/// Rounds of a run that is limited by time, if none are asked for: more add little.
+const ROUNDS_IN_TIME: usize = 7;
+
 /// What to run.
 pub struct Plan {
     /// Experiments, in order.
-    pub experiments: Vec<Box<dyn Experiment>>,
+    pub experiments: Vec<Planned>,
     /// Targets, in order.
     pub targets: Vec<TargetSpec>,
     /// Rounds; each experiment's own default when not given.
     pub rounds: Option<usize>,
-    /// Short versions.
-    pub quick: bool,
+    /// After this time no round begins that would not end in it, but for the first of each experiment.
+    pub time: Option<Duration>,
+    /// How large the loads are.
+    pub size: Size,
     /// Seed.
     pub seed: u64,
     /// Name of the target that the others are compared with.
@@ -63,8 +89,17 @@ pub struct Plan {
 }
 
 impl Plan {
-    fn rounds_of(&self, experiment: &dyn Experiment) -> usize {
-        self.rounds.unwrap_or_else(|| experiment.default_rounds(self.quick)).max(1)
+    fn rounds_of(&self, planned: &Planned) -> usize {
+        let own = || match self.time {
+            Some(_) => ROUNDS_IN_TIME,
+            None => planned.experiment.default_rounds(self.size),
+        };
+        self.rounds.unwrap_or_else(own).clamp(1, planned.most_rounds.max(1))
+    }
+
+    fn targets_of(&self, planned: &Planned) -> Vec<TargetSpec> {
+        let wanted = |t: &&TargetSpec| planned.on.is_empty() || planned.on.contains(t);
+        self.targets.iter().filter(wanted).cloned().collect()
     }
 }
 
@@ -72,6 +107,8 @@ impl Plan {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
     experiment: String,
+    /// Which one of the plan: an experiment may be planned twice with different options.
+    planned: usize,
     target: String,
     case_index: usize,
 }
@@ -181,9 +218,9 @@ pub fn run_plan(
     registry: &Arc<Registry>,
     cancel: &Cancel,
 ) -> LabResult<Outcome> {
-    let turns = |e: &dyn Experiment| selected_cases(plan, e).len() * plan.rounds_of(e);
-    let steps: usize =
-        plan.experiments.iter().map(|e| turns(&**e)).sum::<usize>() * plan.targets.len();
+    let turns =
+        |p: &Planned| selected_cases(plan, p).len() * plan.rounds_of(p) * plan.targets_of(p).len();
+    let steps: usize = plan.experiments.iter().map(turns).sum();
     if steps == 0 {
         return Err(LabError::BadOption("no mode is left to run (--mode)".into()));
     }
@@ -198,22 +235,21 @@ pub fn run_plan(
         disturbances: BTreeMap::new(),
         out: Outcome::default(),
     };
-    for experiment in &plan.experiments {
-        runner.experiment(&**experiment)?;
-    }
+    runner.rounds()?;
     runner.progress.bar.finish_and_clear();
     Ok(runner.finish())
 }
 
-fn selected_cases(plan: &Plan, experiment: &dyn Experiment) -> Vec<(usize, Case)> {
-    experiment
-        .cases()
-        .into_iter()
-        .enumerate()
-        .filter(|(_, c)| {
-            plan.only_modes.is_empty() || plan.only_modes.iter().any(|w| c.mode.contains(w))
-        })
-        .collect()
+fn selected_cases(plan: &Plan, planned: &Planned) -> Vec<(usize, Case)> {
+    let chosen = |words: &[String], case: &Case| {
+        let fits = |word: &String| match word.strip_prefix('=') {
+            Some(whole) => case.mode == whole,
+            None => case.mode.contains(word),
+        };
+        words.is_empty() || words.iter().any(fits)
+    };
+    let cases = planned.experiment.cases().into_iter().enumerate();
+    cases.filter(|(_, c)| chosen(&plan.only_modes, c) && chosen(&planned.only_modes, c)).collect()
 }
 
 /// The targets in the order of a round: each is first once.
@@ -226,21 +262,44 @@ fn rotated<T: Clone>(items: &[T], round: usize) -> Vec<T> {
 }
 
 impl Runner<'_> {
-    fn experiment(&mut self, experiment: &dyn Experiment) -> LabResult<()> {
-        let cases = selected_cases(self.plan, experiment);
-        let rounds = self.plan.rounds_of(experiment);
-        for round in 0..rounds {
-            for spec in rotated(&self.plan.targets, round) {
-                let what = format!(
-                    "{} round {}/{} on {}",
-                    experiment.name(),
-                    round + 1,
-                    rounds,
-                    spec.name()
-                );
-                self.progress.turn(&what);
-                self.turn(experiment, &cases, &spec, &what)?;
+    /// Every experiment has its first round before any has its second.
+    fn rounds(&mut self) -> LabResult<()> {
+        let plan = self.plan;
+        let begun = Instant::now();
+        let mut spent = vec![Duration::ZERO; plan.experiments.len()];
+        let most = plan.experiments.iter().map(|p| plan.rounds_of(p)).max().unwrap_or(0);
+        for round in 0..most {
+            for (index, planned) in plan.experiments.iter().enumerate() {
+                // The rounds so far say how long the next will take.
+                let next = spent[index] / u32::try_from(round.max(1)).unwrap_or(1);
+                let in_time = plan.time.is_none_or(|time| begun.elapsed() + next <= time);
+                if round >= plan.rounds_of(planned) || (round > 0 && !in_time) {
+                    continue;
+                }
+                let from = Instant::now();
+                self.round(index, planned, round)?;
+                spent[index] += from.elapsed();
             }
+        }
+        let times = plan.experiments.iter().zip(&spent);
+        let times: Vec<String> = times
+            .map(|(p, t)| format!("{} {:.0} s", p.experiment.name(), t.as_secs_f64()))
+            .collect();
+        self.out.notes.push(format!("time taken: {}", times.join(", ")));
+        Ok(())
+    }
+
+    fn round(&mut self, index: usize, planned: &Planned, round: usize) -> LabResult<()> {
+        let cases = selected_cases(self.plan, planned);
+        if cases.is_empty() {
+            return Ok(());
+        }
+        let rounds = self.plan.rounds_of(planned);
+        let name = planned.experiment.name();
+        for spec in rotated(&self.plan.targets_of(planned), round) {
+            let what = format!("{name} round {}/{rounds} on {}", round + 1, spec.name());
+            self.progress.turn(&what);
+            self.turn(index, &*planned.experiment, &cases, &spec, &what)?;
         }
         Ok(())
     }
@@ -249,6 +308,7 @@ impl Runner<'_> {
     /// a fresh file system; only an interruption ends the run.
     fn turn(
         &mut self,
+        planned: usize,
         experiment: &dyn Experiment,
         cases: &[(usize, Case)],
         spec: &TargetSpec,
@@ -267,7 +327,13 @@ impl Runner<'_> {
             };
             match result {
                 Ok((result, disturbed)) => {
-                    self.keep(experiment.name(), spec, *index, case, result, disturbed);
+                    let key = Key {
+                        experiment: experiment.name().to_owned(),
+                        planned,
+                        target: spec.name(),
+                        case_index: *index,
+                    };
+                    self.keep(key, case, result, disturbed);
                 }
                 Err(LabError::NotOffered(why)) => {
                     self.skip(experiment.name(), spec, case, why, false);
@@ -337,21 +403,12 @@ impl Runner<'_> {
         }
     }
 
-    fn keep(
-        &mut self,
-        experiment: &str,
-        spec: &TargetSpec,
-        case_index: usize,
-        case: &Case,
-        mut result: CaseResult,
-        disturbed: bool,
-    ) {
-        let key = Key { experiment: experiment.to_owned(), target: spec.name(), case_index };
+    fn keep(&mut self, key: Key, case: &Case, mut result: CaseResult, disturbed: bool) {
         if !self.order.contains(&key) {
             self.order.push(key.clone());
         }
         for note in result.notes.drain(..) {
-            let note = format!("{experiment} {} on {}: {note}", case.label(), spec.name());
+            let note = format!("{} {} on {}: {note}", key.experiment, case.label(), key.target);
             if !self.out.notes.contains(&note) {
                 self.out.notes.push(note);
             }
@@ -386,11 +443,8 @@ impl Runner<'_> {
         }
         for key in &self.order {
             let Some(cell) = self.cells.get(key) else { continue };
-            let Some(experiment) =
-                self.plan.experiments.iter().find(|e| e.name() == key.experiment)
-            else {
-                continue;
-            };
+            let Some(planned) = self.plan.experiments.get(key.planned) else { continue };
+            let experiment = &planned.experiment;
             for (metric, unit, better, rounds) in &cell.metrics {
                 let Some(spread) = Spread::of(rounds) else { continue };
                 let values = |k: &Key| self.values(k, metric);
@@ -486,14 +540,7 @@ fn env_of<'a>(
     cancel: &'a Cancel,
     registry: &'a Arc<Registry>,
 ) -> Env<'a> {
-    Env {
-        fs: Arc::clone(&stage.fs),
-        seed: plan.seed,
-        quick: plan.quick,
-        cancel,
-        registry,
-        daemons: &*stage.daemons,
-    }
+    Env { fs: Arc::clone(&stage.fs), seed: plan.seed, cancel, registry, daemons: &*stage.daemons }
 }
 
 /// How long something took, for messages.

@@ -7,7 +7,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Needs, Scratch, figure, in_scratch, median, rows, weir_program};
+use common::{Needs, Scratch, SmallRun, figure, in_scratch, median, rows, weir_program};
 
 /// A file system of half a GiB and a hundred files.
 const SMALL: &str = "--size 512M --files 100 --iterations 1 --threads 1";
@@ -30,20 +30,48 @@ fn kernel_file_systems_share_a_disk_and_report_device_truth() {
 }
 
 #[test]
+fn every_experiment_runs_on_file_systems_and_on_the_library() {
+    in_scratch("every", Needs::Loops, |scratch| {
+        for name in
+            ["fsmark", "fsync", "checkpoint", "fastread", "ingest", "aging", "simoop", "foundation"]
+        {
+            let small = SmallRun::of(name);
+            // Two targets that everything differs between; the others have tests of their own.
+            let options = format!("--no-probe --size 1G {}", small.options);
+            let report = scratch.quick(name, "xfs,weir", &options);
+            small.check(&report, "xfs");
+            small.check(&report, "weir");
+        }
+    });
+}
+
+#[test]
 fn the_library_is_measured_on_the_loop_device_and_on_the_file_in_one_run() {
     in_scratch("weir", Needs::Loops, |scratch| {
         let options = format!("{SMALL} --no-probe --mode pass,async --depth 64");
-        let report = scratch.quick("fsmark", "ext4,weir,weir-file", &options);
-        for target in ["weir", "weir-file"] {
+        let report = scratch.quick("fsmark", "ext4,weir,weir-loop", &options);
+        for target in ["weir", "weir-loop"] {
             let flushes = |mode| figure(&report, target, mode, "flushes_per_file");
             assert!(flushes("pass") > 0.0, "{target}");
             assert!(flushes("async") * 4.0 < flushes("pass"), "{target}: tickets share flushes");
             let info = report["targets"].as_array().expect("targets");
             let on = info.iter().find(|t| t["name"] == target).map(|t| t["on"].to_string());
             let on_loop = on.is_some_and(|on| on.contains("/dev/loop"));
-            assert_eq!(on_loop, target == "weir", "the report says which is which");
+            assert_eq!(on_loop, target == "weir-loop", "the report says which is which");
         }
         assert_eq!(report["not_offered"].as_array().map(Vec::len), Some(2), "libaio only");
+    });
+}
+
+#[test]
+fn tickets_are_held_while_flushes_are() {
+    in_scratch("tickets", Needs::Loops, |scratch| {
+        let options = "--no-probe --size 512M --files 500 --tickets 5000";
+        let report = scratch.quick("tickets", "ext4,weir", options);
+        assert!(figure(&report, "weir", "submit", "submit_mean_us") > 0.0);
+        assert!(figure(&report, "weir", "held", "tickets_in_flight") >= 4500.0);
+        let lacking = report["not_offered"].as_array().expect("list");
+        assert!(lacking.iter().all(|s| s["target"] == "ext4" && s["failed"] == false));
     });
 }
 
@@ -74,6 +102,9 @@ fn asynchronous_fsync_shares_the_flushes_of_a_slow_disk() {
             assert!(flushes("async") * 2.0 < flushes("pass"), "{target}: fewer flushes per file");
         }
         assert!(median(&report, "probe", "floor", "write_fdatasync_4k_us") >= 2000.0);
+        let text = scratch.run(&["check", "--table", &scratch.json()]).stdout;
+        let text = String::from_utf8_lossy(&text).into_owned();
+        assert!(text.contains("| slow:2000 | weir: fsmark asynchronous"), "{text}");
     });
 }
 
@@ -81,10 +112,12 @@ fn asynchronous_fsync_shares_the_flushes_of_a_slow_disk() {
 fn a_limited_disk_is_limited_and_released() {
     in_scratch("limit", Needs::Loops, |scratch| {
         let options = "--disk limit:wiops=200 --size 512M --jobs 1 --seconds 1 --mode seq";
-        let report = scratch.quick("fsync", "ext4", options);
-        let writes = median(&report, "fsync", "seq", "writes_per_fsync")
-            * median(&report, "fsync", "seq", "fsync_per_s");
-        assert!(writes < 300.0, "{writes} writes per second at a limit of 200");
+        let report = scratch.quick("fsync", "ext4,weir", options);
+        for target in ["ext4", "weir"] {
+            let get = |metric| figure(&report, target, "seq", metric);
+            let writes = get("writes_per_fsync") * get("fsync_per_s");
+            assert!(writes < 300.0, "{target}: {writes} writes per second at a limit of 200");
+        }
     });
 }
 
@@ -92,8 +125,8 @@ fn a_limited_disk_is_limited_and_released() {
 fn what_was_synced_is_there_after_a_crash_of_every_target_that_can_be_stopped() {
     in_scratch("recovery", Needs::Loops, |scratch| {
         let options = "--no-probe --size 512M --mode recovery";
-        let report = scratch.quick("foundation", "xfs,ext4,weir,weir-file", options);
-        for target in ["xfs", "ext4", "weir", "weir-file"] {
+        let report = scratch.quick("foundation", "xfs,ext4,weir,weir-loop", options);
+        for target in ["xfs", "ext4", "weir", "weir-loop"] {
             assert!(figure(&report, target, "recovery", "recovery_ms") > 0.0, "{target}");
             assert!(figure(&report, target, "recovery", "synced_files") > 0.0, "{target}");
         }
@@ -181,8 +214,8 @@ fn a_weir_mount_is_a_target_like_any_other() {
     let Some(weir) = weir_program() else { return };
     in_scratch("mount", Needs::Loops, |scratch| {
         let options = format!("{SMALL} --weir-bin {weir} --mode each");
-        let report = scratch.quick("fsmark", "weir-mount,weir-mount-file,ext4", &options);
-        for target in ["weir-mount", "weir-mount-file", "ext4"] {
+        let report = scratch.quick("fsmark", "weir-mount,weir-mount-loop,ext4", &options);
+        for target in ["weir-mount", "weir-mount-loop", "ext4"] {
             assert!(figure(&report, target, "each", "flushes_per_file") > 0.0, "{target}");
         }
     });

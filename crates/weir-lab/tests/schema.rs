@@ -1,7 +1,7 @@
 //! The JSON schema is an interface: a report with every field set must serialise to exactly the
 //! golden file. A deliberate change needs a new schema number and `docs/LAB.md`.
 
-use weir_lab::experiments::{Better, Mark, Params};
+use weir_lab::experiments::{Better, Mark, Params, Size};
 use weir_lab::measure::SeriesPoint;
 use weir_lab::report::schema::{Curve, Machine, Report, Row, SCHEMA, SeriesRow, Skipped};
 use weir_lab::target::stage::TargetInfo;
@@ -29,6 +29,7 @@ fn sample() -> Report {
         size_bytes: 1 << 30,
         seed: 1,
         quick: false,
+        loads: Size::Full,
         targets: vec![TargetInfo {
             name: target.clone(),
             fs_type: "ext4".into(),

@@ -87,14 +87,23 @@ fn own_v1_group(controller: &str, mount: &Path) -> PathBuf {
     if dir.exists() { dir } else { mount.to_owned() }
 }
 
-/// Limits the disk `number` (major:minor) for this run.
-pub fn limit_io(registry: &Arc<Registry>, number: &str, limits: IoLimits) -> LabResult<()> {
+/// Limits the disk `below` (major:minor) for this run, and the loop device `on_loop`, which nobody else uses,
+/// for the kernel's writeback as well.
+pub fn limit_io(
+    registry: &Arc<Registry>,
+    on_loop: Option<&str>,
+    below: &str,
+    limits: IoLimits,
+) -> LabResult<()> {
     let root = match find(Path::new(HIERARCHIES), Controller::Io)? {
         Hierarchy::V1(root) => {
             let own = own_v1_group("blkio", &root);
-            limit_v1(registry, &root, number, limits)?;
-            if own != root {
-                limit_v1(registry, &own, number, limits)?;
+            limit_v1(registry, &own, below, limits)?;
+            if let Some(number) = on_loop {
+                limit_v1(registry, &root, number, limits)?;
+                if own != root {
+                    limit_v1(registry, &own, number, limits)?;
+                }
             }
             return Ok(());
         }
@@ -102,15 +111,17 @@ pub fn limit_io(registry: &Arc<Registry>, number: &str, limits: IoLimits) -> Lab
     };
     let group = v2_group(registry, &root, Controller::Io)?;
     let word = |key: &str, n: u64| if n == 0 { format!("{key}=max") } else { format!("{key}={n}") };
-    let line = [
-        number.to_owned(),
-        word("rbps", limits.read_bytes_per_s),
-        word("wbps", limits.write_bytes_per_s),
-        word("riops", limits.read_iops),
-        word("wiops", limits.write_iops),
-    ]
-    .join(" ");
-    fs::write(group.join("io.max"), &line).during(|| format!("limiting {number} in io.max"))?;
+    for number in on_loop.into_iter().chain([below]) {
+        let line = [
+            number.to_owned(),
+            word("rbps", limits.read_bytes_per_s),
+            word("wbps", limits.write_bytes_per_s),
+            word("riops", limits.read_iops),
+            word("wiops", limits.write_iops),
+        ]
+        .join(" ");
+        fs::write(group.join("io.max"), &line).during(|| format!("limiting {number} in io.max"))?;
+    }
     enter(&group)
 }
 

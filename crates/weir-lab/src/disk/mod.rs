@@ -22,6 +22,7 @@ use crate::error::{IoContext, LabError, LabResult};
 use crate::measure::BlockDevice;
 use crate::run::Cancel;
 use crate::sys::{AlignedBuf, is_root, space};
+use crate::target::TargetSpec;
 use cgroup::IoLimits;
 use registry::{Registry, Resource, start_ticks};
 
@@ -128,6 +129,14 @@ pub fn make_run_dir(work: &Path, registry: &Arc<Registry>) -> LabResult<PathBuf>
     Ok(dir)
 }
 
+/// The number of the disk that a directory is on, for limits.
+pub fn limited_disk(dir: &Path) -> LabResult<String> {
+    let device = crate::measure::device::disk_of(dir).ok_or_else(|| {
+        LabError::BadOption(format!("{}: no block device to limit", dir.display()))
+    })?;
+    Ok(device.number()?)
+}
+
 const MIB: u64 = 1 << 20;
 
 impl Disk {
@@ -150,14 +159,13 @@ impl Disk {
         };
         let loop_node = if with_loop { Some(attach_loop(&file, registry)?) } else { None };
         if let DiskSpec::Limit(limits) = spec {
-            let device = match &loop_node {
-                Some(node) => BlockDevice::of_node(node),
-                None => crate::measure::device::disk_of(run_dir),
+            // The loop device for those that are on it, the disk below for those in the image.
+            let below = limited_disk(run_dir)?;
+            let on_loop = match loop_node.as_deref().and_then(BlockDevice::of_node) {
+                Some(device) => Some(device.number()?),
+                None => None,
             };
-            let device = device.ok_or_else(|| {
-                LabError::BadOption(format!("{}: no block device to limit", run_dir.display()))
-            })?;
-            cgroup::limit_io(registry, &device.number()?, limits)?;
+            cgroup::limit_io(registry, on_loop.as_deref(), &below, limits)?;
         }
         Ok(Disk { spec, size_bytes, file, loop_node, run_dir: run_dir.to_owned() })
     }
@@ -174,9 +182,14 @@ impl Disk {
         }
     }
 
-    /// The device whose counters are the truth for this disk.
-    pub fn device(&self) -> Option<BlockDevice> {
-        self.loop_node.as_deref().and_then(BlockDevice::of_node)
+    /// Where a target is put: the loop device, or the image itself.
+    pub fn path_of(&self, target: &TargetSpec) -> &PathBuf {
+        self.loop_node.as_ref().filter(|_| target.needs_loop()).unwrap_or(&self.file)
+    }
+
+    /// The loop device that a target is on, whose counters are its truth.
+    pub fn device_of(&self, target: &TargetSpec) -> Option<BlockDevice> {
+        self.loop_node.as_deref().filter(|_| target.needs_loop()).and_then(BlockDevice::of_node)
     }
 }
 

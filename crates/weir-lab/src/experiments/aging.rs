@@ -10,7 +10,7 @@
 use std::time::Instant;
 
 use super::load::{fill_file, random_bytes, together};
-use super::{Better, Case, CaseResult, Env, Experiment};
+use super::{Better, Case, CaseResult, Env, Experiment, Size};
 use crate::error::{LabError, LabResult};
 use crate::measure::{Recorder, Rng};
 use crate::target::{Fs, FsError, OpenHow, freemap};
@@ -18,7 +18,7 @@ use crate::target::{Fs, FsError, OpenHow, freemap};
 /// Options.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct AgingOptions {
-    /// Small files to copy [default: 40000, quick: 2000]
+    /// Small files to copy [default: 40000, medium: 6000, quick: 2000]
     #[arg(long)]
     pub files: Option<u64>,
     /// Parallel writers [default: 4]
@@ -35,7 +35,7 @@ pub struct Aging {
     writers: u64,
     fill_percent: u64,
     seq_bytes: u64,
-    quick: bool,
+    size: Size,
 }
 
 const KIB: u64 = 1024;
@@ -46,13 +46,13 @@ const EXTENT_SAMPLE: usize = 2000;
 
 impl Aging {
     /// With options.
-    pub fn new(o: &AgingOptions, quick: bool) -> Self {
+    pub fn new(o: &AgingOptions, size: Size) -> Self {
         Aging {
-            files: o.files.unwrap_or(if quick { 2000 } else { 40_000 }).max(1),
+            files: o.files.unwrap_or(size.pick(2000, 6000, 40_000)).max(1),
             writers: o.writers.unwrap_or(4).max(1),
             fill_percent: o.fill_percent.unwrap_or(80).clamp(10, 90),
-            seq_bytes: if quick { 64 * MIB } else { 1024 * MIB },
-            quick,
+            seq_bytes: size.pick(64 * MIB, 256 * MIB, 1024 * MIB),
+            size,
         }
     }
 
@@ -101,7 +101,7 @@ impl Aging {
 
     /// Files growing in turns; each turn appends 4 to 64 KiB to every file.
     fn grow(&self, env: &Env<'_>, mode: &str) -> LabResult<u64> {
-        let turns = if self.quick { 12 } else { 64 };
+        let turns = self.size.pick(12, 24, 64);
         env.fs.mkdir_all("aging/w0")?;
         let mut rng = Rng::new(env.seed, 0x6401);
         let data = random_bytes(64 * KIB as usize, env.seed);
@@ -156,7 +156,7 @@ impl Aging {
             *next += 1;
             Ok((*next - 1, len))
         };
-        let limit = if self.quick { 2500 } else { 40_000 };
+        let limit = self.size.pick(2500, 5000, 40_000);
         while used < goal && live.len() < limit {
             env.cancel.check()?;
             let made = create(&mut rng, &mut next)?;
@@ -294,13 +294,13 @@ impl Experiment for Aging {
         true
     }
 
-    fn default_rounds(&self, quick: bool) -> usize {
+    fn default_rounds(&self, size: Size) -> usize {
         // The layout that a load leaves is the same in every round but for the timing of writeback.
-        if quick { 1 } else { 3 }
+        size.pick(1, 1, 3)
     }
 
     fn cases(&self) -> Vec<Case> {
-        let (copies, grows): (&[&str], &[&str]) = if self.quick {
+        let (copies, grows): (&[&str], &[&str]) = if self.size.is_quick() {
             (&["copy-close", "copy-fsync"], &["grow-reopen", "append-fsync"])
         } else {
             (

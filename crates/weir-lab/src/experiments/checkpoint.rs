@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::fsmark::method_of;
 use super::load::{Stop, fill_file, merged, open_loop, pace, random_bytes};
-use super::{Better, Case, CaseResult, Env, Experiment, Mark};
+use super::{Better, Case, CaseResult, Cost, Env, Experiment, Mark, Size};
 use crate::error::{LabError, LabResult};
 use crate::measure::{Recorder, Rng};
 use crate::target::{FileRef, OpenHow, SyncQueue, SyncScope};
@@ -21,16 +21,16 @@ use crate::target::{FileRef, OpenHow, SyncQueue, SyncScope};
 /// Options.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct CheckpointOptions {
-    /// MiB to dirty [default: 1536, quick: 128]
+    /// MiB to dirty [default: 1536, medium: 448, quick: 256]
     #[arg(long)]
     pub dirty_mib: Option<u64>,
     /// MiB dirtied per second [default: 80]
     #[arg(long)]
     pub rate_mib: Option<u64>,
-    /// Uncached reads per second [default: 400]
+    /// Uncached reads per second [default: 400, quick: 800]
     #[arg(long)]
     pub reads: Option<u64>,
-    /// Log appends per second [default: 200]
+    /// Log appends per second [default: 200, quick: 500]
     #[arg(long)]
     pub appends: Option<u64>,
 }
@@ -61,16 +61,21 @@ pub struct Checkpoint {
 
 impl Checkpoint {
     /// With options.
-    pub fn new(o: &CheckpointOptions, quick: bool) -> Self {
+    pub fn new(o: &CheckpointOptions, size: Size) -> Self {
         Checkpoint {
-            dirty_bytes: o.dirty_mib.unwrap_or(if quick { 128 } else { 1536 }).max(1) * MIB,
+            dirty_bytes: o.dirty_mib.unwrap_or(size.pick(256, 448, 1536)).max(1) * MIB,
             bytes_per_s: o.rate_mib.unwrap_or(80).max(1) * MIB,
-            files: if quick { 8 } else { 64 },
-            cold_bytes: if quick { 384 * MIB } else { 2048 * MIB },
-            reads_per_s: o.reads.unwrap_or(400).max(READERS),
-            appends_per_s: o.appends.unwrap_or(200).max(1),
-            quiet: if quick { Duration::from_millis(1200) } else { Duration::from_secs(10) },
-            modes: if quick { &MODES[..4] } else { &MODES },
+            files: size.pick(8, 32, 64),
+            cold_bytes: size.pick(384 * MIB, 1024 * MIB, 2048 * MIB),
+            // A p99.9 needs a thousand operations, also in the short version.
+            reads_per_s: o.reads.unwrap_or(size.pick(800, 400, 400)).max(READERS),
+            appends_per_s: o.appends.unwrap_or(size.pick(500, 200, 200)).max(1),
+            quiet: size.pick(
+                Duration::from_millis(2200),
+                Duration::from_secs(6),
+                Duration::from_secs(10),
+            ),
+            modes: size.pick(&MODES[..4], &MODES, &MODES),
         }
     }
 
@@ -303,6 +308,11 @@ impl Experiment for Checkpoint {
         self.modes.iter().map(|m| Case::new(m).with("dirty_mib", mib)).collect()
     }
 
+    fn default_rounds(&self, size: Size) -> usize {
+        // One long round says more about a tail than two short ones.
+        size.pick(1, 2, 3)
+    }
+
     fn prepare(&self, env: &Env<'_>) -> LabResult<()> {
         env.fs.mkdir_all("checkpoint")?;
         for i in 0..self.files {
@@ -325,7 +335,7 @@ impl Experiment for Checkpoint {
         let mut checkpointer = self.checkpointer(env, &case.mode)?;
         let stop = Stop::default();
         let epoch = Instant::now();
-        let before = env.fs.device();
+        let cost = Cost::start(env);
         let (foreground, written) = std::thread::scope(|scope| {
             let foreground = scope.spawn(|| self.foreground(env, epoch, &stop));
             let written = if case.mode == "quiet" {
@@ -350,7 +360,7 @@ impl Experiment for Checkpoint {
             result.metric("last_fsync_ms", "ms", last.as_secs_f64() * 1e3, Better::Lower);
             result.metric("checkpoint_ms", "ms", total as f64, Better::Lower);
             let pages = self.dirty_bytes / PAGE_BYTES;
-            result.device_per("page", env.device_since(before), pages, self.dirty_bytes);
+            result.cost_per("page", cost.stop(env), pages, self.dirty_bytes);
             result.marks = marks;
         }
         result.latency("read", foreground.read);

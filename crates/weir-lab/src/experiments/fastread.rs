@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use super::load::{Schedule, Stop, fill_file};
-use super::{Better, Case, CaseResult, Env, Experiment};
+use super::{Better, Case, CaseResult, Env, Experiment, Size};
 use crate::error::{LabError, LabResult};
 use crate::measure::{Recorder, Rng, Zipf};
 use crate::target::{FileRef, FsError, FsResult, OpenHow};
@@ -29,7 +29,7 @@ pub struct FastreadOptions {
     /// Requests per second in the open loop [default: 3000]
     #[arg(long)]
     pub rate: Option<u64>,
-    /// Seconds per case [default: 8, quick: 0.8]
+    /// Seconds per case [default: 8, medium: 1, quick: 0.8]
     #[arg(long)]
     pub seconds: Option<f64>,
 }
@@ -46,24 +46,24 @@ pub struct Fastread {
     rate: u64,
     time: Duration,
     file_bytes: [u64; 3],
-    quick: bool,
+    size: Size,
 }
 
 impl Fastread {
     /// With options.
-    pub fn new(o: &FastreadOptions, quick: bool) -> Self {
-        let queues: &[u64] = if quick { &[64] } else { &[16, 64] };
-        let seconds = o.seconds.unwrap_or(if quick { 0.8 } else { 8.0 });
+    pub fn new(o: &FastreadOptions, size: Size) -> Self {
+        let queues: &[u64] = size.pick(&[64], &[16, 64], &[16, 64]);
+        let seconds = o.seconds.unwrap_or(size.pick(0.8, 1.0, 8.0));
         Fastread {
             queues: if o.queue.is_empty() { queues.to_vec() } else { o.queue.clone() },
             rate: o.rate.unwrap_or(3000).max(1),
             time: Duration::from_secs_f64(seconds.clamp(0.05, 3600.0)),
-            file_bytes: if quick {
-                [64 * MIB, 384 * MIB, 128 * MIB]
-            } else {
-                [256 * MIB, 2048 * MIB, 512 * MIB]
-            },
-            quick,
+            file_bytes: size.pick(
+                [64 * MIB, 384 * MIB, 128 * MIB],
+                [256 * MIB, 1024 * MIB, 256 * MIB],
+                [256 * MIB, 2048 * MIB, 512 * MIB],
+            ),
+            size,
         }
     }
 }
@@ -403,7 +403,7 @@ impl Fastread {
         let hot = env.fs.open(path(0), OpenHow::Read)?;
         let mut rng = Rng::new(env.seed, 0x4A3);
         let span = self.file_bytes[0] / 100 * WARM_PERCENT / 2;
-        let loops = if self.quick { 4000 } else { 40_000 };
+        let loops = self.size.pick(4000, 20_000, 40_000);
         for (bytes, name) in [(4_u64 << 10, "4k"), (16 << 10, "16k"), (64 << 10, "64k")] {
             let mut buf = vec![0; bytes as usize];
             let offsets: Vec<u64> = (0..loops).map(|_| rng.below(span / bytes) * bytes).collect();
@@ -481,7 +481,7 @@ impl Experiment for Fastread {
 
     fn cases(&self) -> Vec<Case> {
         let all = ["pool", "nowait", "adaptive", "async", "dontcache"];
-        let modes = if self.quick { &all[..4] } else { &all[..] };
+        let modes = if self.size.is_quick() { &all[..4] } else { &all[..] };
         let mut cases: Vec<Case> = self
             .queues
             .iter()

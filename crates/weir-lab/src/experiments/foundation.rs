@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use super::load::{fill_file, random_bytes, settle, together};
 use super::tree;
-use super::{Better, Case, CaseResult, Env, Experiment};
+use super::{Better, Case, CaseResult, Cost, Env, Experiment, Size};
 use crate::error::{IoContext, LabError, LabResult};
 use crate::measure::{Recorder, Rng};
 use crate::sys::AlignedBuf;
@@ -33,7 +33,7 @@ pub struct FoundationOptions {
     /// MiB of write-1m and read-1m [default: 1024, quick: 256]
     #[arg(long)]
     pub sequential_mib: Option<u64>,
-    /// Files that are synced one by one in create-fsync [default: 10000, quick: 1000]
+    /// Files that are synced one by one in create-fsync [default: 10000, medium: 3000, quick: 1000]
     #[arg(long)]
     pub synced_files: Option<u64>,
     /// MiB of cached-read and buffered-4k [default: 256]
@@ -71,24 +71,23 @@ const LOG_FULL: f64 = 0.9;
 
 impl Foundation {
     /// With options.
-    pub fn new(o: &FoundationOptions, quick: bool) -> Self {
+    pub fn new(o: &FoundationOptions, size: Size) -> Self {
         Foundation {
-            files: o.files.unwrap_or(if quick { 20_000 } else { 1_000_000 }).max(10),
-            sequential_bytes: o.sequential_mib.unwrap_or(if quick { 256 } else { 1024 }).max(8)
-                * MIB,
-            synced_files: o.synced_files.unwrap_or(if quick { 1000 } else { 10_000 }).max(1),
-            log_files: if quick { 2000 } else { 20_000 },
-            tree_files: if quick { 1500 } else { 6000 },
-            append_time: Duration::from_millis(if quick { 700 } else { 5000 }),
+            files: o.files.unwrap_or(size.pick(20_000, 1_000_000, 1_000_000)).max(10),
+            sequential_bytes: o.sequential_mib.unwrap_or(size.pick(256, 1024, 1024)).max(8) * MIB,
+            synced_files: o.synced_files.unwrap_or(size.pick(1000, 3000, 10_000)).max(1),
+            log_files: size.pick(2000, 20_000, 20_000),
+            tree_files: size.pick(1500, 6000, 6000),
+            append_time: Duration::from_millis(size.pick(700, 1500, 5000)),
             cached_bytes: o.cached_mib.unwrap_or(256).max(1) * MIB,
-            cached_reads: if quick { 100_000 } else { 1_000_000 },
+            cached_reads: size.pick(100_000, 300_000, 1_000_000),
             tar: o.tar.clone(),
         }
     }
 
     fn create_fsync(&self, env: &Env<'_>) -> LabResult<CaseResult> {
         let data = random_bytes(PAGE as usize, env.seed);
-        let before = env.fs.device();
+        let cost = Cost::start(env);
         let begun = Instant::now();
         let mut syncs = Recorder::new(begun);
         for i in 0..self.synced_files {
@@ -105,8 +104,7 @@ impl Foundation {
         let mut result = CaseResult::default();
         let rate = self.synced_files as f64 / took;
         result.metric("files_per_s", "files/s", rate, Better::Higher);
-        let device = env.device_since(before);
-        result.device_per("file", device, self.synced_files, self.synced_files * PAGE);
+        result.cost_per("file", cost.stop(env), self.synced_files, self.synced_files * PAGE);
         result.latency("fsync", syncs);
         Ok(result)
     }

@@ -8,7 +8,7 @@
 use std::time::{Duration, Instant};
 
 use super::load::{merged, random_bytes, together};
-use super::{Better, Case, CaseResult, Env, Experiment};
+use super::{Better, Case, CaseResult, Cost, Env, Experiment, Size};
 use crate::error::{LabError, LabResult};
 use crate::measure::{Recorder, Spread};
 use crate::target::{AsyncMethod, OpenHow, SyncQueue, SyncScope};
@@ -16,7 +16,7 @@ use crate::target::{AsyncMethod, OpenHow, SyncQueue, SyncScope};
 /// Options.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct FsmarkOptions {
-    /// Files per thread and iteration [default: 10000, quick: 500 over all threads, at least 150]
+    /// Files per thread and iteration [default: 10000; over all threads: quick 500, medium 2000]
     #[arg(long)]
     pub files: Option<u64>,
     /// Bytes per file [default: 4096]
@@ -28,7 +28,7 @@ pub struct FsmarkOptions {
     /// Numbers of asynchronous fsyncs in flight per thread
     #[arg(long, value_delimiter = ',')]
     pub depth: Vec<u64>,
-    /// Iterations on the same file system [default: 5, quick: 2]
+    /// Iterations on the same file system [default: 5, quick and medium: 2]
     #[arg(long)]
     pub iterations: Option<u64>,
 }
@@ -42,29 +42,25 @@ pub struct Fsmark {
     threads: Vec<u64>,
     depths: Vec<u64>,
     iterations: u64,
-    quick: bool,
+    size: Size,
 }
 
 impl Fsmark {
-    /// With options; `slow_flush` shortens the quick version on a disk whose flushes are long.
-    pub fn new(o: &FsmarkOptions, quick: bool, slow_flush: bool) -> Self {
+    /// With options; `slow_flush` shortens it on a disk whose flushes are long.
+    pub fn new(o: &FsmarkOptions, size: Size, slow_flush: bool) -> Self {
         let or = |given: &[u64], full: &[u64], short: &[u64]| {
-            if given.is_empty() { if quick { short } else { full } } else { given }.to_vec()
+            if given.is_empty() { size.pick(short, full, full) } else { given }.to_vec()
         };
-        let default_files = match (quick, slow_flush) {
-            (true, true) => 300,
-            (true, false) => 500,
-            (false, true) => 3000,
-            (false, false) => 10_000,
-        };
+        let default_files =
+            if slow_flush { size.pick(300, 600, 3000) } else { size.pick(500, 2000, 10_000) };
         Fsmark {
             files: o.files.unwrap_or(default_files),
-            shared: quick && o.files.is_none(),
+            shared: size != Size::Full && o.files.is_none(),
             file_bytes: o.file_bytes.unwrap_or(4096),
             threads: or(&o.threads, &[1, 4, 8, 16], &[1, 4]),
             depths: or(&o.depth, &[8, 64, 1024], &[64, 256]),
-            iterations: o.iterations.unwrap_or(if quick { 2 } else { 5 }),
-            quick,
+            iterations: o.iterations.unwrap_or(size.pick(2, 2, 5)),
+            size,
         }
     }
 }
@@ -228,12 +224,12 @@ impl Experiment for Fsmark {
             cases.extend([case("pass"), case("each")]);
             for &depth in &self.depths {
                 // Thousands in flight are one submitter's business; several together have them anyway.
-                let few = !self.quick || depth == self.depths[0];
+                let few = !self.size.is_quick() || depth == self.depths[0];
                 if threads == self.threads[0] || (few && threads * depth <= MOST_IN_FLIGHT) {
                     cases.push(case("async").with("depth", depth));
                 }
             }
-            if threads == self.threads[0] || !self.quick {
+            if threads == self.threads[0] || !self.size.is_quick() {
                 let depth =
                     self.depths.iter().copied().min_by_key(|d| d.abs_diff(64)).unwrap_or(64);
                 cases.push(case("async-libaio").with("depth", depth));
@@ -255,7 +251,7 @@ impl Experiment for Fsmark {
         let (mut rates, mut sync_rates, mut overheads) = (Vec::new(), Vec::new(), Vec::new());
         let begun = Instant::now();
         let mut syncs = Recorder::new(begun);
-        let (before, log_before) = (env.fs.device(), env.fs.log());
+        let (cost, log_before) = (Cost::start(env), env.fs.log());
         for iteration in 0..self.iterations {
             for t in 0..threads {
                 env.fs.mkdir_all(&format!("{root}/i{iteration}/t{t}"))?;
@@ -274,7 +270,7 @@ impl Experiment for Fsmark {
             overheads.push((1.0 - calls / wall).max(0.0) * 100.0);
             syncs.merge(&merged(turns.into_iter().map(|t| t.syncs), begun));
         }
-        let device = env.device_since(before);
+        let cost = cost.stop(env);
         let log = env.fs.log().zip(log_before);
         let all_files = per_thread * threads * self.iterations;
 
@@ -289,7 +285,7 @@ impl Experiment for Fsmark {
             result.metric("sync_phase_files_per_s", "files/s", rate, Better::Higher);
         }
         result.metric("app_overhead_percent", "%", median(&overheads), Better::Neither);
-        result.device_per("file", device, all_files, all_files * self.file_bytes);
+        result.cost_per("file", cost, all_files, all_files * self.file_bytes);
         if let Some((after, earlier)) = log {
             let writes = after.writes.saturating_sub(earlier.writes).max(1) as f64;
             result.metric("files_per_log_write", "", all_files as f64 / writes, Better::Higher);
@@ -302,7 +298,7 @@ impl Experiment for Fsmark {
             result.metric("fullness_percent", "%", full, Better::Neither);
         }
         result.latency("fsync", syncs);
-        if case.mode != "none" && device.is_some_and(|d| d.flushes == 0) {
+        if case.mode != "none" && cost.device.is_some_and(|d| d.flushes == 0) {
             result.notes.push("the device saw no flush: this did not make anything durable".into());
         }
         env.fs.remove_tree(&root)?;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::fsmark::method_of;
 use super::load::{fill_file, merged, random_bytes, together};
-use super::{Better, Case, CaseResult, Env, Experiment};
+use super::{Better, Case, CaseResult, Cost, Env, Experiment, Size};
 use crate::error::{LabError, LabResult};
 use crate::measure::{Recorder, Rng};
 use crate::target::{OpenHow, SyncScope};
@@ -19,7 +19,7 @@ pub struct FsyncOptions {
     /// Numbers of jobs
     #[arg(long, value_delimiter = ',')]
     pub jobs: Vec<u64>,
-    /// Seconds per case [default: 5, quick: 0.8]
+    /// Seconds per case [default: 5, quick and medium: 0.8]
     #[arg(long)]
     pub seconds: Option<f64>,
 }
@@ -36,18 +36,19 @@ const TOTAL_FILE_BYTES: u64 = 1 << 30;
 pub struct FsyncJobs {
     jobs: Vec<u64>,
     time: Duration,
-    quick: bool,
+    size: Size,
 }
 
 impl FsyncJobs {
     /// With options.
-    pub fn new(o: &FsyncOptions, quick: bool) -> Self {
-        let default: &[u64] = if quick { &[1, 4, 16] } else { &[1, 2, 4, 8, 16, 32, 64] };
-        let seconds = o.seconds.unwrap_or(if quick { 0.8 } else { 5.0 });
+    pub fn new(o: &FsyncOptions, size: Size) -> Self {
+        let every: &[u64] = &[1, 2, 4, 8, 16, 32, 64];
+        let default: &[u64] = size.pick(&[1, 4, 16][..], every, every);
+        let seconds = o.seconds.unwrap_or(size.pick(0.8, 0.8, 5.0));
         FsyncJobs {
             jobs: if o.jobs.is_empty() { default.to_vec() } else { o.jobs.clone() },
             time: Duration::from_secs_f64(seconds.clamp(0.05, 3600.0)),
-            quick,
+            size,
         }
     }
 }
@@ -165,7 +166,7 @@ impl Experiment for FsyncJobs {
     }
 
     fn cases(&self) -> Vec<Case> {
-        let modes: &[&str] = if self.quick {
+        let modes: &[&str] = if self.size.is_quick() {
             &["seq", "rand"]
         } else {
             &["seq", "rand", "overwrite", "seq-data", "seq-range"]
@@ -184,7 +185,7 @@ impl Experiment for FsyncJobs {
             }
             super::load::settle(env)?;
         }
-        let before = env.fs.device();
+        let cost = Cost::start(env);
         let (all, took) = together(jobs, |number, epoch| {
             let job = Job { env, path: path(number), file_bytes, time: self.time, number };
             match case.mode.as_str() {
@@ -195,14 +196,14 @@ impl Experiment for FsyncJobs {
                 _ => job.sequential(epoch, false),
             }
         })?;
-        let device = env.device_since(before);
+        let cost = cost.stop(env);
         let bytes: u64 = all.iter().map(|d| d.bytes).sum();
         let syncs = merged(all.into_iter().map(|d| d.syncs), Instant::now());
         let mut result = CaseResult::default();
         let seconds = took.as_secs_f64();
         result.metric("mib_per_s", "MiB/s", bytes as f64 / seconds / 1_048_576.0, Better::Higher);
         result.metric("fsync_per_s", "1/s", syncs.count() as f64 / seconds, Better::Higher);
-        result.device_per("fsync", device, syncs.count(), bytes);
+        result.cost_per("fsync", cost, syncs.count(), bytes);
         result.latency("fsync", syncs);
         env.fs.remove_tree("fsync")?;
         Ok(result)

@@ -8,7 +8,7 @@
 use std::time::Instant;
 
 use super::load::{random_bytes, together};
-use super::{Better, Case, CaseResult, Env, Experiment};
+use super::{Better, Case, CaseResult, Env, Experiment, Size};
 use crate::error::LabResult;
 use crate::measure::Recorder;
 use crate::target::{FileRef, OpenHow};
@@ -16,7 +16,7 @@ use crate::target::{FileRef, OpenHow};
 /// Options.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct IngestOptions {
-    /// MiB to write in total [default: 1024, quick: 192]
+    /// MiB to write in total [default: 1024, medium: 512, quick: 192]
     #[arg(long)]
     pub total_mib: Option<u64>,
     /// Numbers of writers
@@ -28,16 +28,16 @@ pub struct IngestOptions {
 pub struct Ingest {
     total_bytes: u64,
     writers: Vec<u64>,
-    quick: bool,
+    size: Size,
 }
 
 impl Ingest {
     /// With options.
-    pub fn new(o: &IngestOptions, quick: bool) -> Self {
+    pub fn new(o: &IngestOptions, size: Size) -> Self {
         Ingest {
-            total_bytes: o.total_mib.unwrap_or(if quick { 192 } else { 1024 }).max(1) << 20,
+            total_bytes: o.total_mib.unwrap_or(size.pick(192, 512, 1024)).max(1) << 20,
             writers: if o.writers.is_empty() { vec![1, 4] } else { o.writers.clone() },
-            quick,
+            size,
         }
     }
 }
@@ -78,7 +78,7 @@ impl Experiment for Ingest {
     }
 
     fn cases(&self) -> Vec<Case> {
-        let modes: &[&str] = if self.quick {
+        let modes: &[&str] = if self.size.is_quick() {
             &["new", "truncated", "allocated"]
         } else {
             &["new", "truncated", "allocated", "dontcache"]
@@ -87,7 +87,7 @@ impl Experiment for Ingest {
         for piece in [4096_u64, 64 << 10, 1 << 20] {
             for &writers in &self.writers {
                 for mode in modes {
-                    let few = self.quick && (writers > 1 || piece > 4096);
+                    let few = self.size.is_quick() && (writers > 1 || piece > 4096);
                     if few && *mode != "new" {
                         continue;
                     }

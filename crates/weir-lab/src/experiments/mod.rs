@@ -9,6 +9,7 @@ pub mod fsync;
 pub mod ingest;
 pub mod load;
 pub mod simoop;
+pub mod tickets;
 mod tree;
 
 use std::collections::BTreeMap;
@@ -21,9 +22,39 @@ use serde_json::Value;
 
 use crate::disk::registry::Registry;
 use crate::error::LabResult;
+use crate::measure::device::cpu_us;
 use crate::measure::{DeviceCounters, PERCENTILES, Recorder};
 use crate::run::Cancel;
 use crate::target::Fs;
+
+/// How large the loads are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Size {
+    /// Few cases and small loads: all experiments in minutes.
+    Quick,
+    /// Every case of the full version, each for about a second: all experiments in half an hour.
+    Medium,
+    /// The loads of the published experiments: hours.
+    #[default]
+    Full,
+}
+
+impl Size {
+    /// The value for this size.
+    pub fn pick<T>(self, quick: T, medium: T, full: T) -> T {
+        match self {
+            Size::Quick => quick,
+            Size::Medium => medium,
+            Size::Full => full,
+        }
+    }
+
+    /// Whether cases are left out.
+    pub fn is_quick(self) -> bool {
+        self == Size::Quick
+    }
+}
 
 /// Which way is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -160,6 +191,13 @@ impl CaseResult {
         self.latencies.push((class.to_owned(), recorder));
     }
 
+    /// Adds what the device did and the CPU spent per `unit`; see [`CaseResult::device_per`].
+    pub fn cost_per(&mut self, unit: &str, spent: Spent, units: u64, app_bytes: u64) {
+        self.device_per(unit, spent.device, units, app_bytes);
+        let us = spent.cpu_us as f64 / units.max(1) as f64;
+        self.metric(&format!("cpu_us_per_{unit}"), "us", us, Better::Lower);
+    }
+
     /// Adds what the device did per `unit` (a file, an fsync), and the write amplification when
     /// the application wrote `app_bytes`.
     pub fn device_per(
@@ -184,14 +222,41 @@ impl CaseResult {
     }
 }
 
+/// What the device and the processors have done before a load.
+pub struct Cost {
+    device: Option<DeviceCounters>,
+    cpu_us: u64,
+}
+
+/// What a load has cost.
+#[derive(Clone, Copy)]
+pub struct Spent {
+    /// Requests of the device, where there is device truth.
+    pub device: Option<DeviceCounters>,
+    /// CPU of the lab, of the processes that work for it, and of the kernel's threads.
+    pub cpu_us: u64,
+}
+
+impl Cost {
+    /// Before the load.
+    pub fn start(env: &Env<'_>) -> Self {
+        let cpu_us = cpu_us();
+        Cost { device: env.fs.device(), cpu_us }
+    }
+
+    /// After it.
+    pub fn stop(&self, env: &Env<'_>) -> Spent {
+        let device = env.device_since(self.device);
+        Spent { device, cpu_us: cpu_us().saturating_sub(self.cpu_us) }
+    }
+}
+
 /// What a case runs against.
 pub struct Env<'a> {
     /// The file system.
     pub fs: Arc<dyn Fs>,
     /// Seed of the run, the same for all targets and rounds.
     pub seed: u64,
-    /// Short version.
-    pub quick: bool,
     /// Ctrl-C.
     pub cancel: &'a Cancel,
     /// For cgroups that a case enters.
@@ -222,8 +287,8 @@ pub trait Experiment {
         false
     }
     /// Rounds when none are asked for.
-    fn default_rounds(&self, quick: bool) -> usize {
-        if quick { 2 } else { 3 }
+    fn default_rounds(&self, size: Size) -> usize {
+        size.pick(2, 2, 3)
     }
     /// Prepares files, once per turn of a target.
     fn prepare(&self, env: &Env<'_>) -> LabResult<()> {
@@ -236,24 +301,25 @@ pub trait Experiment {
     fn space_bytes(&self) -> u64;
 }
 
-/// Every experiment with its default options: those of [`all`], and *foundation*.
-pub fn every(quick: bool) -> Vec<Box<dyn Experiment>> {
-    let mut every = all(quick, false);
+/// Every experiment with its default options: those of [`all`], *foundation* and *tickets*.
+pub fn every(size: Size) -> Vec<Box<dyn Experiment>> {
+    let mut every = all(size, false);
     let options = foundation::FoundationOptions::default();
-    every.push(Box::new(foundation::Foundation::new(&options, quick)));
+    every.push(Box::new(foundation::Foundation::new(&options, size)));
+    every.push(Box::new(tickets::Tickets::new(&tickets::TicketsOptions::default(), size)));
     every
 }
 
 /// The published experiments with their default options.
-pub fn all(quick: bool, slow_flush: bool) -> Vec<Box<dyn Experiment>> {
+pub fn all(size: Size, slow_flush: bool) -> Vec<Box<dyn Experiment>> {
     vec![
-        Box::new(fsmark::Fsmark::new(&fsmark::FsmarkOptions::default(), quick, slow_flush)),
-        Box::new(fsync::FsyncJobs::new(&fsync::FsyncOptions::default(), quick)),
-        Box::new(checkpoint::Checkpoint::new(&checkpoint::CheckpointOptions::default(), quick)),
-        Box::new(fastread::Fastread::new(&fastread::FastreadOptions::default(), quick)),
-        Box::new(ingest::Ingest::new(&ingest::IngestOptions::default(), quick)),
-        Box::new(aging::Aging::new(&aging::AgingOptions::default(), quick)),
-        Box::new(simoop::Simoop::new(&simoop::SimoopOptions::default(), quick)),
+        Box::new(fsmark::Fsmark::new(&fsmark::FsmarkOptions::default(), size, slow_flush)),
+        Box::new(fsync::FsyncJobs::new(&fsync::FsyncOptions::default(), size)),
+        Box::new(checkpoint::Checkpoint::new(&checkpoint::CheckpointOptions::default(), size)),
+        Box::new(fastread::Fastread::new(&fastread::FastreadOptions::default(), size)),
+        Box::new(ingest::Ingest::new(&ingest::IngestOptions::default(), size)),
+        Box::new(aging::Aging::new(&aging::AgingOptions::default(), size)),
+        Box::new(simoop::Simoop::new(&simoop::SimoopOptions::default(), size)),
     ]
 }
 

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::load::{fill_file, merged, random_bytes};
-use super::{Better, Case, CaseResult, Env, Experiment};
+use super::{Better, Case, CaseResult, Env, Experiment, Size};
 use crate::disk::cgroup;
 use crate::error::{LabError, LabResult};
 use crate::measure::{Recorder, Rng};
@@ -20,19 +20,19 @@ use crate::target::{FsError, OpenHow};
 /// Options.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct SimoopOptions {
-    /// Seconds to measure, after the warm-up [default: 60, quick: 4]
+    /// Seconds to measure, after the warm-up [default: 60, medium: 15, quick: 4]
     #[arg(long)]
     pub seconds: Option<f64>,
-    /// Workers [default: 8, quick: 4]
+    /// Workers [default: 8, medium and quick: 4]
     #[arg(long)]
     pub workers: Option<u64>,
-    /// Working set of each worker in MiB [default: 224, quick: 40]
+    /// Working set of each worker in MiB [default: 224, medium: 80, quick: 40]
     #[arg(long)]
     pub working_set_mib: Option<u64>,
-    /// Memory limit in MiB, 0 for none [default: 3072, quick: 512]
+    /// Memory limit in MiB, 0 for none [default: 3072, medium: 1024, quick: 512]
     #[arg(long)]
     pub memory_mib: Option<u64>,
-    /// Files of 1 MiB to read from [default: 9600, quick: 1200: 60 % of the default disk]
+    /// Files of 1 MiB to read from [default: 9600, medium: 2400, quick: 1200: 60 % of the default disk]
     #[arg(long)]
     pub files: Option<u64>,
 }
@@ -60,17 +60,17 @@ pub struct Simoop {
 
 impl Simoop {
     /// With options.
-    pub fn new(o: &SimoopOptions, quick: bool) -> Self {
-        let seconds = o.seconds.unwrap_or(if quick { 4.0 } else { 60.0 }).clamp(0.1, 86_400.0);
+    pub fn new(o: &SimoopOptions, size: Size) -> Self {
+        let seconds = o.seconds.unwrap_or(size.pick(4.0, 15.0, 60.0)).clamp(0.1, 86_400.0);
         Simoop {
             time: Duration::from_secs_f64(seconds),
             warm_up: Duration::from_secs_f64((seconds / 6.0).min(10.0)),
-            workers: o.workers.unwrap_or(if quick { 4 } else { 8 }).max(1),
-            set_bytes: o.working_set_mib.unwrap_or(if quick { 40 } else { 224 }) * MIB,
-            alloc_bytes: if quick { 16 * MIB } else { 32 * MIB },
-            memory_bytes: o.memory_mib.unwrap_or(if quick { 512 } else { 3072 }) * MIB,
-            files: o.files.unwrap_or(if quick { 1200 } else { 9600 }).max(1),
-            tree_files: if quick { 2000 } else { 20_000 },
+            workers: o.workers.unwrap_or(size.pick(4, 4, 8)).max(1),
+            set_bytes: o.working_set_mib.unwrap_or(size.pick(40, 80, 224)) * MIB,
+            alloc_bytes: size.pick(16 * MIB, 32 * MIB, 32 * MIB),
+            memory_bytes: o.memory_mib.unwrap_or(size.pick(512, 1024, 3072)) * MIB,
+            files: o.files.unwrap_or(size.pick(1200, 2400, 9600)).max(1),
+            tree_files: size.pick(2000, 5000, 20_000),
         }
     }
 }

@@ -190,9 +190,11 @@ pub fn parse_cpu(text: &str) -> Option<(u64, u64)> {
 }
 
 fn own_ticks() -> u64 {
-    // Our children (mount daemons, disk servers) are in our session's tree: sum them all.
-    let own = std::process::id();
-    let mut children = vec![own];
+    tree_ticks(vec![std::process::id()])
+}
+
+/// Ticks of processes and all that they started: mount daemons and disk servers are our children.
+fn tree_ticks(mut children: Vec<u32>) -> u64 {
     let mut total = 0;
     while let Some(pid) = children.pop() {
         let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { continue };
@@ -200,15 +202,26 @@ fn own_ticks() -> u64 {
         let f: Vec<u64> = rest.split(' ').map(|w| w.parse().unwrap_or(0)).collect();
         // utime, stime, cutime, cstime are fields 14 to 17 of the line, 11 to 14 after the name.
         total += f.get(11..15).map_or(0, |t| t.iter().sum::<u64>());
-        if let Ok(list) = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")) {
-            children.extend(list.split_whitespace().filter_map(|w| w.parse::<u32>().ok()));
-        }
+        children.extend(children_of(pid));
     }
     total
 }
 
+fn children_of(pid: u32) -> Vec<u32> {
+    let list = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    list.split_whitespace().filter_map(|w| w.parse().ok()).collect()
+}
+
 /// CPU used by kernel threads, which work for us as well as for others, is not "other".
 fn kernel_thread_ticks() -> u64 {
+    kernel_threads(|_, stat| {
+        stat.get(11..13).map_or(0, |t| t.iter().filter_map(|w| w.parse::<u64>().ok()).sum())
+    })
+}
+
+/// Sums a figure over the kernel's threads: of its directory in `/proc`, and of the fields of its `stat` after
+/// the name.
+fn kernel_threads(figure: impl Fn(&Path, &[&str]) -> u64) -> u64 {
     let Ok(dir) = fs::read_dir("/proc") else { return 0 };
     let mut total = 0;
     for entry in dir.flatten() {
@@ -217,14 +230,26 @@ fn kernel_thread_ticks() -> u64 {
         }
         let Ok(stat) = fs::read_to_string(entry.path().join("stat")) else { continue };
         let Some((_, rest)) = stat.rsplit_once(") ") else { continue };
-        let f: Vec<&str> = rest.split(' ').collect();
+        let fields: Vec<&str> = rest.split(' ').collect();
         // Field 4 of the line is the parent: kthreadd is 2.
-        if f.get(1) == Some(&"2") {
-            total +=
-                f.get(11..13).map_or(0, |t| t.iter().filter_map(|w| w.parse::<u64>().ok()).sum());
+        if fields.get(1) == Some(&"2") {
+            total += figure(&entry.path(), &fields);
         }
     }
     total
+}
+
+/// CPU time of this process, of those that it started, and of the kernel's threads so far, in microseconds.
+pub fn cpu_us() -> u64 {
+    let own = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    let own_us = own.tv_sec as u64 * 1_000_000 + own.tv_nsec as u64 / 1000;
+    let children_us = tree_ticks(children_of(std::process::id())) * 1_000_000 / TICKS_PER_S as u64;
+    // Nanoseconds on a processor; a kernel without them leaves these threads out.
+    let kernel_ns = kernel_threads(|dir, _| {
+        let text = fs::read_to_string(dir.join("schedstat")).unwrap_or_default();
+        text.split(' ').next().and_then(|w| w.parse().ok()).unwrap_or(0)
+    });
+    own_us + children_us + kernel_ns / 1000
 }
 
 impl DisturbanceWatch {

@@ -5,18 +5,39 @@ use std::fmt::Write;
 use super::schema::{Curve, Report, Row, SeriesRow, skipped_groups};
 use super::svg::{Chart, Line, Shade, XAxis, escape, render as draw};
 use super::table::{figure, is_headline};
-use crate::experiments::{Better, Params, label};
+use crate::experiments::{Better, Params, Size, label};
 
 const STYLE: &str = include_str!("style.css");
 
 /// Figures that each experiment shows as bars, in this order.
-const BARS: [(&str, &[&str]); 8] = [
-    ("fsmark", &["files_per_s", "flushes_per_file", "writes_per_file", "fsync_p99_us"]),
+const BARS: [(&str, &[&str]); 9] = [
+    (
+        "fsmark",
+        &["files_per_s", "flushes_per_file", "writes_per_file", "cpu_us_per_file", "fsync_p99_us"],
+    ),
+    ("tickets", &["submit_mean_us", "submit_p50_us", "tickets_per_s", "held_mib"]),
     (
         "fsync",
-        &["mib_per_s", "fsync_per_s", "fsync_p99_us", "flushes_per_fsync", "writes_per_fsync"],
+        &[
+            "mib_per_s",
+            "fsync_per_s",
+            "fsync_p99_us",
+            "flushes_per_fsync",
+            "writes_per_fsync",
+            "cpu_us_per_fsync",
+        ],
     ),
-    ("checkpoint", &["read_p99_us", "log_p99_us", "cached_read_p99_us", "last_fsync_ms"]),
+    (
+        "checkpoint",
+        &[
+            "read_p99_us",
+            "read_p999_us",
+            "log_p99_us",
+            "log_p999_us",
+            "cached_read_p99_us",
+            "last_fsync_ms",
+        ],
+    ),
     ("fastread", &["requests_per_s", "f1_p50_us", "f1_p99_us", "f1_requests_per_s"]),
     ("ingest", &["gib_per_s", "durable_ms", "write_p99_us"]),
     ("aging", &["extents_per_file", "free_extents", "free_under_256k_mib", "seq_write_mib_per_s"]),
@@ -105,7 +126,11 @@ fn header(out: &mut String, report: &Report, experiments: &[&str]) {
         report.size_bytes >> 20,
         date(report.started_unix_s),
         report.duration_s,
-        if report.quick { " · <b>quick run</b>: small loads" } else { "" },
+        match report.loads {
+            Size::Quick => " · <b>quick run</b>: small loads",
+            Size::Medium => " · <b>medium run</b>: every mode, short loads",
+            Size::Full => "",
+        },
     );
     if experiments.len() > 1 {
         out.push_str("<nav>");
@@ -132,7 +157,7 @@ fn date(unix_s: u64) -> String {
 }
 
 fn question(name: &str) -> String {
-    crate::experiments::every(true)
+    crate::experiments::every(Size::Quick)
         .iter()
         .find(|e| e.name() == name)
         .map(|e| e.question().to_owned())

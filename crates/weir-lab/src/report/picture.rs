@@ -2,7 +2,7 @@
 //!
 //! Two panels from *fsmark*: files per second, and the p99 of an fsync, for one writer, four writers and
 //! one asynchronous submitter. Self-contained; light and dark by the reader's preference; the whisker of a
-//! bar spans the rounds.
+//! bar spans the rounds. Side by side, or one above the other for a narrow screen.
 
 use std::fmt::Write;
 
@@ -11,9 +11,9 @@ use super::svg::{escape, tick_label};
 use super::table::figure;
 use crate::error::{LabError, LabResult};
 
-const WIDTH: f64 = 880.0;
-const PANEL: f64 = 424.0;
-const NAME: f64 = 104.0;
+const WIDTH: f64 = 896.0;
+const PANEL: f64 = 432.0;
+const NAME: f64 = 112.0;
 const VALUE: f64 = 112.0;
 const ROW: f64 = 21.0;
 const HEAD: f64 = 74.0;
@@ -80,7 +80,7 @@ fn row_of<'a>(
 }
 
 /// The picture of a report's *fsmark*.
-pub fn render(report: &Report) -> LabResult<String> {
+pub fn render(report: &Report, narrow: bool) -> LabResult<String> {
     let targets: Vec<&str> = report.targets.iter().map(|t| t.name.as_str()).collect();
     let groups: Vec<_> = GROUPS
         .into_iter()
@@ -93,22 +93,29 @@ pub fn render(report: &Report) -> LabResult<String> {
         ));
     }
     let rows = targets.len() as f64 * ROW + GROUP_HEAD;
-    let height = HEAD + rows * groups.len() as f64 + 30.0;
+    let panel_height = HEAD + rows * groups.len() as f64;
+    let (width, height) =
+        if narrow { (PANEL, 2.0 * panel_height) } else { (WIDTH, panel_height + 30.0) };
     let mut out = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height:.0}\" width=\"{WIDTH}\" \
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height:.0}\" width=\"{width}\" \
          height=\"{height:.0}\" role=\"img\" aria-label=\"{}\">\n<style>{STYLE}</style>\n",
         escape(&summary(report, &targets))
     );
     for (i, panel) in PANELS.iter().enumerate() {
-        let left = i as f64 * (WIDTH - PANEL);
-        draw_panel(&mut out, report, panel, left, &targets, &groups);
+        let at = i as f64;
+        let (left, top) =
+            if narrow { (0.0, at * (panel_height - 10.0)) } else { (at * (WIDTH - PANEL), 0.0) };
+        draw_panel(&mut out, report, panel, (left, top), &targets, &groups);
     }
-    let _ = writeln!(
-        out,
-        "<text class=\"s\" x=\"0\" y=\"{:.0}\">{}</text>\n</svg>",
-        height - 8.0,
-        escape(&footer(report))
-    );
+    if !narrow {
+        let _ = writeln!(
+            out,
+            "<text class=\"s\" x=\"0\" y=\"{:.0}\">{}</text>",
+            height - 8.0,
+            escape(&footer(report))
+        );
+    }
+    out.push_str("</svg>\n");
     Ok(out)
 }
 
@@ -136,7 +143,7 @@ fn draw_panel(
     out: &mut String,
     report: &Report,
     panel: &Panel,
-    left: f64,
+    (left, top): (f64, f64),
     targets: &[&str],
     groups: &[(&str, &str, u64)],
 ) {
@@ -146,10 +153,13 @@ fn draw_panel(
     let x0 = left + NAME;
     let _ = writeln!(
         out,
-        "<text class=\"t\" x=\"{left}\" y=\"24\">{}</text><text class=\"s\" x=\"{left}\" y=\"44\">{}</text>",
-        panel.title, panel.note
+        "<text class=\"t\" x=\"{left}\" y=\"{}\">{}</text><text class=\"s\" x=\"{left}\" y=\"{}\">{}</text>",
+        top + 24.0,
+        panel.title,
+        top + 44.0,
+        panel.note
     );
-    let mut y = HEAD;
+    let mut y = top + HEAD;
     for group in groups {
         let _ = writeln!(out, "<text class=\"g\" x=\"{left}\" y=\"{y:.0}\">{}</text>", group.0);
         y += 10.0;
@@ -221,7 +231,7 @@ fn bar(
     place: &impl Fn(f64) -> f64,
 ) {
     let class = match row.target.as_str() {
-        "weir" | "weir-file" => "w",
+        "weir" | "weir-loop" => "w",
         name if name.starts_with("weir") => "m",
         _ => "k",
     };
@@ -280,7 +290,7 @@ mod tests {
 
     #[test]
     fn a_report_without_fsmark_has_no_picture() {
-        let e = render(&Report::default()).expect_err("nothing to draw").to_string();
+        let e = render(&Report::default(), false).expect_err("nothing to draw").to_string();
         assert!(e.contains("no fsmark"), "{e}");
     }
 }

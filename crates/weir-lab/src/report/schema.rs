@@ -1,12 +1,14 @@
 //! The JSON report, `weir-lab/1`. Documented field by field in `docs/LAB.md`; a change that a
 //! reader could notice needs a new number.
 
+use std::io;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use serde_json::ser::{Formatter, PrettyFormatter};
 
 use crate::error::{IoContext, LabError, LabResult};
-use crate::experiments::{Better, Mark, Params, label};
+use crate::experiments::{Better, Mark, Params, Size, label};
 use crate::measure::SeriesPoint;
 use crate::target::stage::TargetInfo;
 
@@ -209,6 +211,9 @@ pub struct Report {
     pub seed: u64,
     /// Short version.
     pub quick: bool,
+    /// How large the loads were.
+    #[serde(default)]
+    pub loads: Size,
     /// How targets were set up.
     pub targets: Vec<TargetInfo>,
     /// One row per metric.
@@ -223,12 +228,45 @@ pub struct Report {
     pub notes: Vec<String>,
 }
 
+/// A field a line, and what an array holds on one: it is numbers, mostly.
+#[derive(Default)]
+struct Lines(PrettyFormatter<'static>);
+
+impl Formatter for Lines {
+    fn begin_object<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.0.begin_object(writer)
+    }
+
+    fn end_object<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.0.end_object(writer)
+    }
+
+    fn begin_object_key<W: ?Sized + io::Write>(
+        &mut self,
+        writer: &mut W,
+        first: bool,
+    ) -> io::Result<()> {
+        self.0.begin_object_key(writer, first)
+    }
+
+    fn begin_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.0.begin_object_value(writer)
+    }
+
+    fn end_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.0.end_object_value(writer)
+    }
+}
+
 impl Report {
     /// Writes it as JSON.
     pub fn save(&self, path: &Path) -> LabResult<()> {
-        let text = serde_json::to_string_pretty(self)
+        let mut text = Vec::new();
+        let mut serializer = serde_json::Serializer::with_formatter(&mut text, Lines::default());
+        self.serialize(&mut serializer)
             .map_err(|e| LabError::BadReport { path: path.to_owned(), message: e.to_string() })?;
-        std::fs::write(path, text + "\n").during(|| format!("writing {}", path.display()))
+        text.push(b'\n');
+        std::fs::write(path, text).during(|| format!("writing {}", path.display()))
     }
 
     /// Reads one back; refuses other schemas.
@@ -250,6 +288,22 @@ impl Report {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_saved_report_is_read_back_as_it_was() {
+        let report = Report {
+            schema: SCHEMA.into(),
+            notes: vec!["one".into(), "two".into()],
+            targets: vec![TargetInfo { name: "xfs".into(), ..TargetInfo::default() }],
+            ..Report::default()
+        };
+        let path = std::env::temp_dir().join(format!("weir-lab-report-{}", std::process::id()));
+        report.save(&path).expect("saved");
+        assert_eq!(Report::load(&path).expect("read"), report);
+        let text = std::fs::read_to_string(&path).expect("text");
+        assert!(text.contains("\n  \"notes\": [\"one\",\"two\"]\n"), "{text}");
+        std::fs::remove_file(path).expect("removed");
+    }
 
     #[test]
     fn cases_without_figures_are_grouped_by_target_and_reason() {

@@ -36,7 +36,7 @@ fn grouped(n: i64) -> String {
 
 /// Metrics that the table shows; JSON has all of them.
 pub fn is_headline(metric: &str) -> bool {
-    const SHOWN: [&str; 28] = [
+    const SHOWN: [&str; 35] = [
         "files_per_s",
         "mib_per_s",
         "fsync_per_s",
@@ -65,6 +65,13 @@ pub fn is_headline(metric: &str) -> bool {
         "reads_per_cold_lookup",
         "open_ms",
         "recovery_ms",
+        "cpu_us_per_file",
+        "cpu_us_per_fsync",
+        "cpu_us_per_ticket",
+        "submit_mean_us",
+        "submit_p50_us",
+        "held_mib",
+        "tickets_per_s",
     ];
     const SHOWN_ENDS: [&str; 8] = [
         "read_p99_us",

@@ -243,6 +243,11 @@ pub trait Fs: Send + Sync {
     fn log_fill(&self) -> Option<LogFill> {
         None
     }
+    /// Holds the device's flushes back, or lets them go: what waits for one goes on waiting.
+    fn hold_flushes(&self, hold: bool) -> FsResult<()> {
+        let _ = hold;
+        Err(FsError::NotOffered("flushes of this target cannot be held back"))
+    }
     /// Stops the file system without letting it write anything more, and starts it again. Answers how
     /// long it took until it was usable. No file may be open.
     fn crash(&self) -> FsResult<Duration> {
@@ -270,14 +275,14 @@ pub enum TargetSpec {
     Ext4,
     /// A fresh btrfs on the run's disk.
     Btrfs,
-    /// The library in this process, on a fresh volume on the run's disk.
+    /// The library in this process, on a fresh volume in the image file.
     Weir,
-    /// The same on the image file itself, without the loop device that kernel file systems need.
-    WeirFile,
-    /// The library through FUSE.
+    /// The same on the loop device of the kernel file systems.
+    WeirLoop,
+    /// A volume in the image file, through FUSE.
     WeirMount,
-    /// The same on the image file itself.
-    WeirMountFile,
+    /// The same on the loop device of the kernel file systems.
+    WeirMountLoop,
     /// The run's disk without any file system.
     Raw,
 }
@@ -290,10 +295,11 @@ impl FromStr for TargetSpec {
             "xfs" => TargetSpec::Xfs,
             "ext4" => TargetSpec::Ext4,
             "btrfs" => TargetSpec::Btrfs,
-            "weir" => TargetSpec::Weir,
-            "weir-file" => TargetSpec::WeirFile,
-            "weir-mount" => TargetSpec::WeirMount,
-            "weir-mount-file" => TargetSpec::WeirMountFile,
+            // The names in -file are older ones.
+            "weir" | "weir-file" => TargetSpec::Weir,
+            "weir-loop" => TargetSpec::WeirLoop,
+            "weir-mount" | "weir-mount-file" => TargetSpec::WeirMount,
+            "weir-mount-loop" => TargetSpec::WeirMountLoop,
             "raw" => TargetSpec::Raw,
             _ => match word.strip_prefix("dir:") {
                 Some(path) if !path.is_empty() => TargetSpec::Dir(PathBuf::from(path)),
@@ -312,9 +318,9 @@ impl TargetSpec {
             TargetSpec::Ext4 => "ext4".into(),
             TargetSpec::Btrfs => "btrfs".into(),
             TargetSpec::Weir => "weir".into(),
-            TargetSpec::WeirFile => "weir-file".into(),
+            TargetSpec::WeirLoop => "weir-loop".into(),
             TargetSpec::WeirMount => "weir-mount".into(),
-            TargetSpec::WeirMountFile => "weir-mount-file".into(),
+            TargetSpec::WeirMountLoop => "weir-mount-loop".into(),
             TargetSpec::Raw => "raw".into(),
         }
     }
@@ -322,6 +328,11 @@ impl TargetSpec {
     /// A kernel file system that the lab formats and mounts itself.
     pub fn is_kernel_image(&self) -> bool {
         matches!(self, TargetSpec::Xfs | TargetSpec::Ext4 | TargetSpec::Btrfs)
+    }
+
+    /// Whether it is put on a loop device over the run's image, which needs root.
+    pub fn needs_loop(&self) -> bool {
+        self.is_kernel_image() || matches!(self, TargetSpec::WeirLoop | TargetSpec::WeirMountLoop)
     }
 
     /// Whether it lives on the run's disk (everything but `dir:`).
@@ -336,9 +347,12 @@ mod tests {
 
     #[test]
     fn target_words_round_trip_and_unknown_ones_are_named() {
-        let words = ["xfs", "ext4", "btrfs", "weir", "weir-file", "weir-mount", "weir-mount-file"];
+        let words = ["xfs", "ext4", "btrfs", "weir", "weir-loop", "weir-mount", "weir-mount-loop"];
         for word in words.into_iter().chain(["raw", "dir:/mnt/a b"]) {
             assert_eq!(word.parse::<TargetSpec>().expect(word).name(), word);
+        }
+        for (older, name) in [("weir-file", "weir"), ("weir-mount-file", "weir-mount")] {
+            assert_eq!(older.parse::<TargetSpec>().expect(older).name(), name);
         }
         for word in ["zfs", "dir:", "", "XFS"] {
             let e = word.parse::<TargetSpec>().expect_err(word).to_string();

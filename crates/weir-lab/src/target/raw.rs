@@ -7,9 +7,10 @@ use std::time::Duration;
 use super::stage::{Built, TargetInfo, counters_of, disks_below};
 use super::{
     AsyncMethod, FileRef, FileStat, FreeMap, Fs, FsError, FsResult, LogCounters, OpenHow,
-    ReadQueue, SyncQueue,
+    ReadQueue, SyncQueue, TargetSpec,
 };
 use crate::disk::Disk;
+use crate::measure::device::disk_of;
 use crate::measure::{BlockDevice, DeviceCounters};
 
 const NO_FILES: FsError = FsError::NotOffered("a bare disk has no files");
@@ -21,9 +22,9 @@ struct RawFs {
 }
 
 /// Takes the disk as it is.
-pub fn set_up(disk: &Disk) -> Built {
-    let path = disk.loop_node.as_ref().unwrap_or(&disk.file).clone();
-    let block = disk.device();
+pub fn set_up(spec: &TargetSpec, disk: &Disk) -> Built {
+    let path = disk.path_of(spec).clone();
+    let block = disk_of(&disk.run_dir);
     let info = TargetInfo {
         name: "raw".into(),
         fs_type: "none".into(),
@@ -34,7 +35,7 @@ pub fn set_up(disk: &Disk) -> Built {
         counters: block.as_ref().map(counters_of).unwrap_or_default(),
     };
     let fs = Arc::new(RawFs { path, block });
-    Built { fs, info, daemons: Box::new(Vec::new), disks: disks_below(disk, false) }
+    Built { fs, info, daemons: Box::new(Vec::new), disks: disks_below(spec, disk) }
 }
 
 impl Fs for RawFs {

@@ -65,7 +65,7 @@ pub struct Stage {
 
 /// Checks, before any time is spent, that a target can be set up at all.
 pub fn preflight(spec: &TargetSpec, options: &StageOptions) -> LabResult<()> {
-    if spec.is_kernel_image() && !is_root() {
+    if spec.needs_loop() && !is_root() {
         return Err(LabError::NeedsRoot(format!("target '{}'", spec.name())));
     }
     match spec {
@@ -80,8 +80,8 @@ pub fn preflight(spec: &TargetSpec, options: &StageOptions) -> LabResult<()> {
         }
         TargetSpec::Btrfs => need_tool("mkfs.btrfs", "btrfs-progs"),
         // The library is part of this program; it needs no root and no tools.
-        TargetSpec::Weir | TargetSpec::WeirFile | TargetSpec::Raw => Ok(()),
-        TargetSpec::WeirMount | TargetSpec::WeirMountFile => super::weir_mount::preflight(options),
+        TargetSpec::Weir | TargetSpec::WeirLoop | TargetSpec::Raw => Ok(()),
+        TargetSpec::WeirMount | TargetSpec::WeirMountLoop => super::weir_mount::preflight(options),
     }
 }
 
@@ -132,15 +132,13 @@ impl Stage {
         let built = match (spec, disk) {
             (TargetSpec::Dir(path), _) => set_up_dir(path, registry),
             (_, None) => Err(LabError::BadOption(format!("{} needs a disk", spec.name()))),
-            (TargetSpec::Weir, Some(disk)) => super::weir::set_up(disk, options, false),
-            (TargetSpec::WeirFile, Some(disk)) => super::weir::set_up(disk, options, true),
-            (TargetSpec::WeirMount, Some(disk)) => {
-                super::weir_mount::set_up(disk, options, false, registry)
+            (TargetSpec::Weir | TargetSpec::WeirLoop, Some(disk)) => {
+                super::weir::set_up(spec, disk, options)
             }
-            (TargetSpec::WeirMountFile, Some(disk)) => {
-                super::weir_mount::set_up(disk, options, true, registry)
+            (TargetSpec::WeirMount | TargetSpec::WeirMountLoop, Some(disk)) => {
+                super::weir_mount::set_up(spec, disk, options, registry)
             }
-            (TargetSpec::Raw, Some(disk)) => Ok(super::raw::set_up(disk)),
+            (TargetSpec::Raw, Some(disk)) => Ok(super::raw::set_up(spec, disk)),
             (_, Some(disk)) => set_up_kernel(spec, disk, registry),
         };
         match built {
@@ -217,10 +215,9 @@ pub fn counters_of(device: &BlockDevice) -> String {
     format!("/sys/block/{}/stat", device.name)
 }
 
-/// The disks that work on `disk` keeps busy: what its image is on, below the loop device unless that is
-/// passed by.
-pub fn disks_below(disk: &Disk, on_file: bool) -> Vec<BlockDevice> {
-    disk.device().filter(|_| !on_file).into_iter().chain(disk_of(&disk.run_dir)).collect()
+/// The disks that a target on `disk` keeps busy: what the image is on, below the loop device if it is there.
+pub fn disks_below(spec: &TargetSpec, disk: &Disk) -> Vec<BlockDevice> {
+    disk.device_of(spec).into_iter().chain(disk_of(&disk.run_dir)).collect()
 }
 
 fn first_line(program: &str, args: &[&str]) -> String {
@@ -274,7 +271,7 @@ fn set_up_kernel(spec: &TargetSpec, disk: &Disk, registry: &Arc<Registry>) -> La
     };
     let cold = Cold::Remount { node, options: options.into() };
     let fs = Arc::new(MountedFs::new(mount_point, device, cold));
-    Ok(Built { fs, info, daemons: Box::new(Vec::new), disks: disks_below(disk, false) })
+    Ok(Built { fs, info, daemons: Box::new(Vec::new), disks: disks_below(spec, disk) })
 }
 
 /// Whether a directory has room for `bytes`.

@@ -1,10 +1,9 @@
 //! The library in this process, on a fresh volume.
 //!
-//! Target `weir`: the volume lies on the run's loop device where there is one, so that it pays the same
-//! tax as the kernel file systems and is counted by the same block layer. Target `weir-file`: on the
-//! image file itself, as users have it, with the engine's own device counters. Asynchronous syncs are
-//! the engine's tickets, delivered to a completion queue. What the engine does not have is "not
-//! offered".
+//! Target `weir`: the volume is the run's image file, as users have it, with the engine's own device
+//! counters. Target `weir-loop`: it lies on the loop device, so that it pays the tax of the kernel file
+//! systems and is counted by the same block layer. Asynchronous syncs are the engine's tickets, delivered
+//! to a completion queue. What the engine does not have is "not offered".
 
 use std::any::Any;
 use std::io;
@@ -22,7 +21,7 @@ use super::stage::{Built, StageOptions, TargetInfo, counters_of, disks_below};
 use super::weir_device::{Severable, free_extents};
 use super::{
     AsyncMethod, Completion, FileRef, FileStat, FreeMap, Fs, FsError, FsResult, LabFile,
-    LogCounters, LogFill, OpenHow, ReadQueue, SyncQueue, SyncScope,
+    LogCounters, LogFill, OpenHow, ReadQueue, SyncQueue, SyncScope, TargetSpec,
 };
 use crate::disk::Disk;
 use crate::error::{LabError, LabResult};
@@ -54,10 +53,9 @@ fn lab_error(what: &str, e: weir::Error) -> LabError {
     }
 }
 
-/// Creates a volume and opens it; `on_file` keeps it off the loop device.
-pub fn set_up(disk: &Disk, options: &StageOptions, on_file: bool) -> LabResult<Built> {
-    let node = disk.loop_node.as_ref().filter(|_| !on_file);
-    let path = node.unwrap_or(&disk.file);
+/// Creates a volume and opens it.
+pub fn set_up(spec: &TargetSpec, disk: &Disk, options: &StageOptions) -> LabResult<Built> {
+    let path = disk.path_of(spec);
     // No discard: it would punch holes into the fully written image.
     let device = PosixDevice::open(path, OpenMode::ReadWrite)
         .map_err(|e| lab_error("opening the volume's disk", e))?
@@ -67,13 +65,13 @@ pub fn set_up(disk: &Disk, options: &StageOptions, on_file: bool) -> LabResult<B
     // Not prewritten: the image is written in full already.
     Volume::format_device(&shared, &CreateOptions { force: true, ..CreateOptions::default() })
         .map_err(|e| lab_error("creating a volume", e))?;
-    let block = node.and_then(|_| disk.device());
+    let block = disk.device_of(spec);
     let choices =
         Choices { memory_bytes: options.weir_memory_bytes, background: BackgroundMode::Threads };
     let open = open(&device, choices).map_err(|e| lab_error("opening the volume", e))?;
     let memory_mib = open.volume.stats().pages_capacity * 4096 / (1 << 20);
     let info = TargetInfo {
-        name: if on_file { "weir-file".into() } else { "weir".into() },
+        name: spec.name(),
         fs_type: "weir".into(),
         on: format!("{} ({})", path.display(), disk.spec),
         format: "Volume::format_device, defaults".into(),
@@ -83,7 +81,7 @@ pub fn set_up(disk: &Disk, options: &StageOptions, on_file: bool) -> LabResult<B
     };
     let choices = Mutex::new(choices);
     let fs = Arc::new(WeirFs { device, block, open: RwLock::new(Some(open)), choices });
-    Ok(Built { fs, info, daemons: Box::new(Vec::new), disks: disks_below(disk, on_file) })
+    Ok(Built { fs, info, daemons: Box::new(Vec::new), disks: disks_below(spec, disk) })
 }
 
 /// How the volume is opened, now and whenever it is opened again.
@@ -322,6 +320,14 @@ impl Fs for WeirFs {
         })
     }
 
+    fn hold_flushes(&self, hold: bool) -> FsResult<()> {
+        let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(open) = open.as_ref() {
+            open.device.hold_flushes(hold);
+        }
+        Ok(())
+    }
+
     fn crash(&self) -> FsResult<Duration> {
         self.choose(|c| c.background = BackgroundMode::Threads);
         self.reopen(|open| {
@@ -464,7 +470,7 @@ mod tests {
             loop_node: None,
             run_dir: dir.clone(),
         };
-        (set_up(&disk, &StageOptions::default(), true).expect("a volume"), dir)
+        (set_up(&TargetSpec::Weir, &disk, &StageOptions::default()).expect("a volume"), dir)
     }
 
     #[test]

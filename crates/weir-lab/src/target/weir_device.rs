@@ -1,8 +1,8 @@
 //! The volume's device as the lab needs it: one that a volume can be cut off from, and its free space
 //! read from the bitmaps of a closed volume.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use weir::device::buffer::AlignedBuf;
 use weir::device::posix::PosixDevice;
@@ -15,22 +15,39 @@ use weir::format::root::Root;
 use weir::format::superblock::choose_superblock;
 use weir::format::{BLOCK_BYTES, BLOCK_BYTES_U64, GROUP_BLOCKS};
 
-/// A device whose writes and flushes fail once it is severed, as if the power were gone; and batches, which are writeback. Other reads go
-/// on, so that the volume's threads can end.
+/// A device whose writes and flushes fail once it is severed, as if the power were gone; and batches, which
+/// are writeback. Other reads go on, so that the volume's threads can end. Its flushes can be held back.
 pub struct Severable {
     inner: Arc<PosixDevice>,
     severed: AtomicBool,
+    /// Whether flushes wait. Looked at before each flush only: a load with flushes held differs in nothing else.
+    held: Mutex<bool>,
+    let_go: Condvar,
 }
 
 impl Severable {
     /// Connected.
     pub fn new(inner: Arc<PosixDevice>) -> Self {
-        Severable { inner, severed: AtomicBool::new(false) }
+        let severed = AtomicBool::new(false);
+        Severable { inner, severed, held: Mutex::new(false), let_go: Condvar::new() }
     }
 
     /// From here on nothing reaches the disk.
     pub fn sever(&self) {
         self.severed.store(true, Ordering::SeqCst);
+    }
+
+    /// Lets flushes wait from here on, or no longer.
+    pub fn hold_flushes(&self, hold: bool) {
+        *self.held.lock().unwrap_or_else(PoisonError::into_inner) = hold;
+        self.let_go.notify_all();
+    }
+
+    fn wait_until_let_go(&self) {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        while *held {
+            held = self.let_go.wait(held).unwrap_or_else(PoisonError::into_inner);
+        }
     }
 
     fn check(&self, operation: &'static str) -> DeviceResult<()> {
@@ -73,6 +90,7 @@ impl Device for Severable {
     }
 
     fn flush(&self) -> DeviceResult<()> {
+        self.wait_until_let_go();
         self.check("flush")?;
         self.inner.flush()
     }

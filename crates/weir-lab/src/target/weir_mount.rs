@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::TargetSpec;
 use super::mounted::{Cold, MountedFs, Server};
 use super::stage::{Built, StageOptions, TargetInfo, counters_of, disks_below, run};
 use crate::disk::registry::{Registry, Resource, start_ticks};
@@ -124,18 +125,17 @@ impl Server for Served {
     }
 }
 
-/// Creates a volume on the run's disk and mounts it; `on_file` keeps it off the loop device.
+/// Creates a volume on the run's disk and mounts it.
 pub fn set_up(
+    spec: &TargetSpec,
     disk: &Disk,
     options: &StageOptions,
-    on_file: bool,
     registry: &Arc<Registry>,
 ) -> LabResult<Built> {
     preflight(options)?;
     let bin = weir_bin(options).unwrap_or_default();
     let bin_text = bin.to_string_lossy().into_owned();
-    let node = disk.loop_node.as_ref().filter(|_| !on_file);
-    let volume = node.unwrap_or(&disk.file);
+    let volume = disk.path_of(spec);
     let volume_text = volume.to_string_lossy().into_owned();
     run(&bin_text, &["create", "--force", &volume_text])?;
     let mount_point = disk.run_dir.join("mnt-weir");
@@ -152,9 +152,9 @@ pub fn set_up(
     daemon.start()?;
     let mount = mount_of(&mount_point);
     // Without a loop device of its own, what the host's disk counts is the nearest truth.
-    let device = node.and_then(|_| disk.device()).or_else(|| disk_of(&disk.run_dir));
+    let device = disk.device_of(spec).or_else(|| disk_of(&disk.run_dir));
     let info = TargetInfo {
-        name: if on_file { "weir-mount-file".into() } else { "weir-mount".into() },
+        name: spec.name(),
         fs_type: mount.as_ref().map(|m| m.fs_type.clone()).unwrap_or_default(),
         on: format!("{volume_text} ({})", disk.spec),
         format: "weir create".into(),
@@ -165,5 +165,5 @@ pub fn set_up(
     let cold = Cold::Restart(Box::new(Served(Arc::clone(&daemon))));
     let fs = Arc::new(MountedFs::new(mount_point, device, cold));
     let daemons = Box::new(move || vec![daemon.pid.load(Ordering::Relaxed)]);
-    Ok(Built { fs, info, daemons, disks: disks_below(disk, on_file) })
+    Ok(Built { fs, info, daemons, disks: disks_below(spec, disk) })
 }

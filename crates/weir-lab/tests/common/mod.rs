@@ -41,9 +41,14 @@ impl Scratch {
         self.command(args).output().expect("weir-lab starts")
     }
 
+    /// Where [`Scratch::report`] leaves the JSON.
+    pub fn json(&self) -> String {
+        self.dir.join("out.json").to_string_lossy().into_owned()
+    }
+
     /// Runs an experiment and returns its JSON.
     pub fn report(&self, args: &[&str]) -> Value {
-        let json = self.dir.join("out.json").to_string_lossy().into_owned();
+        let json = self.json();
         let html = self.dir.join("out.html").to_string_lossy().into_owned();
         let work = self.work();
         let mut all = args.to_vec();
@@ -167,4 +172,96 @@ pub fn weir_program() -> Option<String> {
         eprintln!("skipped: no `weir` program (build the workspace, or set WEIR_BIN)");
     }
     found
+}
+
+/// An experiment with loads so small that it takes about two seconds on a target.
+pub struct SmallRun {
+    name: &'static str,
+    pub options: &'static str,
+    /// Modes and metrics that must be there and not be zero.
+    expected: &'static [(&'static str, &'static str)],
+}
+
+const SMALL_RUNS: [SmallRun; 8] = [
+    SmallRun {
+        name: "fsmark",
+        options: "--files 60 --iterations 2",
+        expected: &[
+            ("pass", "files_per_s"),
+            ("each", "files_per_s"),
+            ("syncfs", "files_per_s"),
+            ("none", "files_per_s"),
+            ("async-threads", "files_per_s"),
+        ],
+    },
+    SmallRun {
+        name: "fsync",
+        options: "--jobs 1,4 --seconds 0.2",
+        expected: &[("seq", "mib_per_s"), ("rand", "fsync_per_s"), ("seq", "fsync_p50_us")],
+    },
+    SmallRun {
+        name: "checkpoint",
+        options: "--dirty-mib 16 --mode quiet,end,trickle",
+        expected: &[("quiet", "read_p50_us"), ("end", "last_fsync_ms"), ("trickle", "log_p50_us")],
+    },
+    SmallRun {
+        name: "fastread",
+        options: "--seconds 0.2 --queue 8 --rate 500 --mode pool,nowait,raw",
+        expected: &[
+            ("pool", "f1_p50_us"),
+            ("nowait", "f2_count"),
+            ("pool", "f3_count"),
+            ("raw", "cached_4k_ns"),
+        ],
+    },
+    SmallRun {
+        name: "ingest",
+        options: "--total-mib 8 --writers 1",
+        expected: &[("new", "gib_per_s"), ("truncated", "gib_per_s"), ("new", "durable_ms")],
+    },
+    SmallRun {
+        name: "aging",
+        options: "--files 80 --mode copy,append",
+        expected: &[("copy-close", "tree_read_mib_per_s"), ("append-fsync", "mib_per_s")],
+    },
+    SmallRun {
+        name: "simoop",
+        options: "--seconds 1 --files 20 --workers 2 --working-set-mib 4 --memory-mib 0",
+        expected: &[
+            ("unlimited", "read_p50_us"),
+            ("unlimited", "write_p50_us"),
+            ("unlimited", "work_per_s"),
+        ],
+    },
+    SmallRun {
+        name: "foundation",
+        options: "--files 200 --synced-files 20 --sequential-mib 8 --cached-mib 8",
+        expected: &[
+            ("create-fsync", "files_per_s"),
+            ("append-64k", "mib_per_s"),
+            ("cached-read", "hot_read_4k_ns"),
+            ("buffered-4k", "gib_per_s"),
+            ("read-1m", "mib_per_s"),
+            ("many-directories", "cold_lookup_p50_us"),
+        ],
+    },
+];
+
+impl SmallRun {
+    pub fn of(name: &str) -> &'static SmallRun {
+        SMALL_RUNS.iter().find(|r| r.name == name).expect("a known experiment")
+    }
+
+    /// A report of one round has all that is expected of a target, and nothing failed.
+    pub fn check(&self, report: &Value, target: &str) {
+        for (mode, metric) in self.expected {
+            assert!(figure(report, target, mode, metric) > 0.0, "{target} {mode} {metric}");
+        }
+        for row in rows(report) {
+            let rounds = row["rounds"].as_array().expect("rounds");
+            assert!(rounds.contains(&row["median"]), "one round: its value is the median: {row}");
+        }
+        let lacking = report["not_offered"].as_array().expect("list");
+        assert!(lacking.iter().all(|s| s["failed"] == false), "{lacking:?}");
+    }
 }
