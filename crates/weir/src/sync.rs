@@ -61,6 +61,10 @@ mod imp {
         pub fn lock(&self) -> MutexGuard<'_, T> {
             MutexGuard(Some(self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)))
         }
+        /// See `parking_lot::Mutex::get_mut`.
+        pub fn get_mut(&mut self) -> &mut T {
+            self.0.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner)
+        }
         /// See `parking_lot::Mutex::try_lock`.
         pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
             self.0.try_lock().ok().map(|guard| MutexGuard(Some(guard)))

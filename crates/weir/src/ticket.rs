@@ -4,15 +4,28 @@
 //! future on any executor, delivered to a queue, or given a callback. Dropping it does not cancel anything. Thousands in
 //! flight cost one small allocation each and no thread.
 //!
+//! While nobody waits for a ticket, the log may gather it with others for up to two milliseconds, if tickets have come many at
+//! a time: that is what makes a deep queue share frames and flushes. Whoever waits ends that at once: [`SyncTicket::wait`],
+//! awaiting, a callback, [`CompletionQueue::wait`], a second [`CompletionQueue::take`] in vain, or a delivery to a
+//! queue whose file descriptor is in use. [`SyncTicket::poll`] only looks.
+//!
 //! Lock order: a ticket's state is a leaf; wakers, queues and callbacks run outside of it.
 
 use crate::error::Result;
+use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Arc, Condvar, Mutex, wait_for};
 use std::collections::VecDeque;
 use std::future::Future;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::pin::Pin;
+use std::sync::Weak;
 use std::task::{Context, Poll, Waker};
+
+/// Who is told that somebody waits.
+pub trait Hurry: Send + Sync {
+    /// What was asked for patiently is waited for now.
+    fn hurry(&self);
+}
 
 #[derive(Default)]
 struct State {
@@ -20,6 +33,8 @@ struct State {
     waker: Option<Waker>,
     queue: Option<(Arc<CompletionQueue>, u64)>,
     callback: Option<OnCompletion>,
+    /// Whom to tell when somebody waits for the first time.
+    hurry: Option<Arc<dyn Hurry>>,
 }
 
 /// Called once with how a request ended.
@@ -45,11 +60,17 @@ pub fn ticket() -> (SyncTicket, Promise) {
 }
 
 impl Promise {
+    /// The request may be gathered with others until `hurry` is told that somebody waits.
+    pub fn patient_until_told(&self, hurry: Arc<dyn Hurry>) {
+        self.0.state.lock().hurry = Some(hurry);
+    }
+
     /// The request has ended.
     pub fn complete(self, result: Result<()>) {
         let (waker, queue, callback) = {
             let mut state = self.0.state.lock();
             state.result = Some(result.clone());
+            state.hurry = None;
             (state.waker.take(), state.queue.take(), state.callback.take())
         };
         self.0.done.notify_all();
@@ -76,8 +97,17 @@ impl SyncTicket {
         self.0.state.lock().result.clone()
     }
 
+    /// Somebody waits now.
+    fn hurry(&self) {
+        let hurry = self.0.state.lock().hurry.take();
+        if let Some(hurry) = hurry {
+            hurry.hurry();
+        }
+    }
+
     /// Blocks until the request has ended.
     pub fn wait(&self) -> Result<()> {
+        self.hurry();
         let mut state = self.0.state.lock();
         loop {
             if let Some(result) = &state.result {
@@ -89,6 +119,7 @@ impl SyncTicket {
 
     /// As [`SyncTicket::wait`], for at most about `timeout_us` microseconds; `None` if that was not enough.
     pub fn wait_timeout(&self, timeout_us: u64) -> Option<Result<()>> {
+        self.hurry();
         let mut state = self.0.state.lock();
         loop {
             if let Some(result) = &state.result {
@@ -102,15 +133,17 @@ impl SyncTicket {
 
     /// Delivers the result to `queue` with `user_data`, now or when the request ends. Uses the ticket up.
     pub fn deliver(self, queue: &Arc<CompletionQueue>, user_data: u64) {
-        let ended = {
+        let (ended, hurry) = {
             let mut state = self.0.state.lock();
             if state.result.is_none() {
                 state.queue = Some((queue.clone(), user_data));
             }
-            state.result.clone()
+            (state.result.clone(), state.hurry.take())
         };
         if let Some(result) = ended {
             queue.push(user_data, result);
+        } else if let Some(hurry) = hurry {
+            queue.expect(&hurry);
         }
     }
 
@@ -118,6 +151,7 @@ impl SyncTicket {
     /// the engine that finds out. That thread makes others' requests durable as well, so the callback must be short, must not
     /// wait for anything, and must not drop the last handle of an unlinked file. Uses the ticket up.
     pub fn on_completion(self, callback: impl FnOnce(Result<()>) + Send + 'static) {
+        self.hurry();
         let mut state = self.0.state.lock();
         match state.result.clone() {
             None => state.callback = Some(Box::new(callback)),
@@ -133,6 +167,7 @@ impl Future for SyncTicket {
     type Output = Result<()>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.hurry();
         let mut state = self.0.state.lock();
         if let Some(result) = &state.result {
             return Poll::Ready(result.clone());
@@ -155,9 +190,26 @@ pub struct Completion {
 /// not empty, for `poll(2)` and friends.
 #[derive(Debug)]
 pub struct CompletionQueue {
-    entries: Mutex<VecDeque<Completion>>,
+    entries: Mutex<Entries>,
     arrived: Condvar,
     event: OwnedFd,
+    /// Somebody has asked for the file descriptor: waiting for it goes unseen.
+    watched: AtomicBool,
+}
+
+#[derive(Default)]
+struct Entries {
+    ended: VecDeque<Completion>,
+    /// Whom to tell when somebody waits: one for each volume that tickets under way are of.
+    hurry: Vec<Weak<dyn Hurry>>,
+    /// Found empty since the last ticket was sent here: whoever looks again has nothing else to do.
+    looked: bool,
+}
+
+impl std::fmt::Debug for Entries {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.ended.fmt(formatter)
+    }
 }
 
 impl CompletionQueue {
@@ -168,39 +220,69 @@ impl CompletionQueue {
     pub fn new() -> Result<Arc<Self>> {
         let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
         let event = rustix::event::eventfd(0, flags).map_err(std::io::Error::from)?;
-        let entries = Mutex::new(VecDeque::new());
-        Ok(Arc::new(Self { entries, arrived: Condvar::new(), event }))
+        let entries = Mutex::new(Entries::default());
+        let watched = AtomicBool::new(false);
+        Ok(Arc::new(Self { entries, arrived: Condvar::new(), event, watched }))
     }
 
     fn push(&self, user_data: u64, result: Result<()>) {
         let mut entries = self.entries.lock();
-        entries.push_back(Completion { user_data, result });
+        entries.ended.push_back(Completion { user_data, result });
         // The counter only says "not empty"; it cannot overflow with one addition per change from empty.
-        if entries.len() == 1 {
-            let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
+        if entries.ended.len() == 1 && self.watched.load(Ordering::Relaxed) {
+            self.signal();
         }
         drop(entries);
         self.arrived.notify_one();
     }
 
-    /// The next completion, if there is one. Does not block.
-    pub fn take(&self) -> Option<Completion> {
+    /// Makes the file descriptor readable. Under the lock.
+    fn signal(&self) {
+        let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
+    }
+
+    /// A ticket under way will be delivered here.
+    fn expect(&self, hurry: &Arc<dyn Hurry>) {
+        if self.watched.load(Ordering::Relaxed) {
+            return hurry.hurry();
+        }
         let mut entries = self.entries.lock();
-        let next = entries.pop_front();
-        if next.is_some() && entries.is_empty() {
+        entries.looked = false;
+        let known = |weak: &Weak<dyn Hurry>| std::ptr::addr_eq(weak.as_ptr(), Arc::as_ptr(hurry));
+        if !entries.hurry.iter().any(known) {
+            entries.hurry.push(Arc::downgrade(hurry));
+        }
+    }
+
+    /// Takes the next completion; when there is none, tells everybody who is concerned that somebody waits.
+    fn next(&self, waits: bool) -> Option<Completion> {
+        let mut entries = self.entries.lock();
+        let next = entries.ended.pop_front();
+        if next.is_none() {
+            if waits || std::mem::replace(&mut entries.looked, true) {
+                let hurry = std::mem::take(&mut entries.hurry);
+                drop(entries);
+                hurry.iter().filter_map(Weak::upgrade).for_each(|volume| volume.hurry());
+            }
+        } else if entries.ended.is_empty() && self.watched.load(Ordering::Relaxed) {
             let _ = rustix::io::read(&self.event, &mut [0_u8; 8]);
         }
         next
     }
 
+    /// The next completion, if there is one. Does not block.
+    pub fn take(&self) -> Option<Completion> {
+        self.next(false)
+    }
+
     /// The next completion; blocks until there is one.
     pub fn wait(&self) -> Completion {
         loop {
-            if let Some(next) = self.take() {
+            if let Some(next) = self.next(true) {
                 return next;
             }
             let mut entries = self.entries.lock();
-            if entries.is_empty() {
+            if entries.ended.is_empty() {
                 self.arrived.wait(&mut entries);
             }
         }
@@ -209,6 +291,11 @@ impl CompletionQueue {
 
 impl AsFd for CompletionQueue {
     fn as_fd(&self) -> BorrowedFd<'_> {
+        let entries = self.entries.lock();
+        if !self.watched.swap(true, Ordering::Relaxed) && !entries.ended.is_empty() {
+            self.signal();
+        }
+        drop(entries);
         self.event.as_fd()
     }
 }

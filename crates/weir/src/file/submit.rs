@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::inode::Inode;
 use crate::sync::Arc;
 use crate::sync::atomic::Ordering;
-use crate::ticket::{Promise, SyncTicket, ticket};
+use crate::ticket::{Hurry, Promise, SyncTicket, ticket};
 use crate::txn::Lsn;
 use std::ops::Range;
 
@@ -48,6 +48,12 @@ pub enum SyncJob {
     },
 }
 
+impl Hurry for Engine {
+    fn hurry(&self) {
+        self.log.hurry();
+    }
+}
+
 impl Engine {
     /// Submits a sync of bytes `range` of `inode`.
     pub fn fsync_async(
@@ -74,7 +80,8 @@ impl Engine {
         match self.prepare_at_once(inode, range.clone(), kind) {
             Ok(Some(lsn)) => {
                 self.counters.count_sync(self.clock.monotonic_ns().saturating_sub(began_ns));
-                self.promise_at(lsn, promise);
+                promise.patient_until_told(Arc::<Engine>::clone(self));
+                self.promise_patiently(lsn, true, promise);
             }
             Ok(None) => {
                 let inode = inode.clone();
@@ -149,12 +156,18 @@ impl Engine {
 
     /// Completes `promise` when `lsn` is durable.
     fn promise_at(self: &Arc<Self>, lsn: Lsn, promise: Promise) {
+        self.promise_patiently(lsn, false, promise);
+    }
+
+    /// As [`Engine::promise_at`]; `patient`: nobody waits for it yet.
+    fn promise_patiently(self: &Arc<Self>, lsn: Lsn, patient: bool, promise: Promise) {
         if lsn <= self.log.durable_lsn() {
             return self.end_ticket(promise, Ok(()));
         }
         let engine = self.clone();
         self.log.commit_async(
             lsn,
+            patient,
             Box::new(move |result| {
                 if let Err(error) = &result {
                     engine.shut_down_after(error);

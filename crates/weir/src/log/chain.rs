@@ -10,7 +10,7 @@
 //! so a checkpoint holds all of a chain or nothing. [`Log::commit`] waits for the chain to close before it asks for a
 //! flush: nobody ever works for an LSN that cannot become durable. The first LSN of a chain exists when it is closed.
 
-use super::core::Lsn;
+use super::core::{Beside, Lsn};
 use super::op::OpRecords;
 use super::waiter::Outbox;
 use super::{Admission, Appender, Boundary, Log};
@@ -88,10 +88,10 @@ impl Log {
         let mut commit = self.commit.lock();
         drop(append);
         for (lsn, callback) in std::mem::take(&mut commit.held) {
-            commit.core.arrive_callback(lsn, callback);
+            commit.core.arrive_callback(lsn, callback, false);
         }
         let mut out = Outbox::default();
-        Self::call(&mut commit, true, &mut out);
+        Self::call(&mut commit, Beside::All, &mut out);
         self.chain_closed.notify_all();
         drop(commit);
         out.send(&self.driver_wake);
@@ -158,7 +158,7 @@ impl Log {
     /// What waits for a chain to close hears that the log has failed.
     pub(super) fn fail_chain(&self, commit: &mut super::Commit) {
         for (lsn, callback) in std::mem::take(&mut commit.held) {
-            commit.core.arrive_callback(lsn, callback);
+            commit.core.arrive_callback(lsn, callback, false);
         }
         self.chain_closed.notify_all();
     }

@@ -59,6 +59,7 @@ fn nothing_of_an_open_chain_becomes_durable() {
     let tell = told.clone();
     log.commit_async(
         inside,
+        false,
         Box::new(move |result| {
             assert_eq!(result, Ok(()));
             tell.fetch_add(1, Ordering::SeqCst);
@@ -129,6 +130,7 @@ fn waiters_of_an_open_chain_hear_of_a_shutdown() {
     let tell = told.clone();
     log.commit_async(
         lsn,
+        false,
         Box::new(move |result| {
             assert!(matches!(result, Err(Error::Shutdown(_))));
             tell.fetch_add(1, Ordering::SeqCst);

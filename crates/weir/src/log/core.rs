@@ -2,7 +2,7 @@
 //! which order waiters hear of it. No locks, no I/O, no clock; [`super::Log`] keeps one behind
 //! its core lock and does what it says.
 //!
-//! **Rules.** There are no timers. There are two roles, *writer* and *flusher*, and each has at most one holder.
+//! **Rules.** There are two roles, *writer* and *flusher*, and each has at most one holder.
 //! Everybody who waits takes a free role that has work when it comes, instead of going to sleep: its own frame
 //! first, then a flush, then the frames of others. So an idle log is led by the blocked caller itself, write and
 //! flush, and nobody is woken.
@@ -11,6 +11,12 @@
 //! are written *ahead*: what has come so far goes into one frame as soon as the write before it is done. When the
 //! flush has ended, the next starts at once if somebody waits for what is written; but a frame that is just being
 //! written is waited for, since missing this flush would cost those in it a whole one.
+//!
+//! A callback may be *patient*: nobody waits for it yet. Patient callbacks are gathered, so that a deep queue of tickets
+//! shares frames and flushes: as many as have proved useful ([`MOST_GATHERED`] at most), or until somebody waits
+//! ([`Core::hurry`]), or until the alarm of a sleeping driver rings. How many that is follows from what is seen: it doubles
+//! when as many came while the log was busy, and is half of what was in flight when somebody began to wait; a log that
+//! is used by one sync at a time gathers nothing. The alarm is the only timer, and delays nobody who waits.
 //!
 //! Whoever leaves, or turns to one role, calls for somebody who sleeps if another role is free and has work: a
 //! blocked caller that needs it, or else an idle driver (a log thread). Whoever is called only *looks*: a newcomer
@@ -26,6 +32,9 @@
 
 use crate::mutation::{self, Mutation};
 use std::collections::{BTreeMap, VecDeque};
+
+/// Most patient callbacks that are gathered before their frame is written.
+pub const MOST_GATHERED: usize = 128;
 
 /// Log sequence number: one per operation, from 1 on.
 pub type Lsn = u64;
@@ -79,6 +88,17 @@ struct Holder {
     own: Option<Goal>,
 }
 
+/// What only drivers do, and whether [`Core::call`] is to call one for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Beside {
+    /// Nothing: a driver asks, who is about to do it itself.
+    Nothing,
+    /// To set the alarm: a blocked caller asks, who calls callbacks itself.
+    Alarm,
+    /// To set the alarm and to call callbacks.
+    All,
+}
+
 /// Blocked callers that have reached their goal, or have to hear of a failure.
 pub type Wake<C> = Vec<C>;
 
@@ -104,6 +124,16 @@ pub struct Core<C, B> {
     written_callers: Waiters<C>,
     flush_callers: Waiters<C>,
     callbacks: Waiters<B>,
+    /// Callbacks up to here are waited for; those above are gathered.
+    hurried: Lsn,
+    /// Callbacks above `hurried`.
+    gathered: usize,
+    /// So many are gathered.
+    gather: usize,
+    /// Somebody waits for what is gathered: it follows what is under way.
+    waited: bool,
+    /// A sleeping driver has set its alarm.
+    alarm: bool,
     /// Callbacks to call, in this order; the flag is success.
     acks: VecDeque<(B, bool)>,
     /// Somebody is calling callbacks.
@@ -130,6 +160,11 @@ impl<C, B> Core<C, B> {
             written_callers: BTreeMap::new(),
             flush_callers: BTreeMap::new(),
             callbacks: BTreeMap::new(),
+            hurried: durable,
+            gathered: 0,
+            gather: 1,
+            waited: false,
+            alarm: false,
             acks: VecDeque::new(),
             acking: false,
             looking: 0,
@@ -206,9 +241,59 @@ impl<C, B> Core<C, B> {
         Step::Wait
     }
 
-    /// A driver without work goes to sleep, in the same critical section as its last step.
-    pub fn driver_sleeps(&mut self) {
+    /// A driver without work goes to sleep, in the same critical section as its last step. True: it sets an alarm, and
+    /// tells [`Core::alarm_off`] when it is called or leaves, or [`Core::alarm_rings`].
+    pub fn driver_sleeps(&mut self) -> bool {
         self.idle_drivers += 1;
+        let sets = self.wants_alarm();
+        self.alarm |= sets;
+        sets
+    }
+
+    /// The driver that had set the alarm is awake for another reason.
+    pub fn alarm_off(&mut self) {
+        self.alarm = false;
+    }
+
+    /// The alarm has woken a driver that was not called: what was gathered is all that comes.
+    pub fn alarm_rings(&mut self) {
+        self.alarm = false;
+        self.idle_drivers -= 1;
+        if self.gathered > 0 {
+            self.gather = self.gathered;
+            self.hurry_all();
+        }
+    }
+
+    /// Callbacks that nobody waits for must not lie for ever.
+    fn wants_alarm(&self) -> bool {
+        self.gathered > 0 && !self.alarm && !self.failed
+    }
+
+    /// A driver is at work, and will set the alarm when it goes to sleep.
+    fn is_driven(&self) -> bool {
+        let driven = |by: Holder| by.own.is_none();
+        self.writer.is_some_and(driven) || self.flusher.is_some_and(|(_, by)| driven(by))
+    }
+
+    /// Somebody waits for what was gathered. It goes out now, or when the next flush for others that wait has ended. Whom
+    /// to call then is asked as ever. False: nothing was gathered.
+    pub fn hurry(&mut self) -> bool {
+        if self.gathered == 0 {
+            return false;
+        }
+        self.gather = (self.callbacks.len() / 2).clamp(1, MOST_GATHERED);
+        self.waited = self.gathered < self.callbacks.len();
+        if !self.waited {
+            self.hurry_all();
+        }
+        true
+    }
+
+    fn hurry_all(&mut self) {
+        self.hurried = last(&self.callbacks).unwrap_or(self.hurried).max(self.hurried);
+        self.gathered = 0;
+        self.waited = false;
     }
 
     /// A sleeping driver that was not called is to end.
@@ -280,7 +365,7 @@ impl<C, B> Core<C, B> {
         self.may_begin_flush()
             && (!self.flush_callers.is_empty()
                 || first(&self.durable_callers).is_some_and(waits)
-                || first(&self.callbacks).is_some_and(waits))
+                || first(&self.callbacks).is_some_and(|lsn| lsn <= self.hurried && waits(lsn)))
     }
 
     /// True when the writer's role is free and somebody, awake or asleep, waits for a frame that is not written.
@@ -294,15 +379,23 @@ impl<C, B> Core<C, B> {
                 || self.write_out
                 || !self.written_callers.is_empty()
                 || last(&self.durable_callers).is_some_and(waits)
-                || last(&self.callbacks).is_some_and(waits))
+                || self.last_hurried().is_some_and(waits))
+    }
+
+    /// The last callback that is waited for.
+    fn last_hurried(&self) -> Option<Lsn> {
+        self.callbacks.range(..=(self.hurried, u64::MAX)).next_back().map(|(key, _)| key.0)
     }
 
     /// Whom to call for a role that is free and has work, if enough are not looking already. Ask again until there is
-    /// nobody, after every step and before going to sleep. `acks`: callbacks to call count as work too (for a driver).
-    pub fn call(&mut self, acks: bool) -> Option<Call<C>> {
+    /// nobody, after every step and before going to sleep. `beside`: what counts as
+    /// work too.
+    pub fn call(&mut self, beside: Beside) -> Option<Call<C>> {
         let (flush, write) = (self.wants_flush(), self.wants_write());
-        let acks = acks && !self.acking && !self.acks.is_empty();
-        if usize::from(flush) + usize::from(write) + usize::from(acks) <= self.looking {
+        let alarm = beside != Beside::Nothing && self.wants_alarm() && !self.is_driven();
+        let acks = beside == Beside::All && !self.acking && !self.acks.is_empty();
+        let work = [flush, write, acks, alarm].into_iter().filter(|&there| there).count();
+        if work <= self.looking {
             return None;
         }
         let mut caller = None;
@@ -344,12 +437,24 @@ impl<C, B> Core<C, B> {
         }
     }
 
-    /// A callback arrives.
-    pub fn arrive_callback(&mut self, lsn: Lsn, callback: B) {
+    /// A callback arrives. `patient`: nobody waits for it yet.
+    pub fn arrive_callback(&mut self, lsn: Lsn, callback: B, patient: bool) {
         if lsn <= self.durable || self.failed {
             self.acks.push_back((callback, lsn <= self.durable));
-        } else {
-            insert(&mut self.callbacks, lsn, callback);
+            return;
+        }
+        insert(&mut self.callbacks, lsn, callback);
+        if lsn <= self.hurried {
+            return;
+        }
+        self.gathered += 1;
+        if !patient {
+            self.hurry_all();
+        } else if self.gathered >= self.gather {
+            if self.writer.is_some() || self.flusher.is_some() {
+                self.gather = (2 * self.gather).min(MOST_GATHERED);
+            }
+            self.hurry_all();
         }
     }
 
@@ -426,6 +531,14 @@ impl<C, B> Core<C, B> {
         let all = mutation::active(Mutation::AcknowledgeOutOfOrder);
         let reached = if all { Lsn::MAX } else { durable };
         pop_reached(&mut self.callbacks, reached, |waiter| acks.push_back((waiter, true)));
+        let above = (self.hurried.max(durable) + 1, 0)..;
+        if self.gathered > 0 {
+            self.gathered = self.callbacks.range(above).count();
+        }
+        self.hurried = self.hurried.max(durable);
+        if self.waited {
+            self.hurry_all();
+        }
         wake.len() + self.acks.len() - before + usize::from(busy)
     }
 
@@ -440,6 +553,7 @@ impl<C, B> Core<C, B> {
             wake.extend(std::mem::take(callers).into_values());
         }
         let callbacks = std::mem::take(&mut self.callbacks);
+        self.gathered = 0;
         self.acks.extend(callbacks.into_values().map(|waiter| (waiter, false)));
     }
 
@@ -526,13 +640,13 @@ mod tests {
         core.driver_sleeps();
         assert_eq!(core.step(Goal::Durable(5)), Step::Done);
         assert_eq!(core.step(Goal::Durable(6)), Step::Write);
-        assert_eq!(core.call(true), None);
+        assert_eq!(core.call(Beside::All), None);
         assert!(write(&mut core, 6).is_empty());
         let flush = flush_of(core.step(Goal::Durable(6)));
-        assert_eq!(core.call(true), None);
+        assert_eq!(core.call(Beside::All), None);
         assert_eq!(core.end_flush(flush, &mut Vec::new()), 1);
         assert_eq!(core.step(Goal::Durable(6)), Step::Done);
-        assert_eq!(core.call(true), None);
+        assert_eq!(core.call(Beside::All), None);
     }
 
     #[test]
@@ -549,7 +663,7 @@ mod tests {
         core.end_flush(first, &mut wake);
         assert_eq!((core.durable(), wake.len()), (1, 0));
         // The first leaves. The next flush waits for the frame that is being written.
-        assert_eq!(core.call(false), None);
+        assert_eq!(core.call(Beside::Alarm), None);
         wake.extend(write(&mut core, 3));
         let second = flush_of(core.step(Goal::Durable(3)));
         assert_eq!(core.end_flush(second, &mut wake), 2);
@@ -569,7 +683,10 @@ mod tests {
         core.park(Goal::Durable(2), 2);
         core.end_flush(first, &mut wake);
         assert_eq!(core.step(Goal::Durable(1)), Step::Done);
-        assert_eq!((core.call(false), core.call(false)), (Some(Call::Caller(2)), None));
+        assert_eq!(
+            (core.call(Beside::Alarm), core.call(Beside::Alarm)),
+            (Some(Call::Caller(2)), None)
+        );
         let second = flush_of(core.look(Goal::Durable(2)));
         core.end_flush(second, &mut wake);
         assert_eq!((core.durable(), wake.len()), (2, 0));
@@ -583,7 +700,7 @@ mod tests {
         core.park(Goal::Durable(2), 2);
         let mut wake = write(&mut core, 1);
         let flush = flush_of(core.step(Goal::Durable(1)));
-        assert_eq!(core.call(false), Some(Call::Caller(2)));
+        assert_eq!(core.call(Beside::Alarm), Some(Call::Caller(2)));
         assert_eq!(core.step(Goal::Durable(3)), Step::Write);
         assert_eq!(core.look(Goal::Durable(2)), Step::Wait);
         core.park(Goal::Durable(2), 2);
@@ -600,14 +717,14 @@ mod tests {
         for _ in 0..3 {
             core.driver_sleeps();
         }
-        core.arrive_callback(1, 1);
-        assert_eq!((core.call(true), core.call(true)), (Some(Call::Driver), None));
+        core.arrive_callback(1, 1, false);
+        assert_eq!((core.call(Beside::All), core.call(Beside::All)), (Some(Call::Driver), None));
         core.driver_looks();
         assert_eq!(core.driver_step(), Step::Write);
         write(&mut core, 1);
         let flush = flush_of(core.driver_step());
-        core.arrive_callback(2, 2);
-        assert_eq!((core.call(true), core.call(true)), (Some(Call::Driver), None));
+        core.arrive_callback(2, 2, false);
+        assert_eq!((core.call(Beside::All), core.call(Beside::All)), (Some(Call::Driver), None));
         core.driver_looks();
         assert_eq!(core.driver_step(), Step::Write);
         write(&mut core, 2);
@@ -616,11 +733,88 @@ mod tests {
         core.end_flush(flush, &mut Vec::new());
         // Goes on flushing: another one is to call back.
         let flush = flush_of(core.driver_step());
-        assert_eq!((core.call(true), core.call(true)), (Some(Call::Driver), None));
+        assert_eq!((core.call(Beside::All), core.call(Beside::All)), (Some(Call::Driver), None));
         assert_eq!(core.take_acks(9), [(1, true)]);
         core.finish_acks();
         core.end_flush(flush, &mut Vec::new());
         assert_eq!(core.take_acks(9), [(2, true)]);
+    }
+
+    /// The driver that is called writes and flushes what there is.
+    fn drive(core: &mut Core<u8, u8>, lsn: Lsn) {
+        assert_eq!(core.call(Beside::All), Some(Call::Driver));
+        core.driver_looks();
+        assert_eq!(core.driver_step(), Step::Write);
+        write(core, lsn);
+        let flush = flush_of(core.driver_step());
+        core.end_flush(flush, &mut Vec::new());
+        core.take_acks(99);
+        core.finish_acks();
+        assert_eq!((core.durable(), core.driver_step()), (lsn, Step::Wait));
+    }
+
+    #[test]
+    fn patient_callbacks_of_an_idle_log_are_gathered_only_after_many_came_at_once() {
+        let mut core = Core::<u8, u8>::new(0);
+        core.driver_sleeps();
+        core.arrive_callback(1, 1, true);
+        assert_eq!(core.call(Beside::All), Some(Call::Driver));
+        core.driver_looks();
+        assert_eq!(core.driver_step(), Step::Write);
+        core.arrive_callback(2, 2, true);
+        assert_eq!(core.gather, 2);
+        write(&mut core, 2);
+        let flush = flush_of(core.driver_step());
+        core.arrive_callback(3, 3, true);
+        assert!(!core.wants_write() && !core.wants_flush());
+        core.arrive_callback(4, 4, true);
+        assert!(core.wants_write());
+        core.end_flush(flush, &mut Vec::new());
+        assert_eq!((core.gather, core.durable()), (4, 2));
+    }
+
+    #[test]
+    fn what_is_gathered_goes_out_when_somebody_waits_and_half_of_it_the_next_time() {
+        let mut core = Core::<u8, u8>::new(0);
+        core.gather = MOST_GATHERED;
+        for lsn in 1..=10 {
+            core.arrive_callback(lsn, 0, true);
+        }
+        core.driver_sleeps();
+        assert!(core.call(Beside::All).is_none(), "the alarm is set");
+        assert!(core.hurry() && !core.hurry());
+        core.alarm_off();
+        drive(&mut core, 10);
+        assert_eq!(core.gather, 5);
+        for lsn in 11..=15 {
+            assert!(!core.wants_write());
+            core.arrive_callback(lsn, 0, true);
+        }
+        assert!(core.wants_write());
+    }
+
+    #[test]
+    fn the_alarm_sends_out_what_was_gathered_and_lowers_what_is_expected() {
+        let mut core = Core::<u8, u8>::new(0);
+        core.gather = MOST_GATHERED;
+        core.arrive_callback(1, 1, true);
+        assert!(core.driver_sleeps() && !core.driver_sleeps());
+        core.alarm_rings();
+        assert_eq!((core.gather, core.driver_step()), (1, Step::Write));
+    }
+
+    #[test]
+    fn a_group_for_somebody_else_takes_what_was_gathered_along() {
+        let mut core = Core::<u8, u8>::new(0);
+        core.gather = MOST_GATHERED;
+        core.arrive_callback(1, 1, true);
+        assert_eq!(core.step(Goal::Durable(2)), Step::Write);
+        let mut wake = write(&mut core, 2);
+        let flush = flush_of(core.step(Goal::Durable(2)));
+        core.end_flush(flush, &mut wake);
+        assert_eq!((core.take_acks(9), core.gathered), (vec![(1, true)], 0));
+        core.finish_acks();
+        assert!(!core.driver_sleeps());
     }
 
     #[test]
@@ -634,7 +828,7 @@ mod tests {
         core.park(asked, 9);
         core.end_flush(first, &mut wake);
         assert!(wake.is_empty() && !core.reached(asked));
-        assert_eq!(core.call(false), Some(Call::Caller(9)));
+        assert_eq!(core.call(Beside::Alarm), Some(Call::Caller(9)));
         let second = flush_of(core.look(asked));
         core.end_flush(second, &mut wake);
         assert_eq!(core.step(asked), Step::Done);
@@ -665,7 +859,7 @@ mod tests {
         assert_eq!(core.step(Goal::Durable(1)), Step::Write);
         let mut wake = write(&mut core, 1);
         let flush = flush_of(core.step(Goal::Durable(1)));
-        core.arrive_callback(3, 3);
+        core.arrive_callback(3, 3, false);
         assert_eq!(core.step(Goal::Durable(2)), Step::Write);
         core.park(Goal::Flushed(2), 2);
         // The frame could not be written anywhere, while the flush was in flight.

@@ -12,6 +12,10 @@ enum Want {
     Durable,
     Written,
     Callback,
+    /// A callback that nobody waits for before a `Hurry` comes.
+    Patient,
+    /// Somebody waits for the patient ones. Appends nothing.
+    Hurry,
     WriteOut,
     /// A flush of what was written when it came: the checkpoint. Appends nothing.
     Flush,
@@ -24,6 +28,8 @@ enum At {
     Start,
     Appended,
     Asleep,
+    /// A driver that sleeps with its alarm set.
+    Alarmed,
     /// Was called to look.
     Called,
     /// Is the writer; has not sealed the group.
@@ -103,8 +109,8 @@ impl World {
     }
 
     /// Calls those for whom there is work.
-    fn call(&mut self, acks: bool) {
-        while let Some(call) = self.core.call(acks) {
+    fn call(&mut self, beside: Beside) {
+        while let Some(call) = self.core.call(beside) {
             match call {
                 Call::Driver => self.driver_calls += 1,
                 Call::Caller(number) => {
@@ -131,7 +137,7 @@ impl Explorer {
         assert_eq!(world.results[number], None, "{number} was answered twice");
         let lsn = world.goals[number].map_or(0, lsn_of);
         match self.scenario.wants[number] {
-            Want::Durable | Want::Callback if success => {
+            Want::Durable | Want::Callback | Want::Patient if success => {
                 assert!(lsn <= world.stable, "acknowledged before durable: {world:?}");
             }
             Want::Written if success => assert!(lsn <= world.written),
@@ -159,7 +165,11 @@ impl Explorer {
                 if looks { world.core.look(goal) } else { world.core.step(goal) }
             }
         };
-        world.call(matches!(who, Who::Driver(_)) && step != Step::Wait);
+        world.call(match who {
+            Who::Driver(_) if step == Step::Wait => Beside::Nothing,
+            Who::Driver(_) => Beside::All,
+            Who::Submitter(_) => Beside::Alarm,
+        });
         let next = match (step, who) {
             (Step::Write, _) => At::Sealing,
             (Step::Flush(flush), _) => At::Flushing(flush, world.written),
@@ -180,15 +190,16 @@ impl Explorer {
     fn arrive(&self, world: &mut World, number: usize) {
         let lsn = world.goals[number].map_or(0, lsn_of);
         match self.scenario.wants[number] {
-            Want::Callback => {
+            Want::Callback | Want::Patient => {
                 world.late[number] = lsn <= world.core.durable();
-                world.core.arrive_callback(lsn, number as u8);
-                world.call(true);
+                let patient = self.scenario.wants[number] == Want::Patient;
+                world.core.arrive_callback(lsn, number as u8, patient);
+                world.call(Beside::All);
                 world.submitters[number] = At::Done;
             }
             Want::WriteOut => {
                 world.core.request_write_out();
-                world.call(true);
+                world.call(Beside::All);
                 world.submitters[number] = At::Done;
             }
             _ => self.go_on(world, Who::Submitter(number), false),
@@ -211,6 +222,12 @@ impl Explorer {
             self.go_on(&mut next, Who::Submitter(number), false);
             return vec![next];
         }
+        if wants[number] == Want::Hurry {
+            next.core.hurry();
+            next.call(Beside::All);
+            next.submitters[number] = At::Done;
+            return vec![next];
+        }
         next.appended += if self.scenario.batch && number == 0 { 2 } else { 1 };
         let lsn = next.appended;
         let written = wants[number] == Want::Written;
@@ -227,9 +244,16 @@ impl Explorer {
             (At::Start, Who::Driver(_)) => self.go_on(&mut next, who, false),
             (At::Appended, Who::Submitter(number)) => self.arrive(&mut next, number),
             (At::Called, _) => self.go_on(&mut next, who, true),
-            (At::Asleep, Who::Driver(_)) if world.driver_calls > 0 => {
+            (At::Asleep | At::Alarmed, Who::Driver(_)) if world.driver_calls > 0 => {
                 next.driver_calls -= 1;
                 next.core.driver_looks();
+                if *next.at(who) == At::Alarmed {
+                    next.core.alarm_off();
+                }
+                *next.at(who) = At::Start;
+            }
+            (At::Alarmed, _) => {
+                next.core.alarm_rings();
                 *next.at(who) = At::Start;
             }
             (At::Asleep | At::Done | At::Appended, _) => return Vec::new(),
@@ -243,8 +267,8 @@ impl Explorer {
             (At::Acking(called), _) => self.ack(&mut next, who, called),
             (At::Sleepy, _) if next.core.has_driver_work() => self.go_on(&mut next, who, false),
             (At::Sleepy, _) => {
-                next.core.driver_sleeps();
-                *next.at(who) = At::Asleep;
+                let alarm = next.core.driver_sleeps();
+                *next.at(who) = if alarm { At::Alarmed } else { At::Asleep };
             }
         }
         vec![next]
@@ -256,7 +280,7 @@ impl Explorer {
         let mut wake = Vec::new();
         failed.core.fail(&mut wake);
         self.wake(&mut failed, wake);
-        failed.call(true);
+        failed.call(Beside::All);
         Some(failed)
     }
 
@@ -316,7 +340,7 @@ impl Explorer {
             if is_driver {
                 *world.at(who) = At::Start;
             } else {
-                world.call(true);
+                world.call(Beside::All);
                 *world.at(who) = At::Done;
             }
             return;
@@ -348,7 +372,7 @@ impl Explorer {
         if world.drivers.iter().any(about_to_look) {
             return;
         }
-        let left = world.clone().core.call(false);
+        let left = world.clone().core.call(Beside::Alarm);
         assert_eq!(left, None, "a role with work is free, and nobody was called: {world:?}");
     }
 
@@ -357,7 +381,7 @@ impl Explorer {
         self.failed_ends += usize::from(world.core.is_failed());
         for (number, want) in self.scenario.wants.iter().enumerate() {
             assert_eq!(world.submitters[number], At::Done, "{number} waits for ever: {world:?}");
-            if *want != Want::WriteOut {
+            if !matches!(want, Want::WriteOut | Want::Hurry) {
                 assert!(world.results[number].is_some(), "{number} was never answered: {world:?}");
             }
         }
@@ -369,8 +393,11 @@ impl Explorer {
 
     fn explore(scenario: Scenario) -> Self {
         let count = scenario.wants.len();
+        let mut core = Core::new(0);
+        // As if many had come at once before: one alone is gathered.
+        core.gather = 2;
         let world = World {
-            core: Core::new(0),
+            core,
             submitters: vec![At::Start; count],
             drivers: vec![At::Start; scenario.drivers],
             driver_calls: 0,
@@ -426,7 +453,15 @@ fn fingerprint(world: &World) -> (u64, u64) {
 
 /// All multisets of `count` wants (the submitters are symmetric).
 fn combinations(count: usize) -> Vec<Vec<Want>> {
-    let all = [Want::Durable, Want::Written, Want::Callback, Want::WriteOut, Want::Flush];
+    let all = [
+        Want::Durable,
+        Want::Written,
+        Want::Callback,
+        Want::Patient,
+        Want::Hurry,
+        Want::WriteOut,
+        Want::Flush,
+    ];
     let mut result = vec![(vec![], 0)];
     for _ in 0..count {
         result = result
@@ -438,7 +473,10 @@ fn combinations(count: usize) -> Vec<Vec<Want>> {
                     (wants, index)
                 })
             })
-            .filter(|(wants, _)| wants.iter().filter(|want| **want == Want::Flush).count() < 2)
+            .filter(|(wants, _)| {
+                let count = |which| wants.iter().filter(|want| **want == which).count();
+                count(Want::Flush) < 2 && count(Want::Hurry) <= count(Want::Patient)
+            })
             .collect();
     }
     result.into_iter().map(|(wants, _)| wants).collect()
@@ -472,6 +510,19 @@ fn every_interleaving_of_four_submitters_acknowledges_truly_and_strands_nobody()
 }
 
 #[test]
+fn patient_callbacks_are_gathered_and_never_forgotten() {
+    use Want::{Durable, Hurry, Patient};
+    for (wants, failures) in [
+        ([Patient; 4], 1),
+        ([Patient, Patient, Patient, Hurry], 1),
+        ([Durable, Patient, Patient, Hurry], 0),
+    ] {
+        let states = explore(&wants, 2, failures);
+        println!("{wants:?} {states}");
+    }
+}
+
+#[test]
 fn three_drivers_share_the_work_of_callbacks_and_strand_none() {
     let states = explore(&[Want::Callback; 3], 3, 1);
     println!("{states}");
@@ -481,7 +532,7 @@ fn three_drivers_share_the_work_of_callbacks_and_strand_none() {
 fn batches_and_forced_writes_keep_the_rules_in_every_interleaving() {
     for wants in combinations(2) {
         for (fua, batch) in [(true, false), (false, true), (true, true)] {
-            if batch && wants[0] == Want::Flush {
+            if batch && matches!(wants[0], Want::Flush | Want::Hurry) {
                 continue;
             }
             let wants = wants.clone();

@@ -48,7 +48,7 @@ use crate::mutation::{self, Mutation};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Arc, Clock, Condvar, JoinHandle, Mutex};
 use crate::{Error, Result};
-use core::{Core, Goal};
+use core::{Beside, Core, Goal};
 use op::Frame;
 use ring::LiveFrames;
 use std::collections::VecDeque;
@@ -378,7 +378,9 @@ impl Log {
     /// Calls `on_durable` once everything up to `lsn` is durable, or with the error once that cannot happen. The
     /// call comes from a log thread, a caller in [`Log::commit`], or [`Log::drive`]; never from
     /// within this function. Never waits for I/O.
-    pub fn commit_async(&self, lsn: Lsn, on_durable: OnDurable) {
+    ///
+    /// `patient`: nobody waits for it before [`Log::hurry`]; until then it may be gathered with others for two milliseconds.
+    pub fn commit_async(&self, lsn: Lsn, patient: bool, on_durable: OnDurable) {
         // An LSN that does not exist yet would make the drivers write in vain.
         let lsn = lsn.min(self.last_lsn());
         let callback = Callback { on_durable, arrived_ns: self.clock.monotonic_ns() };
@@ -389,8 +391,19 @@ impl Log {
             commit.held.push((lsn, callback));
             return;
         }
-        commit.core.arrive_callback(lsn, callback);
-        Self::call(&mut commit, true, &mut out);
+        commit.core.arrive_callback(lsn, callback, patient);
+        Self::call(&mut commit, Beside::All, &mut out);
+        drop(commit);
+        out.send(&self.driver_wake);
+    }
+
+    /// Somebody waits now for what [`Log::commit_async`] was asked for patiently.
+    pub fn hurry(&self) {
+        let mut out = Outbox::default();
+        let mut commit = self.commit.lock();
+        if commit.core.hurry() {
+            Self::call(&mut commit, Beside::All, &mut out);
+        }
         drop(commit);
         out.send(&self.driver_wake);
     }
@@ -414,7 +427,7 @@ impl Log {
         self.last.load(Ordering::Acquire)
     }
 
-    /// Watches until `lsn` is durable, without asking for it. False when `timeout_us` passed first. Without a
+    /// Watches until `lsn` is durable, without asking for it (but what was asked for patiently is hurried). False when `timeout_us` passed first. Without a
     /// log thread it does the asynchronous work there is and then answers at once.
     ///
     /// # Errors
@@ -422,6 +435,9 @@ impl Log {
     pub fn wait_durable(&self, lsn: Lsn, timeout_us: Option<u64>) -> Result<bool> {
         let threaded = self.has_thread.load(Ordering::Acquire);
         while !threaded && self.durable_lsn() < lsn && self.drive() {}
+        if self.durable_lsn() < lsn {
+            self.hurry();
+        }
         let deadline =
             timeout_us.map(|us| self.clock.monotonic_ns().saturating_add(us.saturating_mul(1000)));
         let mut commit = self.commit.lock();

@@ -34,6 +34,7 @@ fn caller(log: &Log, device: &FaultyDevice, number: u64, called: &Arc<AtomicUsiz
             let called = Arc::clone(called);
             log.commit_async(
                 lsn,
+                true,
                 Box::new(move |result| {
                     assert!(fails || result.is_ok());
                     called.fetch_add(1, Ordering::SeqCst);

@@ -122,6 +122,7 @@ fn acknowledged_operations_survive_and_what_survives_is_a_prefix() {
                         let acknowledged = std::sync::Arc::clone(&acknowledged);
                         log.commit_async(
                             lsn,
+                            false,
                             Box::new(move |result| {
                                 if result.is_ok() {
                                     acknowledged.fetch_max(lsn, ack);
@@ -281,6 +282,7 @@ fn a_failed_flush_is_sticky_and_everybody_hears_of_it() {
         let heard = Arc::clone(&heard);
         log.commit_async(
             lsn,
+            false,
             Box::new(move |result| heard.lock().unwrap().push((lsn, result.is_ok()))),
         );
     }
@@ -459,7 +461,7 @@ fn watching_does_not_ask_for_durability() {
     let lsn = append_now(&log, operation(&pool, 1, 10, 0));
     assert_eq!(log.wait_durable(lsn, Some(1)), Ok(false));
     assert_eq!(device.counts(), (0, 0));
-    log.commit_async(lsn, Box::new(|result| result.unwrap()));
+    log.commit_async(lsn, false, Box::new(|result| result.unwrap()));
     assert_eq!(log.wait_durable(lsn, None), Ok(true));
 }
 
@@ -486,6 +488,7 @@ fn threads_share_flushes_and_nobody_is_forgotten() {
                         let (called, last_called) = (Arc::clone(called), Arc::clone(last_called));
                         log.commit_async(
                             lsn,
+                            (thread + round) % 8 == 0,
                             Box::new(move |result| {
                                 result.unwrap();
                                 last_called.fetch_max(lsn, Ordering::SeqCst);

@@ -4,7 +4,7 @@
 //! Everybody works alike: ask [`super::core`] for a step under the core lock, call those for whom there is work
 //! too, release the lock, wake whom the last step reached, perform the step.
 
-use super::core::{Call, Flush, Goal, Step};
+use super::core::{Beside, Call, Flush, Goal, Step};
 use super::op::Frame;
 use super::stats::add;
 use super::waiter::{Callback, Outbox, Slot, Verdict};
@@ -14,7 +14,7 @@ use crate::format::frame::FrameHeader;
 use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64};
 use crate::mutation::{self, Mutation};
 use crate::sync::atomic::Ordering;
-use crate::sync::{Arc, MutexGuard};
+use crate::sync::{Arc, MutexGuard, wait_for};
 use crate::{Error, Result};
 use std::collections::VecDeque;
 
@@ -22,6 +22,8 @@ use std::collections::VecDeque;
 const WRITE_ATTEMPTS: u32 = 3;
 /// Callbacks that a blocked caller calls for others before it leaves the rest to a log thread.
 const CALLER_CALLBACKS: usize = 16;
+/// How long callbacks that nobody waits for are gathered at most.
+const GATHER_US: u64 = 2000;
 /// Callbacks taken under one lock acquisition.
 const CALLBACK_BATCH: usize = 256;
 
@@ -40,7 +42,7 @@ impl Log {
         let mut acted = false;
         let mut step = commit.core.step(goal);
         let result = loop {
-            Self::call(&mut commit, false, &mut out);
+            Self::call(&mut commit, Beside::Alarm, &mut out);
             match step {
                 Step::Done => break Ok(()),
                 Step::Failed => break Err(reason(&commit)),
@@ -99,8 +101,8 @@ impl Log {
     }
 
     /// Collects whom to call for roles that are free and have work.
-    pub(super) fn call(commit: &mut Commit, acks: bool, out: &mut Outbox) {
-        while let Some(call) = commit.core.call(acks) {
+    pub(super) fn call(commit: &mut Commit, beside: Beside, out: &mut Outbox) {
+        while let Some(call) = commit.core.call(beside) {
             match call {
                 Call::Caller(slot) => out.calls.push(slot),
                 Call::Driver => {
@@ -323,7 +325,7 @@ impl Log {
         }
         self.fail_chain(commit);
         self.durable_changed.notify_all();
-        Self::call(commit, true, out);
+        Self::call(commit, Beside::All, out);
     }
 
     /// Shuts the log down for a reason outside of it, such as a superblock that could not be written: all
@@ -373,7 +375,7 @@ impl Log {
     fn call_driver(&self) {
         let mut out = Outbox::default();
         let mut commit = self.commit.lock();
-        Self::call(&mut commit, true, &mut out);
+        Self::call(&mut commit, Beside::All, &mut out);
         drop(commit);
         out.send(&self.driver_wake);
     }
@@ -395,9 +397,10 @@ impl Log {
         let mut out = Outbox::default();
         let mut acted = false;
         let mut commit = self.commit.lock();
+        commit.core.hurry();
         loop {
             let step = commit.core.driver_step();
-            Self::call(&mut commit, false, &mut out);
+            Self::call(&mut commit, Beside::Nothing, &mut out);
             drop(commit);
             out.send(&self.driver_wake);
             if step == Step::Wait {
@@ -416,7 +419,8 @@ impl Log {
         let mut commit = self.commit.lock();
         loop {
             let step = commit.core.driver_step();
-            Self::call(&mut commit, step != Step::Wait, &mut out);
+            let beside = if step == Step::Wait { Beside::Nothing } else { Beside::All };
+            Self::call(&mut commit, beside, &mut out);
             if step != Step::Wait {
                 drop(commit);
                 out.send(&self.driver_wake);
@@ -433,16 +437,31 @@ impl Log {
             if commit.stopping {
                 return;
             }
-            commit.core.driver_sleeps();
-            while commit.driver_calls == 0 && !commit.stopping {
-                self.driver_wake.wait(&mut commit);
-            }
-            if commit.driver_calls > 0 {
-                commit.driver_calls -= 1;
-                commit.core.driver_looks();
+            self.sleep(&mut commit);
+        }
+    }
+
+    /// A log thread sleeps until it is called, until the alarm that it has set rings, or until the end.
+    fn sleep(&self, commit: &mut MutexGuard<'_, Commit>) {
+        let alarm = commit.core.driver_sleeps();
+        let mut rung = false;
+        while commit.driver_calls == 0 && !commit.stopping && !rung {
+            if alarm {
+                rung = wait_for(&self.driver_wake, commit, GATHER_US);
             } else {
-                commit.core.driver_leaves();
+                self.driver_wake.wait(commit);
             }
+        }
+        if commit.driver_calls > 0 {
+            commit.driver_calls -= 1;
+            commit.core.driver_looks();
+        } else if rung {
+            return commit.core.alarm_rings();
+        } else {
+            commit.core.driver_leaves();
+        }
+        if alarm {
+            commit.core.alarm_off();
         }
     }
 }
