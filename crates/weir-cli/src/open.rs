@@ -70,7 +70,7 @@ pub fn open_with(path: &Path, options: &VolumeOptions) -> Outcome<Volume> {
         .map_err(|error| Failure::volume(path, &error))
 }
 
-/// A line every two seconds while the log is read.
+/// A line every two seconds.
 fn recovery_reporter(path: &Path) -> Arc<dyn Fn(u64, u64) + Send + Sync> {
     const EVERY_MS: u64 = 2_000;
     let (shown, began) = (path.display().to_string(), Instant::now());
@@ -83,7 +83,7 @@ fn recovery_reporter(path: &Path) -> Arc<dyn Fn(u64, u64) + Send + Sync> {
         };
         if now_ms >= due_ms && claim(due_ms, now_ms + EVERY_MS) {
             let percent = read_blocks.saturating_mul(100) / all_blocks.max(1);
-            eprintln!("weir: {shown}: recovering, {percent}% of the log read");
+            eprintln!("weir: {shown}: recovering, {percent}%");
         }
     })
 }

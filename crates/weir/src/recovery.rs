@@ -15,25 +15,30 @@
 //! overwritten, except pages going home in place, which the log still holds.
 
 use crate::alloc::{ReserveClass, Run, SpaceChange};
+use crate::cache::map::RunFilter;
 use crate::cache::page::PageMut;
-use crate::engine::Engine;
+use crate::device::IoClass;
+use crate::engine::{Engine, Room};
 use crate::error::{Error, Result};
 use crate::file::extents;
 use crate::format::item::InodeItem;
 use crate::format::record::Record;
-use crate::format::{BLOCK_BYTES, Key, Kind, MAX_COUNTER};
-use crate::log::replay::{Recovered, ReplayFrame};
+use crate::format::{BLOCK_BYTES, Key, Kind, MAX_COUNTER, checksum};
+use crate::log::replay::{Progress, Recovered, ReplayFrame};
 use crate::mutation::{self, Mutation};
 use crate::sync::atomic::Ordering;
 use crate::tree::{self, Value};
 use crate::txn::Lsn;
-use std::collections::BTreeMap;
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Orphans read at a time.
 const ORPHAN_BATCH: usize = 64;
 /// Payload pages that are in the cache before they are sent home (256 MiB; a quarter of the cache at most): sorted together, more
 /// of them are neighbours.
 const PAGES_IN_CACHE: usize = 65_536;
+/// Pages that are written home together.
+const HOME_PAGES: u64 = 8192;
 
 /// The newest payload of every page that is not home: LSN of its frame, and how to find it.
 type Payloads = BTreeMap<(u64, u64), Lsn>;
@@ -76,9 +81,14 @@ impl Engine {
             return Ok(false);
         }
         self.recovering.store(true, Ordering::Release);
+        self.forget_orphaned_payloads(&mut gathered.payloads)?;
+        // All at once: a checkpoint that has to make room in the log meanwhile must keep what is not loaded yet.
+        for lsn in gathered.payloads.values() {
+            self.store.obligations.add(*lsn, 1);
+        }
         self.load_payloads(recovered, &gathered.payloads)?;
         if !self.options.read_only {
-            self.send_all_home()?;
+            self.send_all_home(self.geometry.log_blocks())?;
             self.clean_orphans(orphans)?;
             self.wait_checkpoint(self.checkpointer.goal())?;
         }
@@ -164,29 +174,61 @@ impl Engine {
         Ok(())
     }
 
+    /// Payload of inodes that do not exist is not wanted.
+    fn forget_orphaned_payloads(&self, payloads: &mut Payloads) -> Result<()> {
+        let mut looked_at = None;
+        let mut missing = BTreeSet::new();
+        for &(inode, _) in payloads.keys() {
+            if looked_at.replace(inode) != Some(inode)
+                && self.store.get(Key::inode(inode))?.is_none()
+            {
+                missing.insert(inode);
+            }
+        }
+        payloads.retain(|(inode, _), _| !missing.contains(inode));
+        Ok(())
+    }
+
     /// Second pass over the log: the payload pages that are still wanted enter the cache.
     fn load_payloads(&self, recovered: &Recovered, payloads: &Payloads) -> Result<()> {
         if payloads.is_empty() {
             return Ok(());
         }
+        let frames: BTreeSet<Lsn> = payloads.values().copied().collect();
+        let most = PAGES_IN_CACHE.min(self.pool.capacity_pages() / 4);
         let mut in_cache = 0;
-        recovered.replay(&*self.device, &mut |_| {}, &mut |frame| {
+        let read_blocks = Cell::new(0);
+        let mut report = |progress: Progress| {
+            read_blocks.set(progress.read_blocks);
+            self.report_recovery(progress.read_blocks);
+        };
+        let wanted = |lsn| frames.contains(&lsn);
+        recovered.replay_payloads(&*self.device, &wanted, &mut report, &mut |frame| {
             let lsn = frame.header.last_lsn;
             for record in frame.records() {
-                let Record::Payload { inode, file_block, index, .. } = record? else { continue };
+                let Record::Payload { inode, file_block, index, checksum: wanted, .. } = record?
+                else {
+                    continue;
+                };
                 if payloads.get(&(inode, file_block)) != Some(&lsn) {
                     continue;
                 }
                 let bytes = frame
                     .payload(index)
                     .ok_or_else(|| Error::Corrupt("log: payload block out of range".into()))?;
+                // It was right when the log was scanned; this is another read.
+                if checksum(bytes) != wanted {
+                    return Err(Error::Corrupt(
+                        "log: a payload block changed while it was read".into(),
+                    ));
+                }
                 self.load_payload(inode, file_block, lsn, bytes)?;
                 in_cache += 1;
             }
-            if in_cache >= PAGES_IN_CACHE.min(self.pool.capacity_pages() / 4)
-                && !self.options.read_only
-            {
-                self.send_all_home()?;
+            if in_cache >= most && !self.options.read_only {
+                self.send_all_home(read_blocks.get())?;
+                // Their memory has been touched and is good for the next: fresh memory costs more.
+                self.evict(in_cache);
                 in_cache = 0;
             }
             Ok(())
@@ -194,11 +236,7 @@ impl Engine {
     }
 
     fn load_payload(&self, number: u64, file_block: u64, lsn: Lsn, bytes: &[u8]) -> Result<()> {
-        let inode = match self.inode(number) {
-            Ok(inode) => inode,
-            Err(Error::NotFound) => return Ok(()),
-            Err(error) => return Err(error),
-        };
+        let inode = self.inode(number)?;
         let mut page: PageMut = self.page()?;
         let length = bytes.len().min(BLOCK_BYTES);
         page[..length].copy_from_slice(&bytes[..length]);
@@ -208,10 +246,9 @@ impl Engine {
             self.alloc.reserve(1, ReserveClass::Privileged)?;
             self.dirty_pages.fetch_add(1, Ordering::AcqRel);
         }
-        self.store.obligations.add(lsn, 1);
-        if let Some(older) = pages.set_logged(file_block, lsn) {
-            self.store.obligations.release(older);
-        }
+        // The same frame may hold the page twice; the later one counts, and is what is owed.
+        let older = pages.set_logged(file_block, lsn);
+        debug_assert!(older.is_none_or(|older| older == lsn));
         drop(pages);
         if inserted.new_chunk {
             self.reclaim.insert(number, file_block);
@@ -220,10 +257,35 @@ impl Engine {
         Ok(())
     }
 
-    /// Writes all dirty pages home.
-    fn send_all_home(&self) -> Result<()> {
-        while self.flush_batch()? > 0 {}
-        Ok(())
+    /// Writes all dirty pages home, when `read_blocks` of the log were read again. Not as background work: somebody waits, and there is nobody to be disturbed.
+    fn send_all_home(&self, read_blocks: u64) -> Result<()> {
+        loop {
+            let mut pieces = Vec::new();
+            let mut pages = 0;
+            for inode in self.dirty.all() {
+                let budget = (HOME_PAGES - pages, Room::Normal);
+                let every = RunFilter::default();
+                let collected = self.collect(&inode, 0..u64::MAX, every, budget, &mut pieces)?;
+                pages += collected.pages;
+                if pages >= HOME_PAGES || !collected.complete {
+                    break;
+                }
+            }
+            if pieces.is_empty() {
+                return Ok(());
+            }
+            self.write_out(&mut pieces, IoClass::SyncWrite);
+            self.settle(pieces)?;
+            self.report_recovery(read_blocks);
+        }
+    }
+
+    /// So much of the log was read a second time. The scan was the first half of the work.
+    fn report_recovery(&self, read_blocks: u64) {
+        if let Some(report) = &self.options.on_recovery_progress {
+            let ring_blocks = self.geometry.log_blocks();
+            report(ring_blocks + read_blocks.min(ring_blocks), 2 * ring_blocks);
+        }
     }
 
     /// Inodes that a crash left unlinked, or in the middle of a cut.

@@ -343,7 +343,8 @@ pub struct VolumeOptions {
     pub atime: AtimePolicy,
     /// Time source.
     pub clock: crate::sync::Arc<dyn crate::sync::Clock>,
-    /// Called during recovery with (blocks of log read, blocks of log in all).
+    /// Called during recovery with how far it is: (blocks read, blocks to be read at most). The log is read twice; between the
+    /// steps of the second time pages go home.
     pub on_recovery_progress: Option<crate::sync::Arc<dyn Fn(u64, u64) + Send + Sync>>,
 }
 

@@ -1,9 +1,10 @@
 //! Reading the log after a crash: which frames of the ring are the log, and what they say.
 //!
 //! [`recover`] scans the ring from the place the superblock names, in large sequential reads, keeps
-//! only the places of accepted frames in memory, proves the unflushed tail (`docs/FORMAT.md`,
-//! "What replay does", 1 to 4) and answers where the log ends. [`Recovered::replay`] then reads the
-//! accepted frames again and hands each to a visitor. Nothing is written.
+//! only the places of accepted frames and, up to a bound, their records in memory, proves the unflushed tail
+//! (`docs/FORMAT.md`, "What replay does", 1 to 4) and answers where the log ends. [`Recovered::replay`] then hands each
+//! frame's records to a visitor, reading again what was not kept; [`Recovered::replay_payloads`] reads the frames whose
+//! payload is wanted. Nothing is written.
 //!
 //! A device error is an error: only content that does not match ends or cuts the log. Otherwise a
 //! cable that was loose for a moment would cost acknowledged operations.
@@ -24,6 +25,8 @@ use crate::{Error, Result};
 const FIRST_READ_BLOCKS: u64 = 16;
 /// 4 MiB.
 const LARGEST_READ_BLOCKS: u64 = 1024;
+/// Records kept in memory by the scan: those of a gigabyte of log, if most of it is payload.
+const KEPT_RECORD_BYTES: usize = 32 << 20;
 /// Blocks of data read at once to prove the tail: 1 MiB.
 const PROOF_READ_BLOCKS: u64 = 256;
 
@@ -67,6 +70,7 @@ pub struct Recovered {
     geometry: LogGeometry,
     start: ReplayStart,
     frames: Vec<Accepted>,
+    metas: Vec<Option<Box<[u8]>>>,
     /// Where the next frame of the log belongs.
     pub end: ReplayPoint,
     /// LSN of the next operation.
@@ -83,6 +87,7 @@ pub struct Recovered {
 pub struct ReplayFrame<'a> {
     /// Its header.
     pub header: FrameHeader,
+    /// All of it, or header and records.
     bytes: &'a [u8],
 }
 
@@ -92,7 +97,7 @@ impl<'a> ReplayFrame<'a> {
         Records::new(self.header.records(self.bytes))
     }
 
-    /// Payload block `index`.
+    /// Payload block `index`, if the frame was replayed for its payload.
     pub fn payload(&self, index: u32) -> Option<&'a [u8]> {
         self.header.payload(self.bytes, index)
     }
@@ -180,6 +185,9 @@ struct Scan<'a> {
     geometry: LogGeometry,
     start: ReplayStart,
     frames: Vec<Accepted>,
+    /// Header and records of each, where there was room for them.
+    metas: Vec<Option<Box<[u8]>>>,
+    kept_bytes: usize,
     expectations: Expectations,
     durable: Lsn,
 }
@@ -269,6 +277,7 @@ impl Scan<'_> {
         let point = self.point_after(before_last);
         let mut skip = last_candidate + 1;
         while let Some(other) = self.find(&point, skip)? {
+            self.metas[before_last] = None;
             let first = std::mem::replace(&mut self.frames[before_last], other.accepted);
             let after = self.point_after(before_last + 1);
             if let Some(found) = self.find(&after, 0)? {
@@ -286,9 +295,9 @@ impl Scan<'_> {
         let index = self.frames.len() as u64;
         let total = self.geometry.total_blocks;
         self.durable = self.durable.max(found.durable_lsn);
+        let frame = self.reader.get(position, total_blocks)?;
+        let header = FrameHeader::peek(frame).ok_or_else(changed)?;
         if last_lsn > self.durable {
-            let frame = self.reader.get(position, total_blocks)?;
-            let header = FrameHeader::peek(frame).ok_or_else(changed)?;
             for (number, record) in Records::new(header.records(frame)).enumerate() {
                 self.expectations.add(&record?, index, number as u64, total).map_err(|_| {
                     Error::Corrupt("log: a record names a block outside of the volume".to_owned())
@@ -296,6 +305,10 @@ impl Scan<'_> {
             }
             self.expectations.end_frame(index, last_lsn);
         }
+        let meta = frame.get(..header.meta_bytes as usize);
+        let meta = meta.filter(|meta| self.kept_bytes + meta.len() <= KEPT_RECORD_BYTES);
+        self.kept_bytes += meta.map_or(0, <[u8]>::len);
+        self.metas.push(meta.map(Box::from));
         self.expectations.forget_durable(self.durable);
         self.frames.push(found.accepted);
         Ok(())
@@ -382,6 +395,8 @@ pub fn recover(
         geometry: *geometry,
         start: *start,
         frames: Vec::new(),
+        metas: Vec::new(),
+        kept_bytes: 0,
         expectations: Expectations::default(),
         durable: start.durable_lsn,
     };
@@ -389,6 +404,7 @@ pub fn recover(
     let kept = scan.prove_tail()?;
     let frames_cut = scan.frames.len() - kept;
     scan.frames.truncate(kept);
+    scan.metas.truncate(kept);
     let mut end = scan.point_after(kept);
     end.position_blocks %= geometry.log_blocks.max(1);
     let last_lsn = scan.frames.last().map_or(0, |frame| frame.last_lsn);
@@ -396,6 +412,7 @@ pub fn recover(
         geometry: *geometry,
         start: *start,
         frames: scan.frames,
+        metas: scan.metas,
         end,
         next_lsn: start.next_lsn.max(last_lsn.saturating_add(1)),
         durable_lsn: scan.durable,
@@ -440,7 +457,7 @@ impl Recovered {
         }
     }
 
-    /// Reads the accepted frames again and hands them to `visit`, in order.
+    /// Hands the records of the accepted frames to `visit`, in order.
     ///
     /// # Errors
     /// The device failed, a frame reads differently than before, or the visitor's own.
@@ -452,14 +469,44 @@ impl Recovered {
     ) -> Result<()> {
         let mut reader = RingReader::new(device, self.geometry, progress);
         let late = usize::from(mutation::active(Mutation::ReplayOneFrameLate));
-        for accepted in self.frames.iter().skip(late) {
-            let bytes = reader.get(accepted.position, accepted.total_blocks)?;
-            let header = FrameHeader::peek(bytes).ok_or_else(changed)?;
-            if header.verify(bytes) != Some(accepted.digest) {
-                return Err(changed());
-            }
-            visit(&ReplayFrame { header, bytes })?;
+        for (accepted, meta) in self.frames.iter().zip(&self.metas).skip(late) {
+            let frame = match meta {
+                // Verified when it was kept.
+                Some(bytes) => {
+                    ReplayFrame { header: FrameHeader::peek(bytes).ok_or_else(changed)?, bytes }
+                }
+                None => read_again(&mut reader, accepted)?,
+            };
+            visit(&frame)?;
         }
         Ok(())
     }
+
+    /// Reads the accepted frames again that end with a `wanted` operation, and hands them to `visit`, in order, with their payload.
+    ///
+    /// # Errors
+    /// As [`Recovered::replay`].
+    pub fn replay_payloads(
+        &self,
+        device: &dyn Device,
+        wanted: &dyn Fn(Lsn) -> bool,
+        progress: &mut dyn FnMut(Progress),
+        visit: &mut dyn FnMut(&ReplayFrame<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let mut reader = RingReader::new(device, self.geometry, progress);
+        for accepted in self.frames.iter().filter(|frame| wanted(frame.last_lsn)) {
+            visit(&read_again(&mut reader, accepted)?)?;
+        }
+        Ok(())
+    }
+}
+
+/// A frame that the scan accepted.
+fn read_again<'r>(reader: &'r mut RingReader<'_>, accepted: &Accepted) -> Result<ReplayFrame<'r>> {
+    let bytes = reader.get(accepted.position, accepted.total_blocks)?;
+    let header = FrameHeader::peek(bytes).ok_or_else(changed)?;
+    if header.verify(bytes) != Some(accepted.digest) {
+        return Err(changed());
+    }
+    Ok(ReplayFrame { header, bytes })
 }

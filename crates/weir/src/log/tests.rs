@@ -30,7 +30,7 @@ fn recover_log(device: &FaultyDevice, log_blocks: u64, start: &ReplayStart) -> R
 fn numbers(device: &FaultyDevice, recovered: &Recovered) -> Vec<u64> {
     let mut found = Vec::new();
     recovered
-        .replay(device, &mut |_| (), &mut |frame| {
+        .replay_payloads(device, &|_| true, &mut |_| (), &mut |frame| {
             for record in frame.records() {
                 match record? {
                     Record::Put { key, .. } => found.push(key.offset),

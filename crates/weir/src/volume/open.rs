@@ -206,7 +206,8 @@ fn scan_log(
     let start = replay_start(superblock, root);
     let recovered = recover(device, &log_geometry(superblock), &start, &mut |progress| {
         if let Some(report) = &options.on_recovery_progress {
-            report(progress.read_blocks, progress.ring_blocks);
+            // The second half: see `recovery.rs`.
+            report(progress.read_blocks, 2 * progress.ring_blocks);
         }
     })?;
     if recovered.lost_durable() {
