@@ -1,6 +1,6 @@
 //! Figures of the data path on this machine, for comparing two builds of the engine: run one, run the other, repeat.
 //!
-//! `cargo run --release -p weir --example figures -- PATH [fresh|append|random]`: PATH is an image that is made if
+//! `cargo run --release -p weir --example figures -- PATH [fresh|tickets|append|random]`: PATH is an image that is made if
 //! missing (4 GiB, written once, so that the host's allocation does not count).
 
 use std::path::Path;
@@ -16,7 +16,7 @@ const JOBS: [usize; 3] = [1, 4, 16];
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
     let Some(path) = arguments.next() else {
-        println!("usage: figures PATH [fresh|append|random]");
+        println!("usage: figures PATH [fresh|tickets|append|random]");
         return Ok(());
     };
     let which = arguments.next().unwrap_or_default();
@@ -32,6 +32,9 @@ fn main() -> Result<()> {
     let wanted = |name: &str| which.is_empty() || which == name;
     if wanted("fresh") {
         fresh(path)?;
+    }
+    if wanted("tickets") {
+        tickets(path)?;
     }
     for jobs in JOBS {
         if wanted("append") {
@@ -65,6 +68,53 @@ fn fresh(path: &Path) -> Result<()> {
     }
     drop(file);
     volume.close()
+}
+
+/// Tickets submitted one after the other, each for a file with one dirty page, and what they hold.
+fn tickets(path: &Path) -> Result<()> {
+    const TICKETS: usize = 100_000;
+    const FILES: usize = 1000;
+    let volume = Volume::open(path, VolumeOptions::default())?;
+    let open = |number| volume.open_file(format!("/ticket{number}"), OpenFlags::CREATE);
+    let files = (0..FILES).map(open).collect::<Result<Vec<_>>>()?;
+    let page = [7_u8; 4096];
+    for file in &files {
+        file.write_at(0, &page)?;
+    }
+    volume.sync()?;
+    std::thread::sleep(Duration::from_millis(500));
+    let mut held = Vec::with_capacity(TICKETS);
+    let mut times = Vec::with_capacity(TICKETS);
+    let before = resident_bytes();
+    for number in 0..TICKETS {
+        let file = &files[number % FILES];
+        file.write_at(0, &page)?;
+        let began = Instant::now();
+        held.push(file.fsync_async(0..4096, weir::SyncKind::Data)?);
+        times.push(began.elapsed());
+    }
+    let unfinished = held.iter().filter(|ticket| ticket.poll().is_none()).count();
+    let grown_mib = resident_bytes().saturating_sub(before) >> 20;
+    for ticket in &held {
+        ticket.wait()?;
+    }
+    times.sort_unstable();
+    let at = |share: f64| times[(TICKETS as f64 * share) as usize].as_nanos();
+    println!(
+        "ticket submission: p50 {} ns, p90 {} ns, p99 {} ns; {TICKETS} tickets, {unfinished} in flight: {grown_mib} MiB",
+        at(0.5),
+        at(0.9),
+        at(0.99),
+    );
+    drop((held, files));
+    volume.close()
+}
+
+/// Memory of this process.
+fn resident_bytes() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages = statm.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok());
+    pages.unwrap_or(0) * 4096
 }
 
 /// What one job of a cell does until the time is over; answers the time of every fsync.

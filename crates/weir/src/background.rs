@@ -16,8 +16,10 @@ use crate::file::paced::Pacing;
 use crate::file::submit::SyncJob;
 use crate::file::writeback::owed_filter;
 use crate::format::BLOCK_BYTES_U64;
+use crate::inode::Inode;
 use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use crate::sync::{Arc, Clock, Condvar, JoinHandle, Mutex, spawn, wait_for};
+use crate::txn::Lsn;
 use crate::txn::checkpoint::Extent;
 use std::collections::VecDeque;
 
@@ -29,6 +31,8 @@ const FLUSH_INODES: usize = 256;
 const HOME_PAGES: u64 = 1024;
 /// Inodes that one round of bringing logged pages home looks at.
 const HOME_INODES: usize = 4096;
+/// Logged pages of an inode that are looked through one by one.
+const FEW_PAGES: usize = 8;
 /// How often the flusher looks for old dirty pages.
 const FLUSH_INTERVAL_US: u64 = 1_000_000;
 /// Rounds of the flusher after which a page counts as old.
@@ -278,8 +282,6 @@ impl Engine {
     }
 
     fn flusher_loop(self: &Arc<Self>) {
-        let mut round = 0;
-        let mut seen: std::collections::BTreeMap<u64, u64> = std::collections::BTreeMap::new();
         let mut round_began_ns = self.clock.monotonic_ns();
         loop {
             let asked = |signals: &mut Signals| std::mem::take(&mut signals.flush);
@@ -302,8 +304,7 @@ impl Engine {
             let now_ns = self.clock.monotonic_ns();
             if now_ns.saturating_sub(round_began_ns) >= FLUSH_INTERVAL_US * 1000 {
                 round_began_ns = now_ns;
-                round += 1;
-                self.flush_old(round, &mut seen);
+                self.flush_old();
             }
         }
     }
@@ -336,9 +337,12 @@ impl Engine {
         let Some(up_to) = self.home_horizon() else { return Ok(0) };
         let _role = self.background.home_role.lock();
         let mut pages = 0;
-        for _ in 0..=self.dirty.count() / HOME_INODES {
-            let mut inodes = self.dirty.next_batch(HOME_INODES);
-            inodes.retain(|inode| inode.pages.read().logged_count() > 0);
+        let mut left = self.dirty.count();
+        while left > 0 {
+            let wanted = |inode: &Inode| owes_up_to(inode, up_to);
+            let (inodes, looked) =
+                self.dirty.next_batch_of(HOME_PAGES as usize, HOME_INODES, wanted);
+            left = left.saturating_sub(looked.max(1));
             // Waiting for log space would be waiting for the checkpoint, which waits for the role.
             match self.flush_inodes_in(&inodes, owed_filter(up_to), (HOME_PAGES, Room::NoWait)) {
                 Err(Error::WouldBlock) => break,
@@ -371,17 +375,8 @@ impl Engine {
     }
 
     /// Writes what has been dirty for some rounds.
-    fn flush_old(&self, round: u64, seen: &mut std::collections::BTreeMap<u64, u64>) {
-        let dirty = self.dirty.all();
-        seen.retain(|number, _| dirty.binary_search_by_key(number, |inode| inode.number).is_ok());
-        let mut old = Vec::new();
-        for inode in dirty {
-            let first = *seen.entry(inode.number).or_insert(round);
-            if round - first >= OLD_ROUNDS {
-                seen.insert(inode.number, round);
-                old.push(inode);
-            }
-        }
+    fn flush_old(&self) {
+        let old = self.dirty.begin_round(OLD_ROUNDS);
         for inodes in old.chunks(FLUSH_INODES) {
             if self.flush_inodes(inodes, UNLOGGED).is_err() {
                 return;
@@ -403,7 +398,7 @@ impl Engine {
 
     /// Takes the page faults of fresh memory off readers and writers.
     fn preparer_loop(self: &Arc<Self>) {
-        self.pool.run_preparer(|| self.background.has_threads());
+        self.pool.run_preparer(&*self.clock, || self.background.has_threads());
     }
 
     fn cleaner_loop(self: &Arc<Self>) {
@@ -622,6 +617,16 @@ impl Engine {
         let took_ns = self.clock.monotonic_ns().saturating_sub(began);
         self.counters.stall_us.record(took_ns / 1000);
         result
+    }
+}
+
+/// Whether pages of `inode` may have versions in the log of `lsn` or older that are not home. Does not wait.
+fn owes_up_to(inode: &Inode, lsn: Lsn) -> bool {
+    let Some(pages) = inode.pages.try_read() else { return true };
+    match pages.logged_count() {
+        0 => false,
+        1..=FEW_PAGES => pages.logged(0..u64::MAX).any(|(_, owed_lsn)| owed_lsn <= lsn),
+        _ => true,
     }
 }
 

@@ -94,11 +94,22 @@ pub enum Room {
     Reserve,
 }
 
+/// See [`DirtyList::next_batch_of`].
+const WANTED_GAP: usize = 64;
+
 /// Inodes with something to write. Holding them here keeps them in memory.
 #[derive(Default)]
 pub struct DirtyList {
-    list: Mutex<BTreeMap<u64, Arc<Inode>>>,
+    list: Mutex<BTreeMap<u64, Listed>>,
     next: AtomicU64,
+    /// How often somebody has looked for old ones.
+    round: AtomicU64,
+}
+
+/// An entry of the list, and the round in which it came, or was last found old.
+struct Listed {
+    inode: Arc<Inode>,
+    since_round: u64,
 }
 
 impl DirtyList {
@@ -107,9 +118,15 @@ impl DirtyList {
         if inode.listed.load(Ordering::Acquire) {
             return;
         }
+        let since_round = self.round.load(Ordering::Relaxed);
         let mut list = self.list.lock();
         inode.listed.store(true, Ordering::Release);
-        list.insert(inode.number, inode.clone());
+        match list.get(&inode.number) {
+            Some(listed) if Arc::ptr_eq(&listed.inode, inode) => {}
+            _ => {
+                list.insert(inode.number, Listed { inode: inode.clone(), since_round });
+            }
+        }
     }
 
     /// Takes `inode` off the list if it is clean. `is_clean` runs under the list's lock: whoever dirties the inode
@@ -144,23 +161,56 @@ impl DirtyList {
 
     /// Up to `limit` inodes, continuing where the last call ended.
     pub fn next_batch(&self, limit: usize) -> Vec<Arc<Inode>> {
+        self.next_batch_of(limit, limit, |_| true).0
+    }
+
+    /// Up to `limit` inodes that are `wanted`, among at most the next `looks`, continuing behind the last that was wanted;
+    /// and how many were looked at. What is wanted mostly lies together, so a stretch of [`WANTED_GAP`] others
+    /// behind it ends the search. `wanted` runs under the list's lock: it must not wait.
+    pub fn next_batch_of(
+        &self,
+        limit: usize,
+        looks: usize,
+        wanted: impl Fn(&Inode) -> bool,
+    ) -> (Vec<Arc<Inode>>, usize) {
         let list = self.list.lock();
-        let from = self.next.load(Ordering::Relaxed);
-        let batch: Vec<_> = list
-            .range(from..)
-            .chain(list.range(..from))
-            .take(limit)
-            .map(|(_, inode)| inode.clone())
-            .collect();
-        if let Some(last) = batch.last() {
-            self.next.store(last.number.wrapping_add(1), Ordering::Relaxed);
+        let mut from = self.next.load(Ordering::Relaxed);
+        let mut batch = Vec::new();
+        let (mut looked, mut gap) = (0, 0);
+        for (number, listed) in list.range(from..).chain(list.range(..from)).take(looks) {
+            looked += 1;
+            if wanted(&listed.inode) {
+                gap = 0;
+                batch.push(listed.inode.clone());
+            } else {
+                gap += 1;
+            }
+            if gap == 0 || batch.is_empty() {
+                from = number.wrapping_add(1);
+            }
+            if batch.len() >= limit || (!batch.is_empty() && gap >= WANTED_GAP) {
+                break;
+            }
         }
-        batch
+        self.next.store(from, Ordering::Relaxed);
+        (batch, looked)
+    }
+
+    /// Begins a round. Answers what has been listed for `rounds` without a break, or for as long since it was last answered.
+    pub fn begin_round(&self, rounds: u64) -> Vec<Arc<Inode>> {
+        let round = self.round.fetch_add(1, Ordering::Relaxed) + 1;
+        let mut list = self.list.lock();
+        let old = list.values_mut().filter(|listed| listed.since_round + rounds <= round);
+        old.map(|listed| {
+            listed.since_round = round;
+            listed.inode.clone()
+        })
+        .collect()
     }
 
     /// All of them.
     pub fn all(&self) -> Vec<Arc<Inode>> {
-        self.list.lock().values().cloned().collect()
+        self.list.lock().values().map(|listed| listed.inode.clone()).collect()
     }
 
     /// How many.

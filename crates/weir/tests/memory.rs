@@ -72,7 +72,8 @@ fn reading_many_files_keeps_no_more_inodes_than_fit() {
         let file = volume.open_file(format!("/{number}"), OpenFlags::READ).expect("open");
         assert_eq!(contents(&file).len(), 100);
         drop(file);
-        check(&volume, memory_bytes, 0);
+        // What had dirty pages until the checkpoint leaves the table as others come.
+        check(&volume, memory_bytes, if number < 64 { 64 } else { 0 });
     }
     volume.sync().expect("sync");
     drop(volume);

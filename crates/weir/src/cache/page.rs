@@ -29,7 +29,7 @@
 mod tests;
 
 use crate::format::BLOCK_BYTES;
-use crate::sync::{Arc, Condvar, Mutex, wait_for};
+use crate::sync::{Arc, Clock, Condvar, Mutex, wait_for};
 use std::alloc::Layout;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -44,12 +44,17 @@ const SLAB_BYTES: usize = 2 << 20;
 const SLAB_FRAMES: usize = SLAB_BYTES / PAGE_BYTES - 1;
 /// Frames of the first slab of a pool that is too small for a full one.
 const SMALL_SLAB_FRAMES: usize = 16;
-/// Frames that [`PagePool::run_preparer`] keeps ready: as many as are in use, within these bounds (128 and 256 MiB),
-/// so that a burst of writes into fresh memory finds frames that the kernel has backed already.
-const MIN_AHEAD_FRAMES: usize = 64 * SLAB_FRAMES;
-const MAX_AHEAD_FRAMES: usize = 128 * SLAB_FRAMES;
-/// ... and at most this part of the capacity.
-const AHEAD_SHARE: usize = 4;
+/// Frames that [`PagePool::run_preparer`] keeps ready (256 MiB), so that a burst of writes into fresh memory finds frames that
+/// the kernel has backed already ...
+const AHEAD_FRAMES: usize = 128 * SLAB_FRAMES;
+/// ... and at most this part of the capacity, in eighths.
+const AHEAD_EIGHTHS: usize = 3;
+/// Fresh memory is dear when the kernel takes longer than this for a slab (1 GiB/s): writing a page home and reading it again
+/// costs less.
+const DEAR_SLAB_NS: u64 = 2_000_000;
+/// While fresh memory is dear, and a burst's worth of it is there, the preparer rests so many times as long as it worked.
+const DEAR_REST: u64 = 3;
+const MAX_REST_US: u64 = 50_000;
 /// The preparer looks again after this long, whatever it heard.
 const PREPARER_PATIENCE_US: u64 = 1_000_000;
 /// A count above this is a leak of references (`mem::forget` in a loop), not use.
@@ -255,6 +260,8 @@ struct State {
     reserve: usize,
     /// A slab was used up since the preparer looked.
     slab_taken: bool,
+    /// How long the kernel takes to back a slab: a moving average of what the preparer has seen.
+    slab_cost_ns: u64,
 }
 
 // SAFETY: the frames and slabs named by the state are raw memory that belongs to the pool and is
@@ -277,6 +284,15 @@ enum Class {
     Emergency,
 }
 
+/// Whether an allocation may make the pool larger at the caller's expense.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Growth {
+    /// When there is no other memory.
+    Allowed,
+    /// Not while fresh memory is dear: see [`PagePool::alloc_batch_for_overwrite`].
+    IfCheap,
+}
+
 impl State {
     fn limit(&self, class: Class) -> usize {
         match class {
@@ -286,7 +302,7 @@ impl State {
     }
 
     /// A frame and whether its bytes are known to be zero.
-    fn take(&mut self, class: Class, pool: *const Inner) -> Option<(Frame, bool)> {
+    fn take(&mut self, class: Class, growth: Growth, pool: *const Inner) -> Option<(Frame, bool)> {
         if self.in_use >= self.limit(class) {
             return None;
         }
@@ -294,7 +310,7 @@ impl State {
             (frame, false)
         } else {
             if self.slabs.last().is_none_or(|slab| self.next_fresh > slab.frames) {
-                self.grow(pool)?;
+                self.grow(growth, pool)?;
             }
             let slab = self.slabs.last()?;
             // SAFETY: `next_fresh` is at least 1 and at most the slab's number of frames.
@@ -308,12 +324,15 @@ impl State {
     }
 
     /// Adds a slab: a prepared one, a full one, or in a small pool as much again as there is.
-    fn grow(&mut self, pool: *const Inner) -> Option<()> {
+    fn grow(&mut self, growth: Growth, pool: *const Inner) -> Option<()> {
         self.slab_taken = true;
         if let Some(slab) = self.prepared.pop() {
             self.slabs.push(slab);
             self.next_fresh = 1;
             return Some(());
+        }
+        if growth == Growth::IfCheap && self.is_dear() && self.in_use >= self.ahead() {
+            return None;
         }
         let missing = self.capacity.saturating_sub(self.total);
         let frames = if self.capacity >= SLAB_FRAMES {
@@ -329,10 +348,16 @@ impl State {
 
     /// Whether the preparer should make one more slab.
     fn wants_slab(&self) -> bool {
-        let ahead = self.in_use.clamp(MIN_AHEAD_FRAMES, MAX_AHEAD_FRAMES);
-        self.capacity >= SLAB_FRAMES
-            && self.total < self.capacity
-            && self.ready() < ahead.min(self.capacity / AHEAD_SHARE)
+        self.capacity >= SLAB_FRAMES && self.total < self.capacity && self.ready() < self.ahead()
+    }
+
+    /// Frames that are kept ready: a burst's worth.
+    fn ahead(&self) -> usize {
+        AHEAD_FRAMES.min(self.capacity * AHEAD_EIGHTHS / 8)
+    }
+
+    fn is_dear(&self) -> bool {
+        self.slab_cost_ns > DEAR_SLAB_NS
     }
 
     /// Pages that can be had without the system's help.
@@ -453,6 +478,7 @@ impl PagePool {
             capacity,
             reserve: (reserve_bytes / PAGE_BYTES).min(capacity),
             slab_taken: false,
+            slab_cost_ns: 0,
         };
         Self(Arc::new(Inner {
             state: Mutex::new(state),
@@ -464,7 +490,7 @@ impl PagePool {
 
     /// A page of zeroes, or `None` at the capacity without the reserve.
     pub fn alloc_zeroed(&self) -> Option<PageMut> {
-        let (mut page, zero) = self.take(Class::Ordinary)?;
+        let (mut page, zero) = self.take(Class::Ordinary, Growth::Allowed)?;
         if !zero {
             page.fill(0);
         }
@@ -474,22 +500,44 @@ impl PagePool {
     /// A page with any contents, for a caller that overwrites all of it before anyone else can
     /// see it: it holds zeroes or old bytes of this pool's volume, perhaps of another file.
     pub fn alloc_for_overwrite(&self) -> Option<PageMut> {
-        Some(self.take(Class::Ordinary)?.0)
+        self.alloc_for_overwrite_in(Growth::Allowed)
+    }
+
+    /// As [`PagePool::alloc_for_overwrite`]; `growth` as in [`PagePool::alloc_batch_for_overwrite`].
+    pub fn alloc_for_overwrite_in(&self, growth: Growth) -> Option<PageMut> {
+        Some(self.take(Class::Ordinary, growth)?.0)
     }
 
     /// As [`PagePool::alloc_for_overwrite`], and may use the reserve: for writeback and for the
     /// clone of a page that is held by it, which must go on when memory is short.
     pub fn alloc_emergency(&self) -> Option<PageMut> {
-        Some(self.take(Class::Emergency)?.0)
+        Some(self.take(Class::Emergency, Growth::Allowed)?.0)
     }
 
     /// Appends up to `count` pages as from [`PagePool::alloc_for_overwrite`] to `pages` under one
-    /// lock acquisition, and says how many.
-    pub fn alloc_batch_for_overwrite(&self, count: usize, pages: &mut Vec<PageMut>) -> usize {
+    /// lock acquisition, and says how many. Frames that were freed one after the other come in that order, so that neighbours in
+    /// memory become neighbours in a file again, and one segment of a request.
+    ///
+    /// With [`Growth::IfCheap`] the answer may be less although the capacity is not reached: a burst's worth is in use, and
+    /// the kernel takes longer for new memory than a disk for a page. A caller that can evict does that, and then asks with
+    /// [`Growth::Allowed`].
+    pub fn alloc_batch_for_overwrite(
+        &self,
+        count: usize,
+        growth: Growth,
+        pages: &mut Vec<PageMut>,
+    ) -> usize {
         let mut state = self.0.state.lock();
-        let mut taken = 0;
+        let class = Class::Ordinary;
+        let used = count.min(state.free.len());
+        let used = used.min(state.limit(class).saturating_sub(state.in_use));
+        let from = state.free.len() - used;
+        pages.extend(state.free.drain(from..).map(|frame| self.adopt(frame)));
+        state.in_use += used;
+        state.peak = state.peak.max(state.in_use);
+        let mut taken = used;
         while taken < count {
-            let Some((frame, _)) = state.take(Class::Ordinary, Arc::as_ptr(&self.0)) else { break };
+            let Some((frame, _)) = state.take(class, growth, Arc::as_ptr(&self.0)) else { break };
             pages.push(self.adopt(frame));
             taken += 1;
         }
@@ -502,9 +550,9 @@ impl PagePool {
         taken
     }
 
-    fn take(&self, class: Class) -> Option<(PageMut, bool)> {
+    fn take(&self, class: Class, growth: Growth) -> Option<(PageMut, bool)> {
         let mut state = self.0.state.lock();
-        let (frame, zero) = state.take(class, Arc::as_ptr(&self.0))?;
+        let (frame, zero) = state.take(class, growth, Arc::as_ptr(&self.0))?;
         self.0.in_use.store(state.in_use, Ordering::Relaxed);
         let slab_taken = std::mem::take(&mut state.slab_taken);
         drop(state);
@@ -563,8 +611,9 @@ impl PagePool {
     }
 
     /// What a background thread does for the pool: prepares slabs ahead of need while `go_on` says so, which is asked
-    /// after every slab and every wait, under the pool's lock.
-    pub fn run_preparer(&self, go_on: impl Fn() -> bool) {
+    /// after every slab and every wait, under the pool's lock. Learns on the way what fresh memory costs; where it is dear, it
+    /// leaves most of the processor to others once a burst's worth is there.
+    pub fn run_preparer(&self, clock: &dyn Clock, go_on: impl Fn() -> bool) {
         let mut refused = false;
         loop {
             let mut state = self.0.state.lock();
@@ -579,7 +628,24 @@ impl PagePool {
                 continue;
             }
             drop(state);
+            let began_ns = clock.monotonic_ns();
             refused = !self.prepare_slab();
+            let took_ns = clock.monotonic_ns().saturating_sub(began_ns);
+            let rest_us = self.note_slab_cost(took_ns);
+            if rest_us > 0 {
+                clock.sleep_us(rest_us);
+            }
+        }
+    }
+
+    /// Learns what a slab costs. Answers how long the preparer is to rest.
+    fn note_slab_cost(&self, took_ns: u64) -> u64 {
+        let mut state = self.0.state.lock();
+        state.slab_cost_ns = (state.slab_cost_ns * 7 + took_ns) / 8;
+        if state.is_dear() && state.in_use >= state.ahead() {
+            (took_ns * DEAR_REST / 1000).min(MAX_REST_US)
+        } else {
+            0
         }
     }
 

@@ -1,8 +1,8 @@
 //! How long an operation waits at its entry, and nowhere else.
 //!
 //! Three resources fill up behind the foreground's back: dirty pages, the metadata delta, and the log
-//! ring. For each there is a fill level at which background work starts, and a hard limit. Between
-//! the two an operation is delayed by an amount that grows smoothly from nothing, so that the
+//! ring. For each there is a fill level at which background work starts, one at which delays start, and a hard limit. Between
+//! the last two an operation is delayed by an amount that grows smoothly from nothing, so that the
 //! foreground settles at the rate of the background by itself: a fast disk at a low level, with delays
 //! too small to see, a slow one further up. There is no cliff anywhere below the hard limit, and at
 //! the hard limit (which the delays make hard to reach) the operation waits for progress.
@@ -26,9 +26,10 @@ pub const MAX_PAGE_DELAY_NS: u64 = 1_000_000;
 pub const MAX_OPERATION_DELAY_NS: u64 = 100_000_000;
 /// Shortest sleep worth taking: below it the timer's slack would dominate.
 pub const MIN_SLEEP_US: u64 = 200;
-/// Shares of the memory cap at which writeback starts, and at which writers wait for it.
+/// Shares of the memory cap at which writeback starts, at which delays start, and at which writers wait for writeback.
 const DIRTY_START_PERCENT: u64 = 25;
-const DIRTY_HARD_PERCENT: u64 = 50;
+const DIRTY_DELAY_PERCENT: u64 = 40;
+const DIRTY_HARD_PERCENT: u64 = 65;
 /// Shares of the delta's and the log's size at which delays start (a checkpoint starts before), and
 /// at which operations wait for the checkpoint. From `LOG_HOME` on logged pages go home.
 const LOG_HOME_PERCENT: u64 = 25;
@@ -70,6 +71,7 @@ pub struct Limits {
     dirty: Slope,
     delta: Slope,
     log: Slope,
+    writeback_start_bytes: u64,
     checkpoint_delta_bytes: u64,
     checkpoint_log_bytes: u64,
     log_bytes: u64,
@@ -107,9 +109,10 @@ impl Limits {
     /// `log_bytes`.
     pub fn new(memory_bytes: u64, delta_bytes: u64, log_bytes: u64) -> Self {
         Self {
-            dirty: Slope::new(memory_bytes, DIRTY_START_PERCENT, DIRTY_HARD_PERCENT),
+            dirty: Slope::new(memory_bytes, DIRTY_DELAY_PERCENT, DIRTY_HARD_PERCENT),
             delta: Slope::new(delta_bytes, DELTA_DELAY_PERCENT, DELTA_HARD_PERCENT),
             log: Slope::new(log_bytes, LOG_DELAY_PERCENT, LOG_HARD_PERCENT),
+            writeback_start_bytes: percent_of(memory_bytes, DIRTY_START_PERCENT),
             checkpoint_delta_bytes: percent_of(delta_bytes, CHECKPOINT_START_PERCENT),
             checkpoint_log_bytes: percent_of(log_bytes, LOG_CHECKPOINT_PERCENT),
             log_bytes,
@@ -118,7 +121,7 @@ impl Limits {
 
     /// True when the flushers should write without being asked.
     pub fn wants_writeback(&self, pressure: &Pressure) -> bool {
-        pressure.dirty_bytes > self.dirty.start
+        pressure.dirty_bytes > self.writeback_start_bytes
     }
 
     /// True when a checkpoint should start without being asked.
@@ -129,7 +132,7 @@ impl Limits {
 
     /// Bytes of dirty data above which writeback starts; it stops below.
     pub fn writeback_start_bytes(&self) -> u64 {
-        self.dirty.start
+        self.writeback_start_bytes
     }
 
     /// How much of the log that operations may use is used, in percent.
@@ -233,7 +236,7 @@ mod tests {
                     let now = limits.admit(&pressure(resource, step), write(data_bytes));
                     assert!(now.delay_ns >= before.delay_ns);
                     assert!(now.must_wait >= before.must_wait);
-                    // The steepest place: the slope of a cube at 1, over the narrowest span (20 %).
+                    // The steepest place: the slope of a cube at 1, over the narrowest span (25 %).
                     let pages = data_bytes.div_ceil(4096).max(1);
                     let jump = MAX_PAGE_DELAY_NS * 3 * 11 / 2 / STEPS * pages + pages + 1;
                     assert!(now.delay_ns - before.delay_ns <= jump, "{resource} {step} {now:?}");
@@ -250,9 +253,10 @@ mod tests {
         for (percent, delayed, stopped) in [
             (0, false, false),
             (25, false, false),
-            (35, true, false),
-            (49, true, false),
-            (50, true, true),
+            (40, false, false),
+            (45, true, false),
+            (64, true, false),
+            (66, true, true),
             (100, true, true),
         ] {
             // One byte more than the rounded-down share.

@@ -19,13 +19,14 @@
 //! `pwritev`, `fallocate` and the `BLKDISCARD` control.
 
 mod pool;
+mod segments;
 mod uring;
 
 use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{self, IoSlice, IoSliceMut, Seek, SeekFrom};
+use std::io::{self, Seek, SeekFrom};
 use std::ops::{ControlFlow, Range};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use super::buffer::AlignedBuf;
@@ -36,6 +37,7 @@ use crate::format::BLOCK_BYTES_U64;
 use crate::sync::Arc;
 use crate::{Error, Result};
 use pool::Pool;
+use segments::Segments;
 use uring::Rings;
 
 /// Most segments of one vectored call (Linux's `IOV_MAX`).
@@ -468,41 +470,39 @@ fn can_discard(device: u64) -> bool {
 }
 
 /// Fills all of `buffers`, over short counts and interruptions.
-fn read_all(file: &File, mut offset_bytes: u64, buffers: &mut [&mut [u8]]) -> io::Result<()> {
-    if let [buffer] = buffers {
-        return file.read_exact_at(buffer, offset_bytes);
-    }
-    let mut segments: Vec<IoSliceMut<'_>> =
-        buffers.iter_mut().map(|buffer| IoSliceMut::new(buffer)).collect();
-    let mut rest = &mut segments[..];
-    IoSliceMut::advance_slices(&mut rest, 0);
-    while !rest.is_empty() {
-        let count = retry_interrupted(|| preadv(file, rest, offset_bytes))?;
-        if count == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        offset_bytes += count as u64;
-        IoSliceMut::advance_slices(&mut rest, count);
-    }
-    Ok(())
+fn read_all(file: &File, offset_bytes: u64, buffers: &mut [&mut [u8]]) -> io::Result<()> {
+    let left = Segments::from_kernel(buffers.iter_mut().map(|buffer| &mut **buffer));
+    transfer_all(offset_bytes, left, io::ErrorKind::UnexpectedEof, |segments, count, offset| {
+        // SAFETY: the segments describe `buffers`, which are borrowed exclusively for the whole call.
+        unsafe { libc::preadv64(file.as_raw_fd(), segments, count, offset) }
+    })
 }
 
 /// Writes all of `buffers`, over short counts and interruptions.
-fn write_all(file: &File, mut offset_bytes: u64, buffers: &[&[u8]]) -> io::Result<()> {
-    if let [buffer] = buffers {
-        return file.write_all_at(buffer, offset_bytes);
-    }
-    let mut segments: Vec<IoSlice<'_>> =
-        buffers.iter().map(|buffer| IoSlice::new(buffer)).collect();
-    let mut rest = &mut segments[..];
-    IoSlice::advance_slices(&mut rest, 0);
-    while !rest.is_empty() {
-        let count = retry_interrupted(|| pwritev(file, rest, offset_bytes))?;
+fn write_all(file: &File, offset_bytes: u64, buffers: &[&[u8]]) -> io::Result<()> {
+    let left = Segments::to_kernel(buffers.iter().copied());
+    transfer_all(offset_bytes, left, io::ErrorKind::WriteZero, |segments, count, offset| {
+        // SAFETY: the segments describe `buffers`, which are borrowed for the whole call.
+        unsafe { libc::pwritev64(file.as_raw_fd(), segments, count, offset) }
+    })
+}
+
+/// Repeats `call` until nothing is `left`; `at_end` is the error if it transfers nothing.
+fn transfer_all(
+    mut offset_bytes: u64,
+    mut left: Segments,
+    at_end: io::ErrorKind,
+    call: impl Fn(*const libc::iovec, i32, i64) -> isize,
+) -> io::Result<()> {
+    while !left.is_empty() {
+        let (segments, count) = left.as_raw(MAX_SEGMENTS);
+        let offset = system_offset(offset_bytes)?;
+        let count = retry_interrupted(|| checked(call(segments, count as i32, offset)))?;
         if count == 0 {
-            return Err(io::ErrorKind::WriteZero.into());
+            return Err(at_end.into());
         }
         offset_bytes += count as u64;
-        IoSlice::advance_slices(&mut rest, count);
+        left.advance(count);
     }
     Ok(())
 }
@@ -524,22 +524,6 @@ fn system_offset(offset_bytes: u64) -> io::Result<i64> {
 /// The result of a system call that answers -1 for an error.
 fn checked(answer: isize) -> io::Result<usize> {
     usize::try_from(answer).map_err(|_| io::Error::last_os_error())
-}
-
-fn preadv(file: &File, segments: &mut [IoSliceMut<'_>], offset_bytes: u64) -> io::Result<usize> {
-    let count = segments.len().min(MAX_SEGMENTS) as i32;
-    let offset = system_offset(offset_bytes)?;
-    // SAFETY: `IoSliceMut` has the layout of `iovec` by its documentation; the first `count` of them
-    // describe memory that is borrowed exclusively for the whole call.
-    checked(unsafe { libc::preadv64(file.as_raw_fd(), segments.as_ptr().cast(), count, offset) })
-}
-
-fn pwritev(file: &File, segments: &[IoSlice<'_>], offset_bytes: u64) -> io::Result<usize> {
-    let count = segments.len().min(MAX_SEGMENTS) as i32;
-    let offset = system_offset(offset_bytes)?;
-    // SAFETY: `IoSlice` has the layout of `iovec` by its documentation; the first `count` of them
-    // describe memory that is borrowed for the whole call.
-    checked(unsafe { libc::pwritev64(file.as_raw_fd(), segments.as_ptr().cast(), count, offset) })
 }
 
 fn punch_hole(file: &File, offset_bytes: u64, length_bytes: u64) -> io::Result<()> {

@@ -101,7 +101,7 @@ pub fn perform(device: &dyn Device, request: Request) -> (DeviceResult<()>, Buff
 }
 
 /// How a request ended, and its memory.
-type Outcome = (DeviceResult<()>, Buffers);
+pub type Outcome = (DeviceResult<()>, Buffers);
 
 /// Results of a batch that is under way.
 struct Latch {
@@ -110,8 +110,26 @@ struct Latch {
     ended: Condvar,
 }
 
-/// Submits all of `requests`, and waits for the last.
-pub fn submit_all<D: Device + ?Sized>(device: &D, requests: Vec<Request>) -> Vec<Outcome> {
+/// Requests that were submitted together.
+#[must_use = "the memory of the requests comes back with their results"]
+pub struct Batch(Arc<Latch>);
+
+impl Batch {
+    /// Waits for the last of them: results and memory in the order of the requests.
+    pub fn wait(self) -> Vec<Outcome> {
+        let mut left = self.0.left.lock();
+        while *left > 0 {
+            self.0.ended.wait(&mut left);
+        }
+        drop(left);
+        let outcomes = std::mem::take(&mut *self.0.outcomes.lock());
+        // Each was filled before it was counted.
+        outcomes.into_iter().flatten().collect()
+    }
+}
+
+/// Submits all of `requests`.
+pub fn submit_batch<D: Device + ?Sized>(device: &D, requests: Vec<Request>) -> Batch {
     let count = requests.len();
     let outcomes = Mutex::new((0..count).map(|_| None).collect());
     let latch = Arc::new(Latch { outcomes, left: Mutex::new(count), ended: Condvar::new() });
@@ -127,14 +145,12 @@ pub fn submit_all<D: Device + ?Sized>(device: &D, requests: Vec<Request>) -> Vec
         };
         device.submit(request, Box::new(on_done));
     }
-    let mut left = latch.left.lock();
-    while *left > 0 {
-        latch.ended.wait(&mut left);
-    }
-    drop(left);
-    let outcomes = std::mem::take(&mut *latch.outcomes.lock());
-    // Each was filled before it was counted.
-    outcomes.into_iter().flatten().collect()
+    Batch(latch)
+}
+
+/// Submits all of `requests`, and waits for the last.
+pub fn submit_all<D: Device + ?Sized>(device: &D, requests: Vec<Request>) -> Vec<Outcome> {
+    submit_batch(device, requests).wait()
 }
 
 /// The request's buffers cannot serve its operation.

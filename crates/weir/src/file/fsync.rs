@@ -137,11 +137,11 @@ impl Engine {
         kind: SyncKind,
         (room, situation): (Room, Option<Situation>),
     ) -> Result<Logged> {
-        if !Self::needs_log(inode, pages, kind) {
-            return Ok(Logged::Done);
-        }
         let limit = self.max_payload_pages();
         let count = count_unlogged(inode, pages, limit);
+        if count == 0 && !Self::needs_log(inode, pages, kind) {
+            return Ok(Logged::Done);
+        }
         if count > limit {
             return Ok(Logged::TooMuch);
         }
@@ -190,11 +190,8 @@ impl Engine {
         Ok(Some(chosen).filter(|chosen| !chosen.is_empty()))
     }
 
-    /// Dirty pages that the log does not have, or attributes that matter for `kind`.
+    /// Without dirty pages that the log does not have: pages on their way home, or attributes that matter for `kind`.
     fn needs_log(inode: &Inode, pages: &Range<u64>, kind: SyncKind) -> bool {
-        if count_unlogged(inode, pages, 0) > 0 {
-            return true;
-        }
         if inode.pages.read().first_unlogged_writeback(pages.clone()).is_some() {
             return true;
         }

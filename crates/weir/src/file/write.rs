@@ -8,12 +8,13 @@
 //! page map under one hold of its lock: memory for all of them is had before the first is changed.
 
 use crate::cache::map::{OldContents, PageMap, UNTORN_PAGES, WriteRefused};
-use crate::cache::page::PageMut;
+use crate::cache::page::{Growth, PageMut};
 use crate::device::IoClass;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64, MAX_FILE_BYTES};
 use crate::inode::Inode;
+use crate::reclaim::BATCH_PAGES;
 use crate::sync::Arc;
 use crate::sync::atomic::Ordering;
 use std::ops::Range;
@@ -30,11 +31,12 @@ enum Stop {
 }
 
 /// Page frames for what is about to be overwritten.
-#[derive(Default)]
 struct Frames {
     ready: Vec<PageMut>,
     /// The pages before this one are provided for.
     reach: u64,
+    /// Whether the cache may take memory that it does not have yet.
+    growth: Growth,
 }
 
 impl Engine {
@@ -138,11 +140,18 @@ impl Engine {
         let mut newly_dirty = 0;
         let mut done = 0;
         let mut tries = 0;
+        let mut growth = Growth::IfCheap;
         let result = loop {
-            let stopped = self.copy_in(inode, offset, data, &mut done, &mut newly_dirty);
+            let stopped = self.copy_in(inode, (offset, data), growth, &mut done, &mut newly_dirty);
             let relieved = match stopped {
                 None => break Ok(()),
                 Some(Stop::Fill(index)) => self.fill(inode, index..index + 1, IoClass::SyncRead),
+                Some(Stop::NoMemory) if growth == Growth::IfCheap => {
+                    if self.evict(BATCH_PAGES) == 0 {
+                        growth = Growth::Allowed;
+                    }
+                    Ok(())
+                }
                 Some(Stop::NoMemory) => self.make_room(&mut tries),
             };
             if let Err(error) = relieved {
@@ -167,15 +176,15 @@ impl Engine {
     fn copy_in(
         &self,
         inode: &Inode,
-        offset: u64,
-        data: &[u8],
+        (offset, data): (u64, &[u8]),
+        growth: Growth,
         done: &mut usize,
         newly_dirty: &mut u64,
     ) -> Option<Stop> {
         let mut pages = inode.pages.write();
         let size = inode.size();
         let mut stop = None;
-        let mut frames = Frames::default();
+        let mut frames = Frames { ready: Vec::new(), reach: 0, growth };
         while *done < data.len() {
             let at = offset + *done as u64;
             let (index, within) = (at / BLOCK_BYTES_U64, (at % BLOCK_BYTES_U64) as usize);
@@ -189,7 +198,7 @@ impl Engine {
                 }
             }
             let place = (index, within);
-            match self.copy_page(&mut pages, inode, place, part, size, &mut frames.ready) {
+            match self.copy_page(&mut pages, inode, place, part, size, &mut frames) {
                 Ok(became_dirty) => *newly_dirty += u64::from(became_dirty),
                 Err(reason) => {
                     stop = Some(reason);
@@ -214,7 +223,10 @@ impl Engine {
         frames.reach = whole.end.min(unit_end);
         let needed = pages.frames_to_overwrite(whole.start..frames.reach);
         let missing = needed.saturating_sub(frames.ready.len());
-        self.pool.alloc_batch_for_overwrite(missing, &mut frames.ready) == missing
+        self.pool.alloc_batch_for_overwrite(missing, frames.growth, &mut frames.ready);
+        // What is taken first comes last.
+        frames.ready.reverse();
+        frames.ready.len() >= needed
     }
 
     /// Copies `part` into one page; true if the page was not dirty before.
@@ -225,11 +237,11 @@ impl Engine {
         (index, within): (u64, usize),
         part: &[u8],
         size: u64,
-        frames: &mut Vec<PageMut>,
+        frames: &mut Frames,
     ) -> std::result::Result<bool, Stop> {
         let whole = part.len() == BLOCK_BYTES;
         let keep = if whole { OldContents::Discard } else { OldContents::Keep };
-        let clone = || frames.pop().or_else(|| self.pool.alloc_emergency());
+        let clone = || frames.ready.pop().or_else(|| self.pool.alloc_emergency());
         match pages.page_for_write_in(index, keep, clone) {
             Ok(page) => {
                 page.bytes[within..within + part.len()].copy_from_slice(part);
@@ -246,7 +258,7 @@ impl Engine {
             return Err(Stop::Fill(index));
         }
         let page = if whole {
-            frames.pop().or_else(|| self.pool.alloc_for_overwrite())
+            frames.ready.pop().or_else(|| self.pool.alloc_for_overwrite_in(frames.growth))
         } else {
             self.pool.alloc_zeroed()
         };

@@ -22,6 +22,7 @@ use super::extents::{self, Piece as Mapped, Unmapped};
 use crate::alloc::{AllocKind, Run};
 use crate::cache::map::{RunFilter, UNTORN_PAGES, WritebackPage};
 use crate::cache::page::PageRef;
+use crate::device::request::{Batch, submit_batch};
 use crate::device::{Buffers, IoClass, Operation, Request};
 use crate::engine::{Engine, Room};
 use crate::error::{Error, Result};
@@ -237,9 +238,8 @@ impl Engine {
 
     /// Decides where the pages go. The caller holds the `map` lock.
     fn place(&self, piece: &mut Piece) -> Result<()> {
-        let number = piece.inode.number;
         let (start, end) = (piece.first(), piece.end());
-        let mapped = extents::all_pieces(&self.store, number, start, end)?;
+        let mapped = self.mapped(&piece.inode, start, end)?;
         if start == 0 && end == 1 && piece.size <= MAX_INLINE_BYTES as u64 && mapped.is_empty() {
             piece.into_inode = true;
             return Ok(());
@@ -283,13 +283,23 @@ impl Engine {
         Ok(())
     }
 
+    /// What file blocks `start .. end` are mapped to; without a look where nothing is. The caller holds the `map` lock.
+    fn mapped(&self, inode: &Inode, start: u64, end: u64) -> Result<Vec<Mapped>> {
+        if inode.meta.lock().item.blocks == 0 {
+            return Ok(Vec::new());
+        }
+        extents::all_pieces(&self.store, inode.number, start, end)
+    }
+
     /// New blocks for file blocks `from .. to` of the piece. Space was reserved when the pages became dirty.
     fn place_new(&self, piece: &mut Piece, from: u64, to: u64) -> Result<()> {
         let start = piece.first();
         let mut at = from;
+        let is_first = piece.inode.meta.lock().item.blocks == 0;
         while at < to {
             let hint = match piece.segments.last() {
                 Some(last) if last.place == Place::New => Some(last.block + last.pages as u64),
+                _ if is_first => None,
                 _ => extents::placement_hint(&self.store, piece.inode.number, at)?,
             };
             let run = self.alloc.allocate(to - at, 1, hint, AllocKind::Data)?;
@@ -306,41 +316,28 @@ impl Engine {
 
     /// Writes all `pieces`. A piece that could not be written carries its error from here on.
     pub fn write_out(&self, pieces: &mut [Piece], class: IoClass) {
-        let mut order: Vec<(u64, usize, usize)> = Vec::new();
-        for (number, piece) in pieces.iter().enumerate() {
-            for (segment_number, segment) in piece.segments.iter().enumerate() {
-                order.push((segment.block, number, segment_number));
-            }
-        }
-        order.sort_unstable();
-        let mut requests: Vec<OutRequest> = Vec::new();
-        for (block, number, segment_number) in order {
-            let segment = &pieces[number].segments[segment_number];
-            let pages = pieces[number].pages[segment.first..segment.first + segment.pages].iter();
-            let fits = requests.last().is_some_and(|last| {
-                last.block + last.pages.len() as u64 == block
-                    && last.pages.len() + segment.pages <= REQUEST_PAGES
-            });
-            if !fits {
-                requests.push(OutRequest { block, pages: Vec::new(), pieces: Vec::new() });
-            }
-            if let Some(last) = requests.last_mut() {
-                last.pages.extend(pages.map(|page| page.page.clone()));
-                last.pieces.push(number);
-            }
-        }
+        let requests = requests_of(pieces);
         if requests.is_empty() {
             return;
         }
         let results = self.run_paced(requests, class);
         self.log.note_data_written();
-        for (numbers, result) in results {
-            if let Err(error) = result {
-                for number in numbers {
-                    pieces[number].failed = Some(error.clone());
-                }
-            }
-        }
+        note_failures(pieces, results);
+    }
+
+    /// Submits the writing of `pieces`; [`Engine::finish_write_out`] waits for it.
+    fn begin_write_out(&self, pieces: Vec<Piece>, class: IoClass) -> UnderWay {
+        let (numbers, requests) = to_device(requests_of(&pieces), class);
+        UnderWay { pieces, numbers, batch: submit_batch(&*self.device, requests) }
+    }
+
+    /// Waits until the pieces are written, and settles them.
+    fn finish_write_out(&self, under_way: UnderWay) -> Result<()> {
+        let UnderWay { mut pieces, numbers, batch } = under_way;
+        let results = batch.wait().into_iter().map(|(result, _)| result.map_err(Error::from));
+        self.log.note_data_written();
+        note_failures(&mut pieces, numbers.into_iter().zip(results).collect());
+        self.settle(pieces)
     }
 
     /// Runs the requests; those of the background in portions that the pacer allows.
@@ -382,17 +379,7 @@ impl Engine {
                 })
                 .collect();
         }
-        let mut pieces = Vec::with_capacity(requests.len());
-        let to_device = |request: OutRequest| {
-            pieces.push(request.pieces);
-            Request {
-                operation: Operation::Write { fua: false },
-                offset_bytes: request.block * BLOCK_BYTES_U64,
-                buffers: Buffers::Pages(request.pages),
-                class,
-            }
-        };
-        let requests = requests.into_iter().map(to_device).collect();
+        let (pieces, requests) = to_device(requests, class);
         let results = self.device.run_all(requests).into_iter();
         let results = results.map(|(result, _)| result.map_err(Error::from));
         pieces.into_iter().zip(results).collect()
@@ -476,9 +463,14 @@ impl Engine {
     fn commit_mapping(&self, piece: &Piece, op: &mut Op) -> Result<(u64, u64)> {
         let number = piece.inode.number;
         let (start, end) = (piece.first(), piece.end());
-        let old = extents::all_pieces(&self.store, number, start, end)?;
-        let (removed, _) =
-            extents::cut(&self.store, op, number, (start, end), Unmapped::Kept, usize::MAX)?;
+        let is_first = piece.inode.meta.lock().item.blocks == 0;
+        let old = self.mapped(&piece.inode, start, end)?;
+        let removed = if is_first {
+            0
+        } else {
+            let range = (start, end);
+            extents::cut(&self.store, op, number, range, Unmapped::Kept, usize::MAX)?.0
+        };
         for segment in &piece.segments {
             let from = start + segment.first as u64;
             if segment.place == Place::New {
@@ -487,7 +479,8 @@ impl Engine {
             }
             op.wrote(segment.block, &piece.checksums[segment.first..segment.first + segment.pages]);
         }
-        let mut left = extents::left_neighbour(&self.store, number, start)?;
+        let mut left =
+            if is_first { None } else { extents::left_neighbour(&self.store, number, start)? };
         for (file_block, extent) in joined(piece) {
             extents::insert(op, number, file_block, &extent, left.take());
         }
@@ -534,7 +527,7 @@ impl Engine {
     }
 
     /// Collects, writes and settles dirty pages of `inode` until none of the range that pass `filter` are left but
-    /// those under writeback.
+    /// those under writeback. Of many, one round is on its way to the disk while the next is collected.
     pub fn write_back(
         &self,
         inode: &Arc<Inode>,
@@ -542,14 +535,38 @@ impl Engine {
         filter: RunFilter,
         class: IoClass,
     ) -> Result<()> {
+        let mut under_way: Option<UnderWay> = None;
         loop {
             let mut pieces = Vec::new();
-            let budget = (ROUND_PAGES, Room::Normal);
+            // What is under way holds log space.
+            let room = if under_way.is_some() { Room::NoWait } else { Room::Normal };
+            let budget = (ROUND_PAGES, room);
             let collected = self.collect(inode, range.clone(), filter, budget, &mut pieces);
+            let goes_on = matches!(collected, Ok(Collected { complete: false, .. }))
+                && self.options.background != BackgroundMode::Manual;
+            let had_more = under_way.is_some();
+            let finish_last = |engine: &Self, last: Option<UnderWay>| {
+                last.map_or(Ok(()), |last| engine.finish_write_out(last))
+            };
+            if goes_on {
+                let next = self.begin_write_out(pieces, class);
+                let ended = finish_last(self, under_way.replace(next));
+                if ended.is_err() {
+                    let _ = finish_last(self, under_way.take());
+                    return ended;
+                }
+                continue;
+            }
             self.write_out(&mut pieces, class);
-            self.settle(pieces)?;
-            if collected?.complete {
-                return Ok(());
+            let ended = finish_last(self, under_way.take());
+            let settled = self.settle(pieces);
+            ended.and(settled)?;
+            match collected {
+                // For lack of log space, which there may be now.
+                Err(Error::WouldBlock) if had_more => {}
+                Err(error) => return Err(error),
+                Ok(collected) if collected.complete => return Ok(()),
+                Ok(_) => {}
             }
         }
     }
@@ -603,10 +620,72 @@ fn note_error(inode: &Inode, error: &Error) {
     held.1 = Some(error.clone());
 }
 
+/// Neighbouring blocks of some pieces, by their numbers.
 struct OutRequest {
     block: u64,
     pages: Vec<PageRef>,
     pieces: Vec<usize>,
+}
+
+/// Pieces whose writing was submitted. Holds their log space, and must be finished.
+struct UnderWay {
+    pieces: Vec<Piece>,
+    /// Which pieces each request of the batch is for.
+    numbers: Vec<Vec<usize>>,
+    batch: Batch,
+}
+
+/// What is to be written for `pieces`, in the order of blocks.
+fn requests_of(pieces: &[Piece]) -> Vec<OutRequest> {
+    let mut order: Vec<(u64, usize, usize)> = Vec::new();
+    for (number, piece) in pieces.iter().enumerate() {
+        for (segment_number, segment) in piece.segments.iter().enumerate() {
+            order.push((segment.block, number, segment_number));
+        }
+    }
+    order.sort_unstable();
+    let mut requests: Vec<OutRequest> = Vec::new();
+    for (block, number, segment_number) in order {
+        let segment = &pieces[number].segments[segment_number];
+        let pages = pieces[number].pages[segment.first..segment.first + segment.pages].iter();
+        let fits = requests.last().is_some_and(|last| {
+            last.block + last.pages.len() as u64 == block
+                && last.pages.len() + segment.pages <= REQUEST_PAGES
+        });
+        if !fits {
+            requests.push(OutRequest { block, pages: Vec::new(), pieces: Vec::new() });
+        }
+        if let Some(last) = requests.last_mut() {
+            last.pages.extend(pages.map(|page| page.page.clone()));
+            last.pieces.push(number);
+        }
+    }
+    requests
+}
+
+/// The same for the device, and the pieces of each.
+fn to_device(requests: Vec<OutRequest>, class: IoClass) -> (Vec<Vec<usize>>, Vec<Request>) {
+    let one = |request: OutRequest| {
+        let device_request = Request {
+            operation: Operation::Write { fua: false },
+            offset_bytes: request.block * BLOCK_BYTES_U64,
+            buffers: Buffers::Pages(request.pages),
+            class,
+        };
+        (request.pieces, device_request)
+    };
+    requests.into_iter().map(one).unzip()
+}
+
+/// Notes with each piece that a part of it could not be written.
+fn note_failures(pieces: &mut [Piece], results: Vec<(Vec<usize>, Result<()>)>) {
+    for (numbers, result) in results {
+        if let Err(error) = result {
+            for number in numbers {
+                pieces[number].failed = Some(error.clone());
+            }
+        }
+    }
 }
 
 /// The newest operation whose payload may go home: durable in the log.

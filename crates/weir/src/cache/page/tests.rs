@@ -92,8 +92,8 @@ fn pages_outlive_every_handle_of_their_pool() {
 fn batch_takes_what_the_capacity_allows() {
     let pool = PagePool::with_reserve(10 * PAGE, PAGE);
     let mut pages = Vec::new();
-    assert_eq!(pool.alloc_batch_for_overwrite(6, &mut pages), 6);
-    assert_eq!(pool.alloc_batch_for_overwrite(6, &mut pages), 3);
+    assert_eq!(pool.alloc_batch_for_overwrite(6, Growth::Allowed, &mut pages), 6);
+    assert_eq!(pool.alloc_batch_for_overwrite(6, Growth::Allowed, &mut pages), 3);
     assert_eq!((pages.len(), pool.in_use_pages()), (9, 9));
 }
 
@@ -178,16 +178,67 @@ fn prepared_slabs_are_used_before_new_ones_and_freed_by_trim() {
     assert!(!PagePool::new(SLAB_FRAMES * PAGE - 1).prepare_slab(), "too small for a full slab");
 }
 
+#[test]
+fn frames_freed_in_order_come_back_in_order() {
+    let pool = PagePool::new(100 * PAGE);
+    let mut pages = Vec::new();
+    pool.alloc_batch_for_overwrite(100, Growth::Allowed, &mut pages);
+    let addresses = |pages: &[PageMut]| -> Vec<usize> {
+        pages.iter().map(|page| page.as_ptr().addr()).collect()
+    };
+    let expected = addresses(&pages[30..50]);
+    pages.drain(30..50);
+    let mut again = Vec::new();
+    assert_eq!(pool.alloc_batch_for_overwrite(20, Growth::Allowed, &mut again), 20);
+    assert_eq!(addresses(&again), expected);
+}
+
+#[test]
+fn while_fresh_memory_is_dear_those_who_can_recycle_are_told_to() {
+    let slabs = 8;
+    let pool = PagePool::new(slabs * SLAB_FRAMES * PAGE);
+    let ahead = slabs * AHEAD_EIGHTHS / 8 * SLAB_FRAMES;
+    let take = |pages: &mut Vec<PageMut>, growth| pool.alloc_batch_for_overwrite(1, growth, pages);
+    let mut pages = Vec::new();
+    // Nobody knows what it costs, or it is cheap: the pool grows.
+    assert_eq!(pool.note_slab_cost(DEAR_SLAB_NS / 2), 0);
+    pool.alloc_batch_for_overwrite(ahead - 1, Growth::IfCheap, &mut pages);
+    for _ in 0..100 {
+        assert_eq!(pool.note_slab_cost(DEAR_SLAB_NS * 2), 0, "a burst's worth is prepared at once");
+    }
+    // Up to a burst's worth it grows all the same.
+    assert_eq!(take(&mut pages, Growth::IfCheap), 1);
+    assert_eq!(take(&mut pages, Growth::IfCheap), 0);
+    assert_eq!(pool.note_slab_cost(DEAR_SLAB_NS * 2), DEAR_SLAB_NS * 2 * DEAR_REST / 1000);
+    // Whoever has nothing to recycle gets it, and so does everybody once it is prepared or cheap.
+    assert_eq!(take(&mut pages, Growth::Allowed), 1);
+    let rest = pool.stats().ready;
+    assert_eq!(pool.alloc_batch_for_overwrite(rest, Growth::IfCheap, &mut pages), rest);
+    assert_eq!(take(&mut pages, Growth::IfCheap), 0);
+    assert!(pool.prepare_slab());
+    assert_eq!(take(&mut pages, Growth::IfCheap), 1);
+    for _ in 0..100 {
+        pool.note_slab_cost(DEAR_SLAB_NS / 2);
+    }
+    let rest = pool.stats().ready;
+    pool.alloc_batch_for_overwrite(rest + 1, Growth::IfCheap, &mut pages);
+    assert_eq!(pages.len(), pool.in_use_pages());
+    assert!(pool.in_use_pages() > ahead + SLAB_FRAMES);
+}
+
 #[cfg(not(any(miri, feature = "shuttle")))]
 #[test]
 fn the_preparer_keeps_slabs_ahead_within_the_capacity_and_stops_when_told() {
+    use crate::sync::SystemClock;
     use std::sync::atomic::{AtomicBool, Ordering};
     let slabs = 16;
     let pool = PagePool::new(slabs * SLAB_FRAMES * PAGE);
     let go_on = AtomicBool::new(true);
     std::thread::scope(|scope| {
-        let preparer = scope.spawn(|| pool.run_preparer(|| go_on.load(Ordering::Relaxed)));
-        let ahead = slabs / AHEAD_SHARE * SLAB_FRAMES;
+        let preparer = scope.spawn(|| {
+            pool.run_preparer(&SystemClock::default(), || go_on.load(Ordering::Relaxed));
+        });
+        let ahead = slabs * AHEAD_EIGHTHS / 8 * SLAB_FRAMES;
         while pool.stats().ready < ahead {
             std::thread::yield_now();
         }

@@ -11,7 +11,8 @@
 //! This module uses `unsafe` to give the kernel addresses that it uses after the call: `io_uring` is made of that. All of it
 //! is in [`Batch`], which owns the memory and does not go away before the kernel has let go of it.
 
-use super::{Disk, device_error};
+use super::segments::Segments;
+use super::{Disk, MAX_SEGMENTS, device_error};
 use crate::device::request::{check_transfer, perform};
 use crate::device::{Buffers, DeviceResult, IoClass, Operation, Request};
 use crate::sync::Mutex;
@@ -30,8 +31,6 @@ const PATIENT_DEPTH: usize = 32;
 const SPARE_RINGS: usize = 4;
 /// Temporary errors in a row after which a ring is given up.
 const MAX_REFUSALS: u32 = 1000;
-/// Segments of one submission (Linux's `IOV_MAX`); the rest follows as after a short write.
-const MAX_SEGMENTS: usize = 1024;
 
 /// What a batch answers, in the order of its requests.
 pub(super) type Outcomes = Vec<(DeviceResult<()>, Buffers)>;
@@ -107,21 +106,16 @@ struct Transfer {
     request: Request,
     length_bytes: u64,
     /// What is left of the buffers, as the kernel wants it; nothing if the ring cannot do the request.
-    segments: Vec<libc::iovec>,
+    segments: Segments,
     result: Option<DeviceResult<()>>,
 }
 
 impl Transfer {
     fn new(disk: &Disk, mut request: Request) -> Self {
-        let segments = segments(&mut request);
-        // SAFETY: the segments describe the buffers that `request` owns, initialised memory.
-        let slices = segments.iter().map(|segment| unsafe {
-            std::slice::from_raw_parts(segment.iov_base.cast::<u8>().cast_const(), segment.iov_len)
-        });
-        let checked = check_transfer("batch", disk.info.size_bytes, request.offset_bytes, slices);
+        let checked = check(disk, &request);
         // What breaks a rule is refused by the blocking call, in its words.
         let length_bytes = checked.unwrap_or(0);
-        let segments = if length_bytes > 0 { segments } else { Vec::new() };
+        let segments = if length_bytes > 0 { segments(&mut request) } else { Segments::default() };
         Self { request, length_bytes, segments, result: None }
     }
 
@@ -131,10 +125,8 @@ impl Transfer {
 
     /// The submission of what is left.
     fn entry(&self, file: types::Fd) -> squeue::Entry {
-        let left_bytes: u64 = self.segments.iter().map(|segment| segment.iov_len as u64).sum();
-        let offset_bytes = self.request.offset_bytes + self.length_bytes - left_bytes;
-        let count = self.segments.len().min(MAX_SEGMENTS) as u32;
-        let segments = self.segments.as_ptr();
+        let offset_bytes = self.request.offset_bytes + self.length_bytes - self.segments.bytes();
+        let (segments, count) = self.segments.as_raw(MAX_SEGMENTS);
         if self.is_read() {
             opcode::Readv::new(file, segments, count).offset(offset_bytes).build()
         } else {
@@ -159,7 +151,7 @@ impl Transfer {
             self.end(disk, Err(kind.into()));
             return false;
         }
-        advance(&mut self.segments, count);
+        self.segments.advance(count);
         if self.segments.is_empty() {
             self.end(disk, Ok(()));
         }
@@ -190,41 +182,35 @@ impl Transfer {
     }
 }
 
-/// The memory of a read's or write's buffers; empty for a request that the ring cannot do.
-fn segments(request: &mut Request) -> Vec<libc::iovec> {
-    let to_kernel = |bytes: &[u8]| libc::iovec {
-        iov_base: bytes.as_ptr().cast_mut().cast(),
-        iov_len: bytes.len(),
+/// The length of a transfer that keeps the rules.
+fn check(disk: &Disk, request: &Request) -> DeviceResult<u64> {
+    let check = |slices: &mut dyn Iterator<Item = &[u8]>| {
+        check_transfer("batch", disk.info.size_bytes, request.offset_bytes, slices)
     };
-    let from_kernel = |bytes: &mut [u8]| libc::iovec {
-        iov_base: bytes.as_mut_ptr().cast(),
-        iov_len: bytes.len(),
-    };
-    match (request.operation, &mut request.buffers) {
-        (Operation::Write { fua: false }, Buffers::Owned(buffer)) => vec![to_kernel(buffer)],
-        (Operation::Write { fua: false }, Buffers::Pages(pages)) => {
-            pages.iter().map(|page| to_kernel(page)).collect()
-        }
-        (Operation::Read, Buffers::Owned(buffer)) => vec![from_kernel(buffer)],
-        (Operation::Read, Buffers::Fill(pages)) => {
-            pages.iter_mut().map(|page| from_kernel(page)).collect()
-        }
-        _ => Vec::new(),
+    match &request.buffers {
+        Buffers::Owned(buffer) => check(&mut std::iter::once(&**buffer)),
+        Buffers::Pages(pages) => check(&mut pages.iter().map(|page| &**page)),
+        Buffers::Fill(pages) => check(&mut pages.iter().map(|page| &**page)),
+        Buffers::None => Ok(0),
     }
 }
 
-/// Takes the first `count` bytes off.
-fn advance(segments: &mut Vec<libc::iovec>, mut count: usize) {
-    let whole = segments.iter().take_while(|segment| {
-        let done = segment.iov_len <= count;
-        count -= if done { segment.iov_len } else { 0 };
-        done
-    });
-    let whole = whole.count();
-    segments.drain(..whole);
-    if let Some(first) = segments.first_mut() {
-        first.iov_base = first.iov_base.wrapping_byte_add(count);
-        first.iov_len -= count;
+/// The memory of a read's or write's buffers; empty for a request that the ring cannot do.
+fn segments(request: &mut Request) -> Segments {
+    match (request.operation, &mut request.buffers) {
+        (Operation::Write { fua: false }, Buffers::Owned(buffer)) => {
+            Segments::to_kernel(std::iter::once(&**buffer))
+        }
+        (Operation::Write { fua: false }, Buffers::Pages(pages)) => {
+            Segments::to_kernel(pages.iter().map(|page| &**page))
+        }
+        (Operation::Read, Buffers::Owned(buffer)) => {
+            Segments::from_kernel(std::iter::once(&mut **buffer))
+        }
+        (Operation::Read, Buffers::Fill(pages)) => {
+            Segments::from_kernel(pages.iter_mut().map(|page| &mut **page))
+        }
+        _ => Segments::default(),
     }
 }
 
@@ -330,27 +316,5 @@ impl Drop for Batch<'_> {
     fn drop(&mut self) {
         // After a panic: the buffers must not go away while the kernel uses them.
         self.give_up_ring();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn short_counts_leave_the_rest() {
-        let bytes = [0_u8; 64];
-        let segment = |from: usize, to: usize| libc::iovec {
-            iov_base: bytes[from..to].as_ptr().cast_mut().cast(),
-            iov_len: to - from,
-        };
-        for done in 0..=60 {
-            let mut left = vec![segment(0, 10), segment(10, 40), segment(40, 60)];
-            advance(&mut left, done);
-            assert_eq!(left.iter().map(|segment| segment.iov_len).sum::<usize>(), 60 - done);
-            let first =
-                left.first().map_or(60, |segment| segment.iov_base.addr() - bytes.as_ptr().addr());
-            assert_eq!(first, done);
-        }
     }
 }
