@@ -44,11 +44,17 @@ pub enum Mutation {
     SwallowWriteError,
     /// A batch goes into several frames that are not held together: replay takes those of them that it finds.
     CutBatch,
+    /// Recovery keeps the frames of a chain that it finds, whether the chain is complete or not.
+    ReplayPartOfChain,
+    /// Recovery takes payload home as it reads it the second time, without another look at its checksum.
+    TrustSecondRead,
+    /// Opening does not notice that frames are missing that were durable before the checkpoint.
+    ForgetDurableFrames,
 }
 
 impl Mutation {
     /// All of them.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 23] = [
         Self::AcknowledgeBeforeFlush,
         Self::SkipTailVerification,
         Self::AcceptStaleFrame,
@@ -69,6 +75,9 @@ impl Mutation {
         Self::SizeBeyondRange,
         Self::SwallowWriteError,
         Self::CutBatch,
+        Self::ReplayPartOfChain,
+        Self::TrustSecondRead,
+        Self::ForgetDurableFrames,
     ];
 
     /// The name on the simulator's command line.
@@ -94,6 +103,9 @@ impl Mutation {
             Self::SizeBeyondRange => "size-beyond-range",
             Self::SwallowWriteError => "swallow-write-error",
             Self::CutBatch => "cut-batch",
+            Self::ReplayPartOfChain => "replay-part-of-chain",
+            Self::TrustSecondRead => "trust-second-read",
+            Self::ForgetDurableFrames => "forget-durable-frames",
         }
     }
 

@@ -35,7 +35,7 @@ use crate::sync::Arc;
 use crate::tree::walk::{WalkVolume, walk};
 use crate::txn::checkpoint::loaded_tree;
 use crate::types::{BackgroundMode, VolumeOptions};
-use crate::volume::open::{posix_device, read_root, replay_start};
+use crate::volume::open::{lost_durable, posix_device, read_root, replay_start};
 use items::Items;
 use overlay::{Overlay, read_block};
 use report::Findings;
@@ -286,11 +286,14 @@ fn check_log(
         }
     };
     let frames = recovered.frame_count() as u64;
-    if recovered.lost_durable() {
+    if lost_durable(superblock, &recovered) {
         findings.add(ProblemKind::Log, Place::Log, || {
             format!(
-                "ends before operation {}, but operations up to {} were durable",
-                recovered.next_lsn, recovered.durable_lsn
+                "ends before operation {} and frame {}, but operations up to {} and frames before {} were durable",
+                recovered.next_lsn,
+                recovered.end.sequence,
+                recovered.durable_lsn,
+                superblock.durable_sequence
             )
         });
         return None;

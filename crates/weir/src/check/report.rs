@@ -4,129 +4,106 @@
 use crate::format::Key;
 use std::fmt;
 
-/// What is wrong.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[non_exhaustive]
-pub enum ProblemKind {
-    /// The superblock contradicts the root, or fewer copies of it are intact than any crash leaves.
-    Superblock,
-    /// One copy of the superblock is not what it should be; the others are enough.
-    SuperblockCopy,
-    /// The checkpoint root cannot be read, or contradicts itself.
-    Root,
-    /// A bitmap is not the one that the root names.
-    Bitmap,
-    /// A tree node is damaged: what it holds could not be checked.
-    Node,
-    /// The tree has another number of nodes or items than its root says.
-    TreeCounts,
-    /// An item cannot be decoded, or has an impossible key.
-    Item,
-    /// Items of an inode that does not exist.
-    ItemWithoutInode,
-    /// A field of an inode has a value that its type does not allow.
-    InodeField,
-    /// An inode number that was never given out.
-    InodeNumber,
-    /// The root counts another number of inodes than there are.
-    InodeCount,
-    /// The size of a symbolic link or special file is wrong.
-    Size,
-    /// An inode counts another number of blocks than its extents have.
-    BlockCount,
-    /// An inode's link count is not the number of its names.
-    LinkCount,
-    /// A directory counts another number of subdirectories than it has.
-    SubdirectoryCount,
-    /// A directory counts another number of entries than it has.
-    EntryCount,
-    /// A directory names another parent than the directory that it is in.
-    Parent,
-    /// An entry names an inode that does not exist.
-    DanglingEntry,
-    /// An entry's type is not the inode's.
-    EntryType,
-    /// An entry or attribute is at a place that is not its name's hash.
-    NameHash,
-    /// A name that cannot be: `.`, `..`, or with a slash or zero byte.
-    Name,
-    /// Two entries or attributes of one owner have the same name.
-    DuplicateName,
-    /// Inline data contradicts its inode.
-    Inline,
-    /// An extent leaves the data area.
-    ExtentPlace,
-    /// Two extents of a file cover the same file block.
-    ExtentOverlap,
-    /// An extent has data beyond the end of its file.
-    ExtentBeyondEnd,
-    /// Two owners claim the same block.
-    BlockUsedTwice,
-    /// A block in use is marked as free.
-    MarkedFree,
-    /// A block that nobody uses is marked as allocated.
-    Leaked,
-    /// An orphan entry that makes no sense, or an unlinked inode without one.
-    Orphan,
-    /// An inode with links that no directory names.
-    Unreachable,
-    /// Directories that contain each other.
-    Cycle,
-    /// The log cannot be read, makes no sense, or ends too early.
-    Log,
-    /// Recovery of the volume fails.
-    Recovery,
-    /// A block of data does not match its checksum.
-    Data,
-    /// Bytes behind the end of a file are not zero.
-    Tail,
-    /// The device cannot read a place.
-    Unreadable,
+/// Kinds of problems with their names for machines: in one place, so that none is forgotten in [`ProblemKind::ALL`], and so none by
+/// the test that plants each.
+macro_rules! problem_kinds {
+    ($($(#[$doc:meta])* $kind:ident = $name:literal,)*) => {
+        /// What is wrong.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[non_exhaustive]
+        pub enum ProblemKind {
+            $($(#[$doc])* $kind,)*
+        }
+
+        impl ProblemKind {
+            /// All of them.
+            pub const ALL: &'static [Self] = &[$(Self::$kind),*];
+
+            /// Short name for machines, for example `link-count`.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$kind => $name,)*
+                }
+            }
+        }
+    };
 }
 
-impl ProblemKind {
-    /// Short name for machines, for example `link-count`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Superblock => "superblock",
-            Self::SuperblockCopy => "superblock-copy",
-            Self::Root => "root",
-            Self::Bitmap => "bitmap",
-            Self::Node => "node",
-            Self::TreeCounts => "tree-counts",
-            Self::Item => "item",
-            Self::ItemWithoutInode => "item-without-inode",
-            Self::InodeField => "inode-field",
-            Self::InodeNumber => "inode-number",
-            Self::InodeCount => "inode-count",
-            Self::Size => "size",
-            Self::BlockCount => "block-count",
-            Self::LinkCount => "link-count",
-            Self::SubdirectoryCount => "subdirectory-count",
-            Self::EntryCount => "entry-count",
-            Self::Parent => "parent",
-            Self::DanglingEntry => "dangling-entry",
-            Self::EntryType => "entry-type",
-            Self::NameHash => "name-hash",
-            Self::Name => "name",
-            Self::DuplicateName => "duplicate-name",
-            Self::Inline => "inline",
-            Self::ExtentPlace => "extent-place",
-            Self::ExtentOverlap => "extent-overlap",
-            Self::ExtentBeyondEnd => "extent-beyond-end",
-            Self::BlockUsedTwice => "block-used-twice",
-            Self::MarkedFree => "marked-free",
-            Self::Leaked => "leaked",
-            Self::Orphan => "orphan",
-            Self::Unreachable => "unreachable",
-            Self::Cycle => "cycle",
-            Self::Log => "log",
-            Self::Recovery => "recovery",
-            Self::Data => "data",
-            Self::Tail => "tail",
-            Self::Unreadable => "unreadable",
-        }
-    }
+problem_kinds! {
+    /// The superblock contradicts the root, or fewer copies of it are intact than any crash leaves.
+    Superblock = "superblock",
+    /// One copy of the superblock is not what it should be; the others are enough.
+    SuperblockCopy = "superblock-copy",
+    /// The checkpoint root cannot be read, or contradicts itself.
+    Root = "root",
+    /// A bitmap is not the one that the root names.
+    Bitmap = "bitmap",
+    /// A tree node is damaged: what it holds could not be checked.
+    Node = "node",
+    /// The tree has another number of nodes or items than its root says.
+    TreeCounts = "tree-counts",
+    /// An item cannot be decoded, or has an impossible key.
+    Item = "item",
+    /// Items of an inode that does not exist.
+    ItemWithoutInode = "item-without-inode",
+    /// A field of an inode has a value that its type does not allow.
+    InodeField = "inode-field",
+    /// An inode number that was never given out.
+    InodeNumber = "inode-number",
+    /// The root counts another number of inodes than there are.
+    InodeCount = "inode-count",
+    /// The size of a symbolic link or special file is wrong.
+    Size = "size",
+    /// An inode counts another number of blocks than its extents have.
+    BlockCount = "block-count",
+    /// An inode's link count is not the number of its names.
+    LinkCount = "link-count",
+    /// A directory counts another number of subdirectories than it has.
+    SubdirectoryCount = "subdirectory-count",
+    /// A directory counts another number of entries than it has.
+    EntryCount = "entry-count",
+    /// A directory names another parent than the directory that it is in.
+    Parent = "parent",
+    /// An entry names an inode that does not exist.
+    DanglingEntry = "dangling-entry",
+    /// An entry's type is not the inode's.
+    EntryType = "entry-type",
+    /// An entry or attribute is at a place that is not its name's hash.
+    NameHash = "name-hash",
+    /// A name that cannot be: `.`, `..`, or with a slash or zero byte.
+    Name = "name",
+    /// Two entries or attributes of one owner have the same name.
+    DuplicateName = "duplicate-name",
+    /// Inline data contradicts its inode.
+    Inline = "inline",
+    /// An extent leaves the data area.
+    ExtentPlace = "extent-place",
+    /// Two extents of a file cover the same file block.
+    ExtentOverlap = "extent-overlap",
+    /// An extent has data beyond the end of its file.
+    ExtentBeyondEnd = "extent-beyond-end",
+    /// Two owners claim the same block.
+    BlockUsedTwice = "block-used-twice",
+    /// A block in use is marked as free.
+    MarkedFree = "marked-free",
+    /// A block that nobody uses is marked as allocated.
+    Leaked = "leaked",
+    /// An orphan entry that makes no sense, or an unlinked inode without one.
+    Orphan = "orphan",
+    /// An inode with links that no directory names.
+    Unreachable = "unreachable",
+    /// Directories that contain each other.
+    Cycle = "cycle",
+    /// The log cannot be read, makes no sense, or ends too early.
+    Log = "log",
+    /// Recovery of the volume fails.
+    Recovery = "recovery",
+    /// A block of data does not match its checksum.
+    Data = "data",
+    /// Bytes behind the end of a file are not zero.
+    Tail = "tail",
+    /// The device cannot read a place.
+    Unreadable = "unreadable",
 }
 
 /// Where it is wrong.

@@ -68,7 +68,8 @@ struct Raw {
     replay_prev_digest: U64,
     durable_lsn: U64,
     state: U64,
-    reserved: [u8; 3816],
+    durable_sequence: U64,
+    reserved: [u8; 3808],
 }
 
 const _: () = {
@@ -92,7 +93,8 @@ const _: () = {
     assert!(offset_of!(Raw, replay_position_blocks) == 240);
     assert!(offset_of!(Raw, durable_lsn) == 264);
     assert!(offset_of!(Raw, state) == 272);
-    assert!(offset_of!(Raw, reserved) == 280);
+    assert!(offset_of!(Raw, durable_sequence) == 280);
+    assert!(offset_of!(Raw, reserved) == 288);
 };
 
 /// The current checkpoint root, as the superblock names it.
@@ -164,6 +166,8 @@ pub struct Superblock {
     pub replay: ReplayPoint,
     /// Everything up to here was durable when this was written.
     pub durable_lsn: u64,
+    /// Frames from where replay starts up to this sequence (exclusive) were durable when this was written; 0: not known.
+    pub durable_sequence: u64,
     /// The volume was closed in order.
     pub clean: bool,
     /// Errors were seen: fsck should run.
@@ -253,7 +257,8 @@ impl Superblock {
             replay_prev_digest: self.replay.prev_digest.into(),
             durable_lsn: self.durable_lsn.into(),
             state: state.into(),
-            reserved: [0; 3816],
+            durable_sequence: self.durable_sequence.into(),
+            reserved: [0; 3808],
         };
         raw.checksum = super::checksum(raw.as_bytes()).into();
         Ok(AlignedBuf::from_slice(raw.as_bytes()))
@@ -330,6 +335,7 @@ impl Superblock {
             raw.epoch_first_sequence,
             raw.replay_sequence,
             raw.durable_lsn,
+            raw.durable_sequence,
         ];
         let in_range = counters.iter().all(|counter| counter.get() < MAX_COUNTER);
         check(in_range, "a counter is impossibly large")?;
@@ -351,6 +357,7 @@ impl Superblock {
             epoch_first_sequence: raw.epoch_first_sequence.get(),
             replay,
             durable_lsn: raw.durable_lsn.get(),
+            durable_sequence: raw.durable_sequence.get(),
             clean: state & STATE_CLEAN != 0,
             errors_seen: state & STATE_ERRORS != 0,
         })

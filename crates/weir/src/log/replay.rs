@@ -20,6 +20,7 @@ use crate::format::record::{Record, Records};
 use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64, checksum};
 use crate::mutation::{self, Mutation};
 use crate::{Error, Result};
+use std::cell::Cell;
 
 /// First read of the ring; each further one is four times as large, up to [`LARGEST_READ_BLOCKS`].
 const FIRST_READ_BLOCKS: u64 = 16;
@@ -116,13 +117,30 @@ struct RingReader<'a> {
     progress: &'a mut dyn FnMut(Progress),
 }
 
+/// Largest window that a thread keeps for the next reader: a recovery needs two, and a check a third.
+const SPARE_WINDOW_BYTES: usize = 1 << 20;
+
+thread_local! {
+    static SPARE_WINDOW: Cell<AlignedBuf> = const { Cell::new(AlignedBuf::new()) };
+}
+
+impl Drop for RingReader<'_> {
+    fn drop(&mut self) {
+        let window = std::mem::take(&mut self.window);
+        if window.capacity() <= SPARE_WINDOW_BYTES {
+            // A thread that is about to end keeps nothing.
+            let _ = SPARE_WINDOW.try_with(|spare| spare.set(window));
+        }
+    }
+}
+
 impl<'a> RingReader<'a> {
     fn new(
         device: &'a dyn Device,
         geometry: LogGeometry,
         progress: &'a mut dyn FnMut(Progress),
     ) -> Self {
-        let window = AlignedBuf::new();
+        let window = SPARE_WINDOW.try_with(Cell::take).unwrap_or_default();
         let next_read = FIRST_READ_BLOCKS;
         Self { device, geometry, window, filled: 0, start: 0, next_read, read_blocks: 0, progress }
     }
@@ -344,7 +362,8 @@ impl Scan<'_> {
         }
         let forbidden = self.expectations.forbidden(&holds);
         let frames = &self.frames;
-        Ok(cut(0, frames.len(), &forbidden, |index| !frames[index].continues))
+        let in_part = mutation::active(Mutation::ReplayPartOfChain);
+        Ok(cut(0, frames.len(), &forbidden, |index| !frames[index].continues || in_part))
     }
 }
 

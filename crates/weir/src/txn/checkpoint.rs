@@ -434,6 +434,7 @@ impl Engine {
                 prev_digest: replay.prev_digest,
             },
             durable_lsn: checkpoint_lsn,
+            durable_sequence: self.log.replay_point(checkpoint_lsn + 1).sequence,
             clean: false,
             ..old
         };

@@ -133,6 +133,7 @@ pub(crate) fn format(
         root: RootPointer { block: geometry.root_block(1), generation: 0, checksum: 0 },
         log_epoch: 1,
         epoch_first_sequence: 1,
+        durable_sequence: 0,
         replay: ReplayPoint { position_blocks: 0, sequence: 1, prev_digest: 0 },
         durable_lsn: 0,
         clean: true,

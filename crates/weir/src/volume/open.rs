@@ -17,6 +17,7 @@ use crate::inode::InodeTable;
 use crate::log::replay::{Recovered, ReplayStart, recover};
 use crate::log::ring::ReplayPoint;
 use crate::log::{Log, LogGeometry, LogStart};
+use crate::mutation::{self, Mutation};
 use crate::reclaim::Reclaim;
 use crate::stats::Counters;
 use crate::sync::atomic::{AtomicBool, AtomicU64};
@@ -210,13 +211,21 @@ fn scan_log(
             report(progress.read_blocks, 2 * progress.ring_blocks);
         }
     })?;
-    if recovered.lost_durable() {
+    if lost_durable(superblock, &recovered) {
         return Err(Error::Corrupt(
             "the log ends before operations that were durable: the device lost writes; run weir fsck"
                 .into(),
         ));
     }
     Ok(recovered)
+}
+
+/// What was durable once is missing: the device lost it. Pages that are not home may be in frames that are older than the
+/// checkpoint, so that all of its operations are there says too little.
+pub(crate) fn lost_durable(superblock: &Superblock, recovered: &Recovered) -> bool {
+    let forgets = mutation::active(Mutation::ForgetDurableFrames);
+    let lost_frames = recovered.end.sequence < superblock.durable_sequence && !forgets;
+    recovered.lost_durable() || lost_frames
 }
 
 /// Makes the next log epoch durable, so that frames behind the recovered ones stay cut for ever. The
@@ -228,6 +237,7 @@ fn begin_epoch(device: &dyn Device, old: Superblock, recovered: &Recovered) -> R
         generation: old.generation + 1,
         log_epoch: old.log_epoch + 1,
         epoch_first_sequence: recovered.end.sequence,
+        durable_sequence: recovered.end.sequence,
         durable_lsn: recovered.next_lsn - 1,
         clean: false,
         ..old

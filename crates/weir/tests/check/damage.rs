@@ -2,7 +2,8 @@
 
 use crate::clean::{assert_clean, check};
 use crate::image::{Image, flip, read, write};
-use crate::sample::{MIB, closed, formatted, open};
+use crate::sample::{MIB, closed, formatted, manual, open};
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use weir::check::{CheckOptions, CheckReport, ProblemKind, Stage, check_device};
@@ -13,9 +14,14 @@ use weir::format::item::{Dirent, INODE_INLINE, InodeItem, Xattr, name_hash};
 use weir::format::record::Record;
 use weir::format::superblock::choose_superblock;
 use weir::format::{BLOCK_BYTES, BLOCK_BYTES_U64, Key, Kind, checksum};
-use weir::{FileType, OpenFlags, Volume};
+use weir::{BackgroundWork, Error, FileType, OpenFlags, Volume};
 
 const ROOT: u64 = Volume::ROOT;
+
+thread_local! {
+    /// Kinds of problems that the tests of this thread have planted and found.
+    static PLANTED: RefCell<BTreeSet<ProblemKind>> = const { RefCell::new(BTreeSet::new()) };
+}
 
 fn kinds(report: &CheckReport) -> BTreeSet<ProblemKind> {
     report.problems.iter().map(|problem| problem.kind).collect()
@@ -24,6 +30,7 @@ fn kinds(report: &CheckReport) -> BTreeSet<ProblemKind> {
 /// The report names exactly these kinds of problems.
 #[track_caller]
 fn assert_kinds(what: &str, report: &CheckReport, expected: &[ProblemKind]) {
+    PLANTED.with_borrow_mut(|planted| planted.extend(expected));
     let texts: Vec<_> = report.problems.iter().map(ToString::to_string).collect();
     assert_eq!(kinds(report), expected.iter().copied().collect(), "{what}: {texts:#?}");
     assert_eq!(report.problem_count as usize, report.problems.len());
@@ -393,6 +400,7 @@ fn damaged_superblocks_are_warnings_until_too_few_are_left() {
     assert!(report.is_clean());
     assert_eq!(report.warnings.len(), 1);
     assert_eq!(report.warnings[0].kind, ProblemKind::SuperblockCopy);
+    PLANTED.with_borrow_mut(|planted| planted.insert(ProblemKind::SuperblockCopy));
     flip(&device, other, 300);
     assert_kinds("two copies", &check(&device), &[ProblemKind::Superblock]);
 
@@ -484,6 +492,28 @@ fn a_log_that_ends_too_early_or_should_be_empty_is_found() {
     assert_kinds("closed", &check(&device), &[ProblemKind::Log]);
 }
 
+/// A checkpoint may leave the only copy of a page in the log: frames that are older than the checkpoint are needed too.
+#[test]
+fn a_lost_frame_from_before_the_checkpoint_is_found() {
+    let device = formatted(MIB);
+    let volume = open(&device);
+    for path in ["/old", "/new"] {
+        let file = volume.open_file(path, OpenFlags::CREATE).expect("create");
+        file.write_at(0, &vec![7; 12 * BLOCK_BYTES]).expect("write");
+        file.fsync().expect("fsync");
+    }
+    while volume.background_step(BackgroundWork::PartialCheckpoint).expect("a step") {}
+    assert!(volume.stats().logged_pages > 0, "something is left in the log only");
+    drop(volume);
+    assert_clean(&check(&device));
+    let (superblock, _) = choose_superblock(&*device).expect("superblock");
+    let frame = superblock.geometry.log_start_block() + superblock.replay.position_blocks;
+    flip(&device, frame + 2, 100);
+    assert_kinds("page in the log", &check(&device), &[ProblemKind::Log]);
+    let opened = Volume::open_device(device, manual());
+    assert!(matches!(opened, Err(Error::Corrupt(_))), "{:?}", opened.map(|_| ()));
+}
+
 /// A device that cannot read one block.
 struct BadBlock {
     below: Arc<MemoryDevice>,
@@ -566,4 +596,27 @@ fn what_is_no_volume_is_an_error() {
     let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(MIB));
     let result = check_device(&device, &CheckOptions::default());
     assert!(matches!(result, Err(weir::Error::NotAVolume(_))));
+}
+
+/// A kind of problem that no test here plants fails this one.
+#[test]
+fn every_kind_of_problem_is_planted_and_found() {
+    wrong_sums_in_the_root_are_found();
+    wrong_bits_are_found();
+    wrong_inodes_are_found();
+    a_root_that_is_no_directory_is_found();
+    wrong_names_are_found();
+    broken_trees_of_directories_are_found();
+    wrong_inline_data_is_found();
+    wrong_extents_are_found();
+    items_that_make_no_sense_are_found();
+    damaged_blocks_are_found();
+    damaged_superblocks_are_warnings_until_too_few_are_left();
+    what_the_log_says_is_checked_as_recovery_applies_it();
+    a_log_that_ends_too_early_or_should_be_empty_is_found();
+    a_lost_frame_from_before_the_checkpoint_is_found();
+    blocks_that_cannot_be_read_are_named();
+    let planted = PLANTED.with_borrow(Clone::clone);
+    let missing: Vec<_> = ProblemKind::ALL.iter().filter(|kind| !planted.contains(kind)).collect();
+    assert!(missing.is_empty(), "nobody plants {missing:?}");
 }

@@ -17,6 +17,7 @@ fn sample(total_blocks: u64, generation: u64) -> Superblock {
         root: RootPointer { block: geometry.root_block(1), generation: 41, checksum: 0xdead_beef },
         log_epoch: 3,
         epoch_first_sequence: 1000,
+        durable_sequence: 0,
         replay: ReplayPoint {
             position_blocks: 17,
             sequence: 1234,
