@@ -49,6 +49,12 @@ pub enum BackgroundWork {
     Writeback,
     /// One phase of a checkpoint.
     Checkpoint,
+    /// As `Checkpoint`; one that begins leaves in the log what is new there, as one does that log pressure has asked for.
+    PartialCheckpoint,
+    /// Logged pages go home because the log fills up, whatever a checkpoint under way is doing.
+    EarlyHome,
+    /// Of `Log` only what never waits for anybody: frames, flushes and callbacks whose turn it is.
+    Frames,
     /// An unlinked inode is purged.
     Purge,
 }
@@ -333,7 +339,7 @@ impl Engine {
     }
 
     /// Brings logged pages home that are old enough for how full the log is. Answers how many.
-    fn bring_early_home(&self) -> Result<u64> {
+    pub fn bring_early_home(&self) -> Result<u64> {
         let Some(up_to) = self.home_horizon() else { return Ok(0) };
         let _role = self.background.home_role.lock();
         let mut pages = 0;

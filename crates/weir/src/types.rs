@@ -264,7 +264,8 @@ pub struct StatFs {
 /// synced or background writeback got to it first; and of two such writes that overlap, neither is mixed with what was there before
 /// both. So a database whose pages are aligned to their size, up to 128 KiB, needs no full-page writes and no
 /// double-write buffer. Limits: a *ranged* sync (or `sync_range`, `expire`) that covers only a part of the write may make
-/// that part durable alone; a truncation, or a hole punched, that cuts through the write is an operation of its own.
+/// that part durable alone; a truncation, or a hole punched, that cuts through the write is an operation of its own;
+/// and a write that leaves a gap behind the end of the file may be preceded by a size in between.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capabilities {
     /// Longest write that is never torn.
@@ -346,6 +347,10 @@ pub struct VolumeOptions {
     /// Called during recovery with how far it is: (blocks read, blocks to be read at most). The log is read twice; between the
     /// steps of the second time pages go home.
     pub on_recovery_progress: Option<crate::sync::Arc<dyn Fn(u64, u64) + Send + Sync>>,
+    /// For simulators and tests: a batch is cut into parts of at most so many blocks of the log, so that a small one is a
+    /// chain of frames too.
+    #[doc(hidden)]
+    pub batch_part_blocks: Option<u64>,
 }
 
 impl Default for VolumeOptions {
@@ -358,6 +363,7 @@ impl Default for VolumeOptions {
             atime: AtimePolicy::Relative,
             clock: crate::sync::Arc::new(crate::sync::SystemClock::default()),
             on_recovery_progress: None,
+            batch_part_blocks: None,
         }
     }
 }

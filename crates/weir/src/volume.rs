@@ -19,6 +19,7 @@ use crate::stats::Stats;
 use crate::sync::Arc;
 use crate::sync::atomic::Ordering;
 use crate::ticket::SyncTicket;
+use crate::txn::checkpoint::{Extent, Phase};
 use crate::types::{
     Attr, CreateOptions, DirEntry, FileType, NewInode, OpenFlags, RenameMode, SetAttr, StatFs,
     VolumeOptions,
@@ -545,6 +546,14 @@ impl Engine {
             BackgroundWork::Writeback => Ok(self.flush_batch()? > 0),
             BackgroundWork::Purge => self.purge_step(),
             BackgroundWork::Checkpoint => self.checkpoint_step(),
+            BackgroundWork::PartialCheckpoint => {
+                if self.checkpointer.phase() == Phase::Running {
+                    self.background.request_checkpoint(Extent::Horizon);
+                }
+                self.checkpoint_step()
+            }
+            BackgroundWork::EarlyHome => Ok(self.bring_early_home()? > 0),
+            BackgroundWork::Frames => Ok(self.log.drive()),
         }
     }
 
@@ -567,7 +576,7 @@ impl Engine {
     fn time_in_step_us(&self) -> u64 {
         let now_ns = self.clock.monotonic_ns();
         match self.checkpointer.phase() {
-            crate::txn::checkpoint::Phase::Running => 0,
+            Phase::Running => 0,
             _ => now_ns.saturating_sub(self.checkpointer.step_began_ns()) / 1000,
         }
     }

@@ -174,8 +174,8 @@ impl Engine {
             let admission = self.admit_batch(blocks)?;
             let maps = quiet_maps(&works, held);
             let data = self.data_ops(&works, held)?;
-            let needed = packed_blocks(&data.ops, self.log.max_operation_blocks())
-                + names_blocks(&plan, self.log.max_operation_blocks());
+            let limit = self.max_part_blocks();
+            let needed = packed_blocks(&data.ops, limit) + names_blocks(&plan, limit);
             if needed > admission.blocks() {
                 drop(maps);
                 blocks = needed;
@@ -195,6 +195,12 @@ impl Engine {
     /// The regular file `number`.
     fn regular(&self, number: u64) -> Option<Arc<Inode>> {
         self.inode(number).ok().filter(|inode| inode.file_type == FileType::Regular)
+    }
+
+    /// Most blocks of a frame of a batch that takes several operations.
+    fn max_part_blocks(&self) -> u64 {
+        let limit = self.log.max_operation_blocks();
+        self.options.batch_part_blocks.map_or(limit, |blocks| blocks.clamp(1, limit))
     }
 
     /// Log space for a batch. The caller holds `ops` locks at most.
@@ -293,7 +299,8 @@ impl Engine {
         overlay: &Overlay<'_>,
         data: &mut DataOps,
     ) -> Result<()> {
-        let limit = self.max_payload_pages();
+        let most = self.max_part_blocks().saturating_sub(1).max(1);
+        let limit = self.max_payload_pages().min(most as usize);
         for (chunk_number, chunk) in work.logged.chunks(limit).enumerate() {
             let mut op = Op::new();
             for (place, logged) in chunk.iter().enumerate() {
@@ -327,7 +334,7 @@ impl Engine {
         let committed = applied.and_then(|names| {
             let DataOps { mut ops, payloads, .. } = data;
             ops.extend(names);
-            let (parts, part_of) = pack(ops, self.log.max_operation_blocks());
+            let (parts, part_of) = pack(ops, self.max_part_blocks());
             let count = parts.len() as u64;
             let lsn = self.store.commit_parts(parts, admission)?;
             let first = lsn + 1 - count;
