@@ -113,13 +113,14 @@ pub fn text(report: &SimReport, whole_trace: bool) -> String {
     }
     lines.push(format!(
         "{} crash states in {} cases ({} during recovery, {} after a recovery; {} duplicates skipped), \
-         {} operations ({} refused), {} faults",
+         {} operations ({} of them amid others, {} refused), {} faults",
         report.states,
         report.cases,
         report.recovery_states,
         report.later_states,
         report.duplicates,
         report.operations,
+        report.overlapped,
         report.refused,
         report.faults,
     ));

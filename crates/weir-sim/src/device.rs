@@ -14,7 +14,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use weir::device::{
     Buffers, Device, DeviceError, DeviceInfo, DeviceResult, IoClass, OnDone, Operation, Request,
 };
@@ -126,11 +126,16 @@ struct State {
     previous: BTreeMap<u64, BlockRef>,
     keep_previous: bool,
     queue: Vec<Queued>,
+    /// What somebody does during one of the next calls: that many writes and flushes go by before.
+    meanwhile: Option<(u32, Meanwhile)>,
     rng: Rng,
     /// Asks the engine how much is durable, and what it last said.
     durable_lsn: Option<LsnProbe>,
     known_lsn: u64,
 }
+
+/// What somebody does while a call is under way.
+pub type Meanwhile = Box<dyn FnOnce() + Send>;
 
 /// Answers the engine's durable LSN; called in the midst of its device calls.
 pub type LsnProbe = Box<dyn Fn() -> u64 + Send>;
@@ -178,6 +183,7 @@ impl SimDevice {
             previous: BTreeMap::new(),
             keep_previous: !config.faults.is_empty(),
             queue: Vec::new(),
+            meanwhile: None,
             rng: Rng::derived(seed, 0xD1),
             durable_lsn: None,
             known_lsn: 0,
@@ -211,6 +217,33 @@ impl SimDevice {
         };
         // It may hold the engine, which may have something to say to the device.
         drop(before);
+    }
+
+    /// During the write or flush that comes after `calls` others, `meanwhile` is run: the call has begun and not
+    /// ended. Answers what was planned before and did not come to pass.
+    pub fn plan_meanwhile(&self, planned: Option<(u32, Meanwhile)>) -> Option<Meanwhile> {
+        let before = std::mem::replace(&mut self.state.lock().meanwhile, planned);
+        before.map(|(_, meanwhile)| meanwhile)
+    }
+
+    /// Runs what is planned for this call, without the lock.
+    fn let_others_go_on<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        let due = state.meanwhile.take_if(|(calls, _)| {
+            let is_due = *calls == 0;
+            *calls = calls.saturating_sub(1);
+            is_due
+        });
+        let Some((_, meanwhile)) = due else { return state };
+        drop(state);
+        meanwhile();
+        self.state.lock()
+    }
+
+    /// Notes in the record that one of several overlapping operations has begun, or returned.
+    pub fn note(&self, event: Event) {
+        let mut state = self.state.lock();
+        state.probe_lsn();
+        state.events.push(event);
     }
 
     /// Notes in the record that a ticket has ended.
@@ -419,9 +452,25 @@ impl SimDevice {
         Ok(())
     }
 
+    fn flush_now(&self) -> DeviceResult<()> {
+        let mut state = self.state.lock();
+        let (_, fault) = self.enter(&mut state, "flush", 0, 0, None)?;
+        let covers = state.disk.completed();
+        let mut state = self.let_others_go_on(state);
+        Self::end_flush(&mut state, covers, fault)
+    }
+
     fn flush_locked(&self, state: &mut State) -> DeviceResult<()> {
         let (_, fault) = self.enter(state, "flush", 0, 0, None)?;
         let covers = state.disk.completed();
+        Self::end_flush(state, covers, fault)
+    }
+
+    fn end_flush(
+        state: &mut State,
+        covers: Vec<u64>,
+        fault: Option<FaultKind>,
+    ) -> DeviceResult<()> {
         if fault != Some(FaultKind::FlushError) {
             state.log_event(Event::Flush { covers });
             return Ok(());
@@ -477,6 +526,7 @@ impl SimDevice {
             buffers.iter().flat_map(|buffer| buffer.chunks_exact(BLOCK_BYTES)).map(Block::new);
         let blocks = blocks.collect();
         let result = Self::begin_write(&mut state, call, offset_bytes, blocks, class, fault);
+        let mut state = self.let_others_go_on(state);
         if result.is_ok() && !queued {
             state.complete_write(call);
             if fua && self.config.fua || !self.config.volatile_cache {
@@ -595,7 +645,7 @@ impl Device for SimDevice {
     }
 
     fn flush(&self) -> DeviceResult<()> {
-        self.flush_locked(&mut self.state.lock())
+        self.flush_now()
     }
 
     fn discard(&self, offset_bytes: u64, length_bytes: u64) -> DeviceResult<()> {

@@ -52,6 +52,10 @@ pub enum Event {
     Ended(u32),
     /// The same: everything up to this operation of the log is durable, says the engine.
     DurableLsn(u64),
+    /// Amid the calls of another operation, this one of those that overlap with it began.
+    Began(usize),
+    /// It has returned.
+    Returned(usize),
 }
 
 /// A write under way or in the disk's cache.
@@ -175,7 +179,7 @@ impl DiskState {
                 self.pending.retain(|entry| !dropped.contains(&entry.write.id));
             }
             Event::Rot { block, content } => self.durable.set_block(*block, Arc::clone(content)),
-            Event::Ended(_) | Event::DurableLsn(_) => {}
+            Event::Ended(_) | Event::DurableLsn(_) | Event::Began(_) | Event::Returned(_) => {}
             Event::Discard { first_block, blocks } => {
                 for index in *first_block..first_block + blocks {
                     self.durable.set_block(index, Arc::clone(crate::image::Block::zero()));

@@ -1,6 +1,7 @@
 //! The engine as a [`System`]: each operation of a workload is one call of the public interface.
 
 mod batch;
+mod overlap;
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -23,7 +24,7 @@ use crate::model::found::{Found, FoundAttr, FoundBody, FoundNode, pages_of};
 use crate::model::{Outcome, errno};
 use crate::op::{Commit, HandOver, Hold, Op, Sync, Target};
 use crate::pattern;
-use crate::system::{Session, Settings, System, SystemError};
+use crate::system::{Overlapped, Session, Settings, System, SystemError};
 
 /// Files are read as a whole up to here; beyond, only where the engine says that there is data.
 const READ_WHOLE_BYTES: u64 = 1 << 20;
@@ -46,12 +47,16 @@ pub struct EngineSession {
     queue: Option<Arc<CompletionQueue>>,
     /// What the last call said about when it is durable.
     told_lsn: Option<u64>,
+    /// It is one beside another: the device's record is not its business.
+    is_beside: bool,
 }
 
 impl Drop for EngineSession {
     fn drop(&mut self) {
         // It holds the volume, which holds the device.
-        self.device.watch_lsn(None);
+        if !self.is_beside {
+            self.device.watch_lsn(None);
+        }
     }
 }
 
@@ -82,6 +87,7 @@ type Result<T> = std::result::Result<T, SystemError>;
 fn options(clock: &Arc<SimClock>, settings: &Settings) -> VolumeOptions {
     VolumeOptions {
         memory_bytes: Some(settings.memory_bytes),
+        batch_part_blocks: settings.batch_part_blocks,
         background: BackgroundMode::Manual,
         atime: AtimePolicy::Never,
         clock: Arc::clone(clock) as Arc<dyn weir::sync::Clock>,
@@ -125,7 +131,14 @@ impl System for Engine {
             tickets: BTreeMap::new(),
             queue: None,
             told_lsn: None,
+            is_beside: false,
         })
+    }
+
+    fn leftovers(&self, settings: &Settings) -> Range<u64> {
+        let geometry =
+            weir::format::geometry::Geometry::new(settings.volume_blocks, settings.log_blocks);
+        geometry.map_or(0..0, |geometry| geometry.log_start_block()..geometry.data_start())
     }
 
     fn check(&self, device: &Arc<SimDevice>) -> Result<Vec<String>> {
@@ -141,6 +154,19 @@ impl System for Engine {
 }
 
 impl EngineSession {
+    /// Another caller of the same volume, with the same open files.
+    fn beside(&mut self) -> Self {
+        Self {
+            volume: self.volume.clone(),
+            device: Arc::clone(&self.device),
+            slots: self.slots.clone(),
+            tickets: BTreeMap::new(),
+            queue: self.queue.clone(),
+            told_lsn: None,
+            is_beside: true,
+        }
+    }
+
     fn number(&self, path: &str) -> Result<u64> {
         Ok(self.volume.resolve(path, false)?)
     }
@@ -535,6 +561,10 @@ impl Session for EngineSession {
     fn apply(&mut self, op: &Op) -> Result<Outcome> {
         self.told_lsn = None;
         self.namespace_op(op)
+    }
+
+    fn overlap(&mut self, outer: &Op, at: u32, inner: &[Op]) -> Overlapped {
+        self.run_overlap(outer, at, inner)
     }
 
     fn ended(&mut self) -> Vec<(u32, Result<()>)> {

@@ -6,6 +6,7 @@
 //! are recognised without comparing bytes. Blocks never written read as zeros and take no memory.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use crate::rng::mix;
@@ -121,6 +122,12 @@ impl Image {
         self.hash
     }
 
+    /// The same hash over all but `blocks`.
+    pub fn hash_without(&self, blocks: Range<u64>) -> u64 {
+        let share = |index| Self::contribution(index, self.block(index));
+        blocks.map(share).fold(self.hash, u64::wrapping_sub)
+    }
+
     /// The block at `index`; zeros outside of the image.
     pub fn block(&self, index: u64) -> &BlockRef {
         let chunk = self.chunks.get(index as usize / CHUNK_BLOCKS).and_then(Option::as_ref);
@@ -196,6 +203,10 @@ mod tests {
         second.set_block(5, Block::new(b"x"));
         assert_eq!(first.hash(), second.hash());
         assert_eq!(first, second);
+        second.set_block(9, Block::new(b"beside"));
+        assert_eq!(first.hash_without(8..10), second.hash_without(8..10));
+        assert_ne!(first.hash_without(5..6), second.hash_without(6..7));
+        second.set_block(9, Block::new(&[]));
         let mut moved = Image::zeroed(64);
         moved.set_block(6, Block::new(b"x"));
         assert_ne!(first.hash(), moved.hash());

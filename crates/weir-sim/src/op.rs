@@ -258,6 +258,13 @@ pub enum Op {
     Advance {
         ns: u64,
     },
+    /// `outer` runs, and while its device call number `at` (writes and flushes, from 0) is under way, somebody else does
+    /// `inner`, which never waits: see [`Op::may_be_outer`] and [`Op::may_be_inner`].
+    Overlap {
+        outer: Box<Op>,
+        at: u32,
+        inner: Vec<Op>,
+    },
 }
 
 /// The parent directory of `path`; the root's is the root.
@@ -301,6 +308,38 @@ impl Op {
                 | Self::Chown { .. }
                 | Self::Utimens { .. }
         )
+    }
+
+    /// Changes nothing itself, and holds no lock of a file while it writes or flushes: others can go on meanwhile.
+    pub const fn may_be_outer(&self) -> bool {
+        matches!(self, Self::Sync(_) | Self::Checkpoint | Self::Background { .. } | Self::Writeback)
+    }
+
+    /// Never waits for what `outer` of an overlap is doing, as long as there is room for everything.
+    pub const fn may_be_inner(&self) -> bool {
+        matches!(
+            self,
+            Self::Create { .. }
+                | Self::Mkdir { .. }
+                | Self::Symlink { .. }
+                | Self::Link { .. }
+                | Self::Write { .. }
+                | Self::SetXattr { .. }
+                | Self::Chmod { .. }
+                | Self::Chown { .. }
+                | Self::Utimens { .. }
+                | Self::Read { .. }
+                | Self::Submit { .. }
+                | Self::Background { work: BackgroundWork::Frames, .. }
+        )
+    }
+
+    /// Its operations one after the other, if it is an overlap.
+    pub fn unlapped(self) -> Vec<Self> {
+        match self {
+            Self::Overlap { outer, inner, .. } => std::iter::once(*outer).chain(inner).collect(),
+            other => vec![other],
+        }
     }
 
     /// Takes the promise away that a write is not torn.
@@ -450,6 +489,13 @@ impl fmt::Display for Op {
                 write!(formatter, "batch, {commit}:")?;
                 for (number, part) in parts.iter().enumerate() {
                     write!(formatter, "{} {part}", if number > 0 { ";" } else { "" })?;
+                }
+                Ok(())
+            }
+            Self::Overlap { outer, at, inner } => {
+                write!(formatter, "{outer}, and during its call {at}:")?;
+                for (number, op) in inner.iter().enumerate() {
+                    write!(formatter, "{} {op}", if number > 0 { ";" } else { "" })?;
                 }
                 Ok(())
             }

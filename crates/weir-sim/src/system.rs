@@ -1,6 +1,7 @@
 //! What the explorer drives: a file system on a simulated disk. The engine is one, the toy of the
 //! simulator's own tests another.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::clock::SimClock;
@@ -34,6 +35,13 @@ impl SystemError {
     }
 }
 
+impl SystemError {
+    /// Without any fault an operation may fail so, and only so.
+    pub const fn is_for_lack_of_room(&self) -> bool {
+        matches!(self.errno, errno::ENOSPC | errno::EOPNOTSUPP)
+    }
+}
+
 /// How volumes are made and opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
@@ -43,11 +51,25 @@ pub struct Settings {
     pub log_blocks: u64,
     /// Memory the engine may use.
     pub memory_bytes: u64,
+    /// Blocks of the frames that a batch is cut into; `None`: as few frames as possible.
+    pub batch_part_blocks: Option<u64>,
 }
 
 impl Settings {
     /// The smallest volume, with memory for everything (but no more: large page pools cost time).
-    pub const SMALL: Self = Self { volume_blocks: 256, log_blocks: 64, memory_bytes: 2 << 20 };
+    pub const SMALL: Self =
+        Self { volume_blocks: 256, log_blocks: 64, memory_bytes: 2 << 20, batch_part_blocks: None };
+}
+
+/// What operations that overlap have answered; each of the inner ones with the log's last LSN when it returned.
+#[derive(Debug)]
+pub struct Overlapped {
+    /// The outer one's answer.
+    pub outer: Result<Outcome, SystemError>,
+    /// The others'.
+    pub inner: Vec<(Result<Outcome, SystemError>, Option<u64>)>,
+    /// How many of these began while the device call was under way.
+    pub during: u64,
 }
 
 /// A mounted volume. One caller, no threads: everything happens within the calls.
@@ -57,6 +79,15 @@ pub trait Session {
     /// # Errors
     /// The system's.
     fn apply(&mut self, op: &Op) -> Result<Outcome, SystemError>;
+
+    /// Performs `outer`, and `inner` while its device call number `at` is under way, or afterwards if there is no room for
+    /// everything, or no such call. The device's record says when each of `inner` began and returned; what is not
+    /// in there came after everything.
+    fn overlap(&mut self, outer: &Op, _at: u32, inner: &[Op]) -> Overlapped {
+        let outer = self.apply(outer);
+        let inner = inner.iter().map(|op| (self.apply(op), self.last_lsn())).collect();
+        Overlapped { outer, inner, during: 0 }
+    }
 
     /// Tickets that were found to have ended since the last call of this, with their results.
     fn ended(&mut self) -> Vec<(u32, Result<(), SystemError>)> {
@@ -108,6 +139,11 @@ pub trait System: Sync {
         clock: &Arc<SimClock>,
         settings: &Settings,
     ) -> Result<Self::Session, SystemError>;
+
+    /// Where on a volume that has nothing to recover old content is left that means nothing: the log.
+    fn leftovers(&self, _settings: &Settings) -> Range<u64> {
+        0..0
+    }
 
     /// Checks an unmounted volume (`fsck`); one line for each defect.
     ///

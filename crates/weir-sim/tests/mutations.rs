@@ -32,7 +32,10 @@ const fn hunt(mutation: Mutation) -> (Workload, u64) {
         | Mutation::ReleaseLogEarly
         | Mutation::AcknowledgeOutOfOrder
         | Mutation::IgnoreBarrier
-        | Mutation::CutBatch => (Workload::Random, 200_000),
+        | Mutation::CutBatch
+        | Mutation::ReplayPartOfChain
+        | Mutation::TrustSecondRead
+        | Mutation::ForgetDurableFrames => (Workload::Random, 200_000),
         Mutation::SwallowWriteError => (Workload::Faults, 200_000),
         _ => (Workload::Exhaustive, 60_000),
     }

@@ -394,3 +394,140 @@ fn batches_renames_and_writers_of_the_same_files_end() {
         assert!(bytes.iter().all(|byte| *byte == bytes[0]));
     });
 }
+
+#[test]
+fn tickets_end_whether_they_are_awaited_delivered_or_dropped() {
+    explore(|| {
+        let device = device();
+        let volume = open(&device);
+        let queue = CompletionQueue::new().expect("queue");
+        let mut bodies: Vec<Box<dyn FnOnce() + Send>> = vec![background(&volume, 4)];
+        for number in 0..3_u8 {
+            let (volume, queue) = (volume.clone(), queue.clone());
+            bodies.push(Box::new(move || {
+                let file =
+                    volume.open_file(format!("/{number}"), OpenFlags::CREATE).expect("create");
+                // The last is more than is done at submission.
+                let pages = if number == 2 { 20 } else { 1 };
+                file.write_at(0, &vec![number + 1; pages * PAGE]).expect("write");
+                let ticket = file.fsync_async(0..u64::MAX, SyncKind::Full).expect("submitted");
+                match number {
+                    0 => drop(ticket),
+                    1 => ticket.deliver(&queue, 1),
+                    _ => {
+                        while ticket.poll().is_none() {
+                            volume.background_step(BackgroundWork::Log).expect("log");
+                            thread::yield_now();
+                        }
+                        assert_eq!(ticket.poll(), Some(Ok(())));
+                    }
+                }
+            }));
+        }
+        let driver = volume.clone();
+        bodies.push(Box::new(move || {
+            for _ in 0..4 {
+                driver.background_step(BackgroundWork::Log).expect("log");
+            }
+        }));
+        all(bodies);
+        while volume.background_step(BackgroundWork::Log).expect("log") {}
+        let done = queue.take().expect("delivered");
+        assert_eq!((done.user_data, done.result), (1, Ok(())));
+        assert_eq!(volume.stats().tickets, 0);
+        drop((queue, volume));
+        let volume = open(&device);
+        for number in 0..3_u8 {
+            let file = volume.open_file(format!("/{number}"), OpenFlags::READ).expect("open");
+            assert!(contents(&file).iter().all(|&byte| byte == number + 1));
+            assert!(file.size() > 0, "a dropped ticket cancels nothing");
+        }
+    });
+}
+
+#[test]
+fn a_sync_of_a_range_and_a_truncation_leave_one_of_the_two_orders() {
+    explore(|| {
+        let device = device();
+        let volume = open(&device);
+        let file = volume.open_file("/f", OpenFlags::CREATE).expect("create");
+        file.write_at(0, &[1; 8 * PAGE]).expect("write");
+        file.fsync().expect("fsync");
+        file.write_at(2 * PAGE as u64, &[2; 4 * PAGE]).expect("write");
+        let (syncer, cutter, writer, volume2) =
+            (file.clone(), file.clone(), file.clone(), volume.clone());
+        all(vec![
+            background(&volume, 6),
+            Box::new(move || {
+                let range = 3 * PAGE as u64..5 * PAGE as u64;
+                let ticket = syncer.fsync_async(range, SyncKind::Data).expect("submitted");
+                while ticket.poll().is_none() {
+                    volume2.background_step(BackgroundWork::Log).expect("log");
+                    thread::yield_now();
+                }
+            }),
+            Box::new(move || {
+                cutter.truncate(4 * PAGE as u64 + 100).expect("truncate");
+                cutter.fsync().expect("fsync");
+            }),
+            Box::new(move || assert_eq!(writer.write_at(0, &[3; 100]), Ok(100))),
+        ]);
+        drop((file, volume));
+        let volume = open(&device);
+        let bytes = contents(&volume.open_file("/f", OpenFlags::READ).expect("open"));
+        assert_eq!(bytes.len(), 4 * PAGE + 100);
+        assert!(bytes[100..2 * PAGE].iter().all(|&byte| byte == 1));
+        assert!(bytes[..100].iter().all(|&byte| byte == bytes[0]));
+        // All that is left was synced, by the range or by the whole.
+        assert!(bytes[2 * PAGE..].iter().all(|&byte| byte == 2));
+    });
+}
+
+#[test]
+fn ranges_handed_over_reach_the_disk_beside_syncs_and_early_writeback() {
+    explore(|| {
+        let device = device();
+        let volume = open(&device);
+        let files: Vec<File> = ["/f", "/g"]
+            .iter()
+            .map(|path| volume.open_file(path, OpenFlags::CREATE).expect("create"))
+            .collect();
+        for file in &files {
+            file.write_at(0, &[1; 10 * PAGE]).expect("write");
+            file.fsync().expect("fsync");
+            file.write_at(0, &[2; 10 * PAGE]).expect("write");
+        }
+        let home = volume.clone();
+        let mut bodies: Vec<Box<dyn FnOnce() + Send>> = vec![Box::new(move || {
+            for _ in 0..3 {
+                home.background_step(BackgroundWork::EarlyHome).expect("early home");
+                home.background_step(BackgroundWork::PartialCheckpoint).expect("checkpoint");
+                home.background_step(BackgroundWork::Writeback).expect("writeback");
+            }
+        })];
+        for (number, file) in files.iter().cloned().enumerate() {
+            bodies.push(Box::new(move || {
+                let page = PAGE as u64;
+                let flags = SyncRangeFlags { wait_before: true, ..SyncRangeFlags::WRITE };
+                file.sync_range(0..5 * page, flags).expect("sync_range");
+                file.write_at(4 * page, &[3; PAGE]).expect("write");
+                file.expire(3 * page..10 * page).expect("expire");
+                if number == 0 {
+                    let wait = SyncRangeFlags { wait_after: true, ..SyncRangeFlags::WRITE };
+                    file.sync_range(0..u64::MAX, wait).expect("sync_range");
+                }
+                file.fsync().expect("fsync");
+            }));
+        }
+        all(bodies);
+        drop((files, volume));
+        let volume = open(&device);
+        for path in ["/f", "/g"] {
+            let bytes = contents(&volume.open_file(path, OpenFlags::READ).expect("open"));
+            for (index, page) in bytes.chunks(PAGE).enumerate() {
+                let expected = if index == 4 { 3 } else { 2 };
+                assert!(page.iter().all(|&byte| byte == expected), "{path} page {index}");
+            }
+        }
+    });
+}

@@ -8,6 +8,8 @@
 //! recovered volume, which must not lose what the recovery showed.
 
 pub mod failure;
+mod overlap;
+mod recovery;
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
@@ -23,11 +25,10 @@ use crate::image::Image;
 use crate::model::compare::{Strictness, compare};
 use crate::model::found::Found;
 use crate::model::history::{Durable, History};
-use crate::model::{Model, Outcome, errno};
+use crate::model::{Model, Outcome};
 use crate::op::{Commit, Hold, Op, Sync};
 use crate::rng::Rng;
 use crate::system::{Session, Settings, System, SystemError};
-use crate::workload;
 pub use failure::{Failure, guard};
 use failure::{describe, first_difference};
 
@@ -42,6 +43,8 @@ pub struct Limits {
     pub recrash_one_in: u64,
     /// Of how many crash states one is used on; 0: none.
     pub go_on_one_in: u64,
+    /// Of how many crash states one is recovered once more, on a disk that lies; 0: none.
+    pub lie_one_in: u64,
     /// Of how many points one is continued after the program died but the disk stayed up, its cache
     /// filled; 0: none.
     pub kill_one_in: u64,
@@ -56,6 +59,7 @@ impl Default for Limits {
             outcomes_per_inner_point: 3,
             recrash_one_in: 16,
             go_on_one_in: 32,
+            lie_one_in: 24,
             kill_one_in: 16,
             states_per_case: u64::MAX,
         }
@@ -98,6 +102,8 @@ pub struct Tally {
     pub duplicates: u64,
     /// Operations executed (without those after a recovery).
     pub operations: u64,
+    /// Of these: executed while a device call of another one was under way.
+    pub overlapped: u64,
     /// Operations that failed for lack of space or a fault.
     pub refused: u64,
     /// Device calls that a fault struck.
@@ -112,6 +118,7 @@ impl Tally {
         self.later_states += other.later_states;
         self.duplicates += other.duplicates;
         self.operations += other.operations;
+        self.overlapped += other.overlapped;
         self.refused += other.refused;
         self.faults += other.faults;
     }
@@ -147,6 +154,9 @@ struct InFlight {
     durable: Durable,
     text: String,
 }
+
+/// Hears that one of several overlapping operations has begun or returned.
+type OnOverlap<'a, E, S> = &'a mut dyn FnMut(&mut E, &mut Run<S>, &Event) -> Result<(), Failure>;
 
 /// A mounted volume and what is known about it.
 struct Run<S> {
@@ -196,9 +206,16 @@ impl<S: Session> Run<S> {
         }
     }
 
+    /// The present is durable as soon as `lsn` is. Not if a barrier has answered a later one: that does not exist yet.
+    fn note_lsn_as(&mut self, lsn: u64) {
+        if self.lsns.last_key_value().is_none_or(|(last, _)| *last <= lsn) {
+            self.lsns.insert(lsn, Arc::clone(self.history.now()));
+        }
+    }
+
     fn note_lsn(&mut self) {
         if let Some(lsn) = self.session.last_lsn() {
-            self.lsns.insert(lsn, Arc::clone(self.history.now()));
+            self.note_lsn_as(lsn);
         }
     }
 }
@@ -208,6 +225,8 @@ struct Explorer<'a, S> {
     case: &'a Case,
     rng: Rng,
     tally: Tally,
+    /// Recovered volumes that fsck has found sound in this case, by hash: many crash images recover to the same one.
+    sound: HashSet<u64>,
 }
 
 /// Runs `case` on `system`.
@@ -216,7 +235,8 @@ struct Explorer<'a, S> {
 /// The first finding. The tally is of what was examined until then.
 pub fn explore<S: System>(system: &S, case: &Case) -> (Tally, Result<(), Failure>) {
     let rng = Rng::derived(case.seed, 0xE0);
-    let mut explorer = Explorer { system, case, rng, tally: Tally::default() };
+    let mut explorer =
+        Explorer { system, case, rng, tally: Tally::default(), sound: HashSet::new() };
     let result = explorer.run_case();
     (explorer.tally, result)
 }
@@ -339,7 +359,7 @@ impl<S: System> Explorer<'_, S> {
                 run.clock.advance_ns(*ns);
             }
             run.device.mark(index as u64 + 1);
-            let torn = Self::torn(op, ops.get(index + 1));
+            let torn = Self::torn(op, ops.get(index + 1), run.history.now());
             let op = torn.as_ref().unwrap_or(op);
             let executed = self.execute(run, op);
             if executed.is_err() {
@@ -360,10 +380,14 @@ impl<S: System> Explorer<'_, S> {
         Ok(true)
     }
 
-    /// An untorn write has a place in the order only if a sync of the file follows at once.
-    fn torn(op: &Op, next: Option<&Op>) -> Option<Op> {
-        let Op::Untorn { target, .. } = op else { return None };
-        if matches!(next, Some(Op::Sync(Sync::Data(synced))) if synced == target) {
+    /// An untorn write has a place in the order only if a sync of the file follows at once. One that leaves a gap behind the
+    /// old end may leave a size in between.
+    fn torn(op: &Op, next: Option<&Op>, now: &Model) -> Option<Op> {
+        let Op::Untorn { target, offset, .. } = op else { return None };
+        let inode = now.target(target).ok().and_then(|ino| now.inode(ino));
+        let size = inode.and_then(|inode| inode.data()).map_or(0, |data| data.size);
+        if matches!(next, Some(Op::Sync(Sync::Data(synced))) if synced == target) && *offset <= size
+        {
             return None;
         }
         let mut torn = op.clone();
@@ -394,6 +418,9 @@ impl<S: System> Explorer<'_, S> {
         if run.depth == Depth::Workload {
             self.tally.operations += 1;
         }
+        if let Op::Overlap { outer, at, inner } = op {
+            return self.execute_overlap(run, outer, *at, inner);
+        }
         let result = guard(&format!("executing {op}"), || run.session.apply(op))?;
         run.clock.advance_ns(1000);
         let granted = match &result {
@@ -412,8 +439,7 @@ impl<S: System> Explorer<'_, S> {
         let faulty = !self.case.faults.is_empty();
         match (&result, &expected) {
             (Err(error), _) if error.is_environmental() => {
-                let foreseen = matches!(error.errno, errno::ENOSPC | errno::EOPNOTSUPP);
-                if !faulty && !foreseen {
+                if !faulty && !error.is_for_lack_of_room() {
                     return Err(Failure::new(format!("{op} failed without a fault: {error}")));
                 }
                 self.tally.refused += 1;
@@ -537,6 +563,15 @@ impl<S: System> Explorer<'_, S> {
 
     /// Walks the device's new events.
     fn examine(&mut self, run: &mut Run<S::Session>) -> Result<(), Failure> {
+        self.examine_with(run, &mut |_, _, _| Ok(()))
+    }
+
+    /// As [`Self::examine`]; `overlap` hears of those that belong to overlapping operations.
+    fn examine_with(
+        &mut self,
+        run: &mut Run<S::Session>,
+        overlap: OnOverlap<'_, Self, S::Session>,
+    ) -> Result<(), Failure> {
         let mut ended: BTreeMap<u32, Result<(), SystemError>> =
             run.session.ended().into_iter().collect();
         for event in run.device.take_events() {
@@ -546,6 +581,7 @@ impl<S: System> Explorer<'_, S> {
                     self.examine_point(run, true, &format!("at device call #{}", write.id))?;
                 }
                 Event::Complete(_) => {}
+                Event::Began(_) | Event::Returned(_) => overlap(self, run, &event)?,
                 Event::Ended(ticket) => {
                     if let Some(result) = ended.remove(ticket) {
                         self.ticket_ended(run, *ticket, &result)?;
@@ -687,144 +723,13 @@ impl<S: System> Explorer<'_, S> {
         if limits.recrash_one_in > 0 && self.rng.one_in(limits.recrash_one_in * 2) {
             self.faulty_recovery(image, history, clock.elapsed_ns())?;
         }
+        if limits.lie_one_in > 0 && self.rng.one_in(limits.lie_one_in) {
+            self.lied_to(image, history, clock.elapsed_ns())?;
+        }
         if limits.go_on_one_in > 0 && self.rng.one_in(limits.go_on_one_in) {
             return self.go_on(session, device, clock, &found);
         }
         let_go(session)
-    }
-
-    /// Mounts, reads everything and compares. `None`: a lying disk made it unreadable.
-    fn recover(
-        &self,
-        device: &Arc<SimDevice>,
-        clock: &Arc<SimClock>,
-        history: &History,
-    ) -> Result<Option<Recovered<S>>, Failure> {
-        let settings = &self.case.settings;
-        let silent = self.case.silent_faults;
-        let mut session = match guard("recovering", || self.system.open(device, clock, settings))? {
-            Ok(session) => Leaky::new(session),
-            Err(error) if silent && error.is_environmental() => return Ok(None),
-            Err(error) => return Err(Failure::new(format!("recovery failed: {error}"))),
-        };
-        let found = match guard("reading the recovered volume", || session.found())? {
-            Ok(found) => found,
-            Err(error) if silent && error.is_environmental() => {
-                let_go(session)?;
-                return Ok(None);
-            }
-            Err(error) => {
-                return Err(Failure::new(format!("the recovered volume cannot be read: {error}")));
-            }
-        };
-        history.find(&found, self.strictness()).map_err(|mismatch| {
-            Failure::new("the recovered volume is not a state that the history allows")
-                .with(mismatch.lines)
-        })?;
-        Ok(Some((session, found)))
-    }
-
-    fn check(&self, device: &Arc<SimDevice>) -> Result<(), Failure> {
-        let image = Self::device(device.view(), FaultPlan::default());
-        match guard("checking the recovered volume", || self.system.check(&image))? {
-            Ok(defects) if defects.is_empty() => Ok(()),
-            Ok(defects) => Err(Failure::new("fsck finds defects after recovery").with(defects)),
-            Err(error) => Err(Failure::new(format!("fsck failed after recovery: {error}"))),
-        }
-    }
-
-    /// Crashes again during the recovery that `events` record.
-    fn recrash(
-        &mut self,
-        image: &Image,
-        events: &[Event],
-        history: &History,
-        elapsed_ns: u64,
-    ) -> Result<(), Failure> {
-        let mut disk = DiskState::new(image.clone());
-        let writes = events.iter().filter(|event| matches!(event, Event::Write(_))).count() as u64;
-        let budget = self.case.limits.outcomes_per_inner_point;
-        for event in events {
-            disk.apply(event);
-            let is_write = matches!(event, Event::Write(_));
-            if matches!(event, Event::Complete(_)) || is_write && self.rng.below(writes) >= 6 {
-                continue;
-            }
-            for outcome in disk.outcomes(is_write, budget, &mut self.rng) {
-                let second = disk.image_after(&outcome);
-                self.verify(&second, history, elapsed_ns, Depth::Recovery).map_err(|failure| {
-                    failure
-                        .with([
-                            "second crash during recovery, with these writes pending:".to_owned()
-                        ])
-                        .with(disk.describe(&outcome).into_iter().map(|line| format!("  {line}")))
-                })?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Recovers on a disk that fails somewhere on the way: the recovery may fail, but what it leaves must still
-    /// be recoverable.
-    fn faulty_recovery(
-        &mut self,
-        image: &Image,
-        history: &History,
-        elapsed_ns: u64,
-    ) -> Result<(), Failure> {
-        let faults = workload::faults::draw_errors(&mut self.rng);
-        let device = Self::device(image.clone(), faults);
-        let clock = Arc::new(SimClock::starting_at(elapsed_ns));
-        let settings = &self.case.settings;
-        let opened =
-            guard("recovering on a failing disk", || self.system.open(&device, &clock, settings));
-        self.tally.faults += device.faults_struck();
-        match opened.map_err(|failure| failure.with_trace(&device))? {
-            Ok(session) => let_go(Leaky::new(session))?,
-            Err(error) if error.is_environmental() => {}
-            Err(error) => {
-                let text = format!("recovery on a failing disk failed in an odd way: {error}");
-                return Err(Failure::new(text).with_trace(&device));
-            }
-        }
-        let disk = device.disk_state();
-        let budget = self.case.limits.outcomes_per_inner_point;
-        for outcome in disk.outcomes(false, budget, &mut self.rng) {
-            let second = disk.image_after(&outcome);
-            self.verify(&second, history, elapsed_ns, Depth::Recovery).map_err(|failure| {
-                failure
-                    .with_trace(&device)
-                    .with([
-                        "after a recovery on a failing disk, with these writes pending:".to_owned()
-                    ])
-                    .with(disk.describe(&outcome).into_iter().map(|line| format!("  {line}")))
-            })?;
-        }
-        Ok(())
-    }
-
-    /// Uses the recovered volume, and crashes it again.
-    fn go_on(
-        &mut self,
-        session: Leaky<S::Session>,
-        device: &Arc<SimDevice>,
-        clock: &Arc<SimClock>,
-        found: &Found,
-    ) -> Result<(), Failure> {
-        let model = Model::from_found(found);
-        let ops = workload::followup(&model, &mut self.rng);
-        device.take_events();
-        // The recovery's own last writes may still be pending.
-        let start = (device.disk_state(), model);
-        let mut run = Run::new(device, clock, session, start, Depth::Later);
-        let examined = self.examine_point(&mut run, false, "right after the recovery");
-        match examined.and_then(|()| self.run_ops(&mut run, &ops)) {
-            Ok(_) => let_go(run.session),
-            Err(failure) => {
-                let log = run.log.into_iter().map(|line| format!("  {line}"));
-                Err(failure.with(["in use after the recovery:".to_owned()]).with(log))
-            }
-        }
     }
 
     /// The workload is over: the live volume, and the volume after an orderly unmount, are exactly the

@@ -179,6 +179,12 @@ impl Model {
                 return Ok(Outcome::Data(data.unwrap_or_default()));
             }
             Op::Batch { parts, .. } => self.batch(parts)?,
+            Op::Overlap { outer, inner, .. } => {
+                // Each is an operation of its own: this is for those who only want to know what comes of it.
+                for op in std::iter::once(&**outer).chain(inner) {
+                    let _ = self.perform(op, None);
+                }
+            }
             Op::Sync(sync) | Op::Submit { sync, .. } => {
                 if let Some(target) = sync.target() {
                     self.target(target)?;

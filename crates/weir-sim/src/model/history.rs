@@ -47,6 +47,8 @@ pub enum Durable {
 pub struct History {
     /// Consecutive; the last is the present.
     states: VecDeque<Arc<Model>>,
+    /// States as they were before an acknowledgement left a crash fewer choices: where a lying disk may lead back to.
+    superseded: VecDeque<Arc<Model>>,
     /// Operations that must have survived.
     acknowledged: u64,
     /// The sync that demands it, for the report.
@@ -74,6 +76,7 @@ impl History {
         let acknowledged = model.step();
         Self {
             states: VecDeque::from([Arc::new(model)]),
+            superseded: VecDeque::new(),
             acknowledged,
             acknowledged_by: None,
             pushed: 0,
@@ -181,16 +184,21 @@ impl History {
         let certain = Arc::new(certain);
         for state in self.states.iter_mut().filter(|state| state.step() >= from_step) {
             let Some(present) = state.inode(ino).and_then(|inode| inode.data()) else { continue };
+            let before = Arc::clone(state);
             if Arc::ptr_eq(present, data) {
                 changed = true;
+                self.superseded.push_back(before);
                 Arc::make_mut(state).settle(ino, &certain);
             } else if present.is_affected(&settled) {
                 let mut present = FileData::clone(present);
                 present.apply_settled(&settled);
                 changed = true;
+                self.superseded.push_back(before);
                 Arc::make_mut(state).settle(ino, &Arc::new(present));
             }
         }
+        let surplus = self.superseded.len().saturating_sub(REMEMBERED);
+        self.superseded.drain(..surplus);
         changed
     }
 
@@ -207,9 +215,11 @@ impl History {
     pub fn find(&self, found: &Found, strictness: Strictness) -> Result<Arc<Model>, Mismatch> {
         let fast = Strictness { first_only: true, ..strictness };
         // Damage in the part of the log that nothing says is durable yet looks like a crash before the flush.
-        let least = if strictness.tolerate_unreadable { 0 } else { self.acknowledged };
-        let mut states = self.states.iter().rev().filter(|state| state.step() >= least);
-        let hit = states.find(|state| compare(state, found, fast).is_empty());
+        let lies = strictness.tolerate_unreadable;
+        let least = if lies { 0 } else { self.acknowledged };
+        let states = self.states.iter().rev().filter(|state| state.step() >= least);
+        let superseded = self.superseded.iter().rev().filter(|_| lies);
+        let hit = states.chain(superseded).find(|state| compare(state, found, fast).is_empty());
         hit.map(Arc::clone).ok_or_else(|| self.explain(found, strictness))
     }
 

@@ -34,10 +34,17 @@ pub enum Follow {
     FileBarrier,
     /// Its first pages are handed to background writeback.
     HandOver,
+    /// `fsync` of it, and while the first device call of that is under way, another file is made, written, and a sync of it
+    /// asked for.
+    AmidFirst,
+    /// The same, during the second device call: the flush, of a small sync.
+    AmidSecond,
+    /// It is synced, the log fills up, old pages go home, a partial checkpoint begins, and more goes home meanwhile.
+    Pressure,
 }
 
 /// All of them.
-pub const FOLLOWS: [Follow; 12] = [
+pub const FOLLOWS: [Follow; 15] = [
     Follow::Nothing,
     Follow::Fsync,
     Follow::Fdatasync,
@@ -50,6 +57,9 @@ pub const FOLLOWS: [Follow; 12] = [
     Follow::Barrier,
     Follow::FileBarrier,
     Follow::HandOver,
+    Follow::AmidFirst,
+    Follow::AmidSecond,
+    Follow::Pressure,
 ];
 
 /// Names of the starting trees.
@@ -166,6 +176,10 @@ pub fn set_tag(op: &mut Op, value: u32) {
         }
         if let Commit::Async { ticket, .. } = commit {
             *ticket = value;
+        }
+    } else if let Op::Overlap { inner, .. } = op {
+        for (number, op) in (1..).zip(inner) {
+            set_tag(op, value + number * PART_TAG);
         }
     } else if let Op::Write { tag, .. }
     | Op::Untorn { tag, .. }
@@ -303,6 +317,13 @@ pub fn actions() -> Vec<Vec<Op>> {
         vec![mkdir("/m"), create("/m/n"), append("/m/n", 1000)],
         // Whole pages, synced: old or new.
         vec![untorn("/a", 0, 32_768), Op::Sync(Sync::Data(at("/a")))],
+        vec![untorn("/a", 0, 131_072), Op::Sync(Sync::Data(at("/a")))],
+        vec![
+            write("/b", 8192, 50_000),
+            Op::Writeback,
+            untorn("/b", 4096, 126_976),
+            Op::Sync(Sync::Data(at("/b"))),
+        ],
         vec![
             write("/d/c", 0, 20_480),
             Op::Sync(Sync::Data(at("/d/c"))),
@@ -380,12 +401,48 @@ fn follow(ops: &mut Vec<Op>, action: &[Op], follow: Follow) {
         Follow::HandOver => {
             ops.push(Op::HandOver { target: subject, range: 0..8192, how: HandOver::Wait });
         }
+        Follow::AmidFirst => ops.push(amid(subject, 0)),
+        Follow::AmidSecond => ops.push(amid(subject, 1)),
+        Follow::Pressure => ops.extend(pressure(subject)),
         Follow::Ticket => ops.push(ticket(Sync::Full(subject), 0..u64::MAX)),
         Follow::RangedTicket => {
             ops.push(ticket(Sync::Data(subject), 4096..8192));
             ops.push(Op::Background { work: BackgroundWork::Log, steps: 100 });
         }
     }
+}
+
+/// Another user makes a file while device call `at` of an fsync is under way.
+fn amid(subject: Target, at: u32) -> Op {
+    let inner = vec![
+        create("/o"),
+        write("/o", 0, 5000),
+        ticket(Sync::Data(self::at("/o")), 0..u64::MAX),
+        Op::Background { work: BackgroundWork::Frames, steps: 3 },
+    ];
+    Op::Overlap { outer: Box::new(Op::Sync(Sync::Full(subject))), at, inner }
+}
+
+/// What happens when the log fills up, step by step.
+fn pressure(subject: Target) -> Vec<Op> {
+    let step = |work| Op::Background { work, steps: 1 };
+    let sync = |target| Op::Sync(Sync::Full(target));
+    vec![
+        sync(subject),
+        create("/q"),
+        write("/q", 0, 36_000),
+        sync(at("/q")),
+        write("/q", 4096, 100),
+        sync(at("/q")),
+        step(BackgroundWork::EarlyHome),
+        step(BackgroundWork::PartialCheckpoint),
+        step(BackgroundWork::PartialCheckpoint),
+        write("/q", 8192, 36_000),
+        sync(at("/q")),
+        step(BackgroundWork::EarlyHome),
+        Op::Background { work: BackgroundWork::PartialCheckpoint, steps: 3 },
+        step(BackgroundWork::EarlyHome),
+    ]
 }
 
 const fn ticket(sync: Sync, range: Range<u64>) -> Op {

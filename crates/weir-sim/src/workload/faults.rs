@@ -6,17 +6,18 @@ use crate::system::Settings;
 
 /// A plan drawn from `rng`, and whether the disk lies in it.
 ///
-/// Lies are told about everything but the log ring: that the last frame of the log was damaged
-/// after it was flushed cannot be told from a crash before the flush.
+/// Lies are told about every place, most of them about data and trees, which are read again while the volume is open.
 pub fn draw(settings: &Settings, rng: &mut Rng) -> (FaultPlan, bool) {
     let silent = rng.one_in(3);
     let magnitude = rng.below(8);
     let after = rng.below(1 << magnitude);
     let distance_blocks = 1 + rng.below(settings.volume_blocks / 2) as i64;
     let kind = if silent {
-        match rng.below(4) {
+        match rng.below(6) {
             0..=1 => FaultKind::BitRot { bit: rng.below(32_768) as u32 },
             2 => FaultKind::MisdirectedRead { distance_blocks },
+            3 => FaultKind::LostWrite,
+            4 => FaultKind::MisdirectedWrite { distance_blocks },
             _ => FaultKind::StaleRead,
         }
     } else {
@@ -33,7 +34,8 @@ pub fn draw(settings: &Settings, rng: &mut Rng) -> (FaultPlan, bool) {
         Fault::once(kind, after)
     };
     // What lies behind the ring: data and trees. (Superblocks, roots and bitmaps are few and first.)
-    let fault = if silent { fault.in_blocks(24 + settings.log_blocks..u64::MAX) } else { fault };
+    let behind = 24 + settings.log_blocks..u64::MAX;
+    let fault = if silent && !rng.one_in(3) { fault.in_blocks(behind) } else { fault };
     (FaultPlan::new([fault]), silent)
 }
 
@@ -51,6 +53,24 @@ pub fn draw_errors(rng: &mut Rng) -> FaultPlan {
     } else {
         Fault::sticky(kind, after)
     }])
+}
+
+/// One lie about something that a recovery reads or writes: superblocks, roots and bitmaps, the ring, or anything.
+pub fn draw_lie(settings: &Settings, rng: &mut Rng) -> FaultPlan {
+    let distance_blocks = 1 + rng.below(settings.log_blocks) as i64;
+    let distance_blocks = if rng.one_in(2) { distance_blocks } else { -distance_blocks };
+    let kind = match rng.below(8) {
+        0..=3 => FaultKind::BitRot { bit: rng.below(32_768) as u32 },
+        4..=5 => FaultKind::MisdirectedRead { distance_blocks },
+        6 => FaultKind::LostWrite,
+        _ => FaultKind::MisdirectedWrite { distance_blocks },
+    };
+    let blocks = match rng.below(3) {
+        0 => 0..20,
+        1 => 20 + rng.below(settings.log_blocks)..20 + settings.log_blocks,
+        _ => 0..u64::MAX,
+    };
+    FaultPlan::new([Fault::once(kind, rng.below(4)).in_blocks(blocks)])
 }
 
 #[cfg(test)]

@@ -24,6 +24,8 @@ pub struct Shape {
     pub sync_one_in: u64,
     /// Of how many operations one is background work.
     pub background_one_in: u64,
+    /// Of how many operations one overlaps with others.
+    pub overlap_one_in: u64,
     /// Background work comes in single phases of checkpoints, with writeback in between.
     pub single_phases: bool,
 }
@@ -38,20 +40,28 @@ impl Shape {
             4..=7 => 1 << 20,
             _ => 512 << 10,
         };
+        let batch_part_blocks = [None, Some(1), Some(2), Some(4)][rng.index(4)];
         Self {
-            settings: Settings { volume_blocks, log_blocks: 64, memory_bytes },
+            settings: Settings { volume_blocks, log_blocks: 64, memory_bytes, batch_part_blocks },
             length: 30 + rng.index(120),
             writers: 1 + rng.below(4) as u8,
             growth: rng.below(10),
             sync_one_in: 3 + rng.below(12),
             background_one_in: 2 + rng.below(20) / (1 + rng.below(4)),
+            overlap_one_in: 4 + rng.below(12),
             single_phases: rng.one_in(2),
         }
     }
 }
 
-/// What the smallest log promises to write as a whole.
-const UNTORN_PAGES: u64 = 8;
+/// How many pages a volume that is opened with this much memory promises to write as a whole.
+fn untorn_pages(settings: &Settings) -> u64 {
+    match settings.memory_bytes >> 10 {
+        2048.. => 32,
+        1024.. => 16,
+        _ => 8,
+    }
+}
 
 /// Names a writer uses.
 const NAMES: [&str; 6] = ["a", "b", "c", "d", "e", "long-name-that-takes-some-room-in-its-entry"];
@@ -87,8 +97,12 @@ impl Generator<'_> {
     fn step(&mut self) {
         if self.shape.single_phases && self.rng.one_in(self.shape.background_one_in) {
             let work = BackgroundWork::Checkpoint;
-            let checkpoint = Op::Background { work, steps: 1 };
-            let op = if self.rng.one_in(3) { Op::Writeback } else { checkpoint };
+            let op = match self.rng.below(12) {
+                0..=2 => Op::Writeback,
+                3..=4 => Op::Background { work: BackgroundWork::EarlyHome, steps: 1 },
+                5 => Op::Background { work: BackgroundWork::PartialCheckpoint, steps: 1 },
+                _ => Op::Background { work, steps: 1 },
+            };
             return self.push(op);
         }
         if self.rng.one_in(self.shape.background_one_in) {
@@ -97,10 +111,12 @@ impl Generator<'_> {
                 1 => Op::Writeback,
                 2 => Op::Advance { ns: 1_000_000 * self.rng.below(60_000) },
                 _ => {
-                    let work = match self.rng.below(8) {
+                    let work = match self.rng.below(10) {
                         0..=1 => BackgroundWork::Log,
                         2 => BackgroundWork::Writeback,
                         3 => BackgroundWork::Purge,
+                        4 => BackgroundWork::PartialCheckpoint,
+                        5 => BackgroundWork::EarlyHome,
                         _ => BackgroundWork::Checkpoint,
                     };
                     Op::Background { work, steps: 1 + self.rng.below(3) as u32 }
@@ -109,6 +125,11 @@ impl Generator<'_> {
             return self.push(op);
         }
         let writer = self.rng.below(u64::from(self.shape.writers)) as u8;
+        if self.rng.one_in(self.shape.overlap_one_in)
+            && let Some(op) = self.overlap(writer)
+        {
+            return self.push(op);
+        }
         if self.rng.one_in(self.shape.sync_one_in) {
             let op = self.sync(writer);
             return self.push(op);
@@ -116,9 +137,12 @@ impl Generator<'_> {
         if self.rng.one_in(16) {
             let target = self.file(writer);
             let pages = self.size(&target) / 4096 + 1;
-            let first = self.rng.below(pages) / UNTORN_PAGES * UNTORN_PAGES;
-            let skip = self.rng.below(UNTORN_PAGES);
-            let length = 4096 * (1 + self.rng.below(UNTORN_PAGES - skip));
+            let unit = untorn_pages(&self.shape.settings);
+            let first = self.rng.below(pages) / unit * unit;
+            // All of a unit, or a part of it.
+            let skip = if self.rng.one_in(4) { 0 } else { self.rng.below(unit) };
+            let most = unit - skip;
+            let length = 4096 * if self.rng.one_in(4) { most } else { 1 + self.rng.below(most) };
             let (offset, tag) = (4096 * (first + skip), 1 + self.ops.len() as u32);
             self.push(Op::Untorn { target: target.clone(), offset, length, tag });
             return self.push(Op::Sync(Sync::Data(target)));
@@ -131,6 +155,61 @@ impl Generator<'_> {
         self.push(op);
     }
 
+    /// An append as a write at the end.
+    fn placed(&self, op: Op) -> Op {
+        match op {
+            Op::Append { target, length, tag } => {
+                let offset = self.size(&target);
+                Op::Write { target, offset, length, tag }
+            }
+            other => other,
+        }
+    }
+
+    /// A sync, or a step of background work, during one of whose device calls others go on: they write and name files, ask
+    /// for syncs, and the log writes what has come together as far as it can.
+    fn overlap(&mut self, writer: u8) -> Option<Op> {
+        let outer = match self.rng.below(8) {
+            0..=3 => self.sync(writer),
+            4 => Op::Background { work: BackgroundWork::Log, steps: 3 },
+            5 => Op::Writeback,
+            6 => Op::Background { work: BackgroundWork::Checkpoint, steps: 1 },
+            _ => Op::Checkpoint,
+        };
+        if !outer.may_be_outer() {
+            return None;
+        }
+        // Most syncs consist of a write and a flush.
+        let at = self.rng.below(3) as u32
+            + if self.rng.one_in(4) { self.rng.below(4) as u32 } else { 0 };
+        let number = self.ops.len() as u32;
+        let before = self.model.clone();
+        let mut inner = Vec::new();
+        for _ in 0..=self.rng.index(3) {
+            let other = self.rng.below(u64::from(self.shape.writers)) as u8;
+            let change = if self.rng.below(10) < 7 { self.data(other) } else { self.name(other) };
+            let mut ops = vec![self.placed(change)];
+            if self.rng.one_in(2) {
+                let sync = match ops[0].subject() {
+                    Some(target) if self.rng.below(4) > 0 => Sync::Data(target),
+                    _ => Sync::All,
+                };
+                let hold = if self.rng.one_in(4) { Hold::Deliver } else { Hold::Await };
+                ops.push(Op::Submit { sync, range: 0..u64::MAX, ticket: 0, hold });
+            }
+            if self.rng.below(4) > 0 {
+                ops.push(Op::Background { work: BackgroundWork::Frames, steps: 3 });
+            }
+            for mut op in ops.into_iter().filter(Op::may_be_inner) {
+                set_tag(&mut op, 1 + number + (1 + inner.len() as u32) * PART_TAG);
+                let _ = self.model.apply(&op, None);
+                inner.push(op);
+            }
+        }
+        self.model = before;
+        Some(Op::Overlap { outer: Box::new(outer), at, inner })
+    }
+
     /// A batch of one to eight parts, each of which is made for what the ones before it leave.
     fn batch(&mut self, writer: u8) -> Op {
         let number = self.ops.len() as u32;
@@ -139,13 +218,7 @@ impl Generator<'_> {
         let mut parts = Vec::new();
         while parts.len() < count {
             let drawn = if self.rng.below(10) < 7 { self.data(writer) } else { self.name(writer) };
-            let mut part = match drawn {
-                Op::Append { target, length, tag } => {
-                    let offset = self.size(&target);
-                    Op::Write { target, offset, length, tag }
-                }
-                other => other,
-            };
+            let mut part = self.placed(drawn);
             set_tag(&mut part, 1 + number + (1 + parts.len() as u32) * PART_TAG);
             // Few that fail: they make all of the batch fail.
             let fits = part.may_be_part();

@@ -1,0 +1,140 @@
+//! Operations that overlap: one of them, which changes nothing itself, is in the midst of its device calls while the others
+//! begin and return. Each of those has its place in the order, between its beginning and its return; the outer one
+//! promises what it would have promised at its beginning.
+
+use std::sync::Arc;
+
+use super::failure::{Failure, describe, guard};
+use super::{Executed, Explorer, Run};
+use crate::disk::Event;
+use crate::model::history::{Durable, Moment};
+use crate::model::{Errno, Model, Outcome};
+use crate::op::Op;
+use crate::system::{Session, System, SystemError};
+
+type Answer = (Result<Outcome, SystemError>, Option<u64>);
+
+/// One of the inner operations, between its beginning and its return.
+struct Begun {
+    moment: Moment,
+    expected: Result<Outcome, Errno>,
+}
+
+impl<S: System> Explorer<'_, S> {
+    pub(super) fn execute_overlap(
+        &mut self,
+        run: &mut Run<S::Session>,
+        outer: &Op,
+        at: u32,
+        inner: &[Op],
+    ) -> Result<Executed, Failure> {
+        let then = Arc::clone(run.history.now());
+        let text = format!("executing {outer} and {} more at once", inner.len());
+        let overlapped = guard(&text, || run.session.overlap(outer, at, inner))?;
+        run.clock.advance_ns(1000);
+        self.tally.overlapped += overlapped.during;
+        let expected = Model::clone(&then).apply(outer, None);
+        Self::foreseen(outer, &overlapped.outer, &expected)?;
+        let answers = overlapped.inner;
+        let mut begun: Option<Begun> = None;
+        let mut next = 0;
+        self.examine_with(run, &mut |explorer, run, event| {
+            match event {
+                Event::Began(number) => {
+                    begun = Some(explorer.begin_inner(run, &inner[*number], &answers[*number]));
+                }
+                Event::Returned(number) => {
+                    let (Some(begun), Some(answer)) = (begun.take(), answers.get(*number)) else {
+                        return Ok(());
+                    };
+                    next = number + 1;
+                    explorer.end_inner(run, &inner[*number], answer, &begun)?;
+                }
+                _ => {}
+            }
+            Ok(())
+        })?;
+        for (op, answer) in inner.iter().zip(&answers).skip(next) {
+            let begun = self.begin_inner(run, op, answer);
+            self.end_inner(run, op, answer, &begun)?;
+        }
+        if overlapped.outer.is_ok() {
+            self.outer_returned(run, outer, &then)?;
+        }
+        Ok(Executed::Went(describe(&overlapped.outer)))
+    }
+
+    /// The answer is what the model says, or there was no room.
+    fn foreseen(
+        op: &Op,
+        result: &Result<Outcome, SystemError>,
+        expected: &Result<Outcome, Errno>,
+    ) -> Result<(), Failure> {
+        let agrees = match (result, expected) {
+            (Err(error), _) if error.is_environmental() => error.is_for_lack_of_room(),
+            (Err(_), Err(_)) => true,
+            (Ok(result), Ok(expected)) => result == expected,
+            _ => false,
+        };
+        if agrees {
+            return Ok(());
+        }
+        let text = format!("{op}: {}, expected {expected:?}", describe(result));
+        Err(Failure::new(text))
+    }
+
+    /// From here on a crash may leave what comes of the operation.
+    fn begin_inner(&mut self, run: &mut Run<S::Session>, op: &Op, answer: &Answer) -> Begun {
+        self.tally.operations += 1;
+        let granted = match &answer.0 {
+            Ok(Outcome::Count(count)) => Some(*count),
+            _ => None,
+        };
+        let moment = run.history.moment();
+        let mut next = Model::clone(run.history.now());
+        let expected = next.apply(op, granted);
+        if answer.0.is_ok() {
+            Self::submitted(run, op, &next);
+        }
+        if expected.is_ok() && !op.is_neutral() {
+            run.history.push(Arc::new(next));
+        }
+        Begun { moment, expected }
+    }
+
+    fn end_inner(
+        &mut self,
+        run: &mut Run<S::Session>,
+        op: &Op,
+        (result, lsn): &Answer,
+        begun: &Begun,
+    ) -> Result<(), Failure> {
+        Self::foreseen(op, result, &begun.expected)?;
+        let step = run.history.now().step();
+        run.log.push(format!("   meanwhile: {op} -> {} ({step})", describe(result)));
+        if result.is_err() {
+            self.tally.refused += 1;
+            run.history.back_to(begun.moment);
+        } else if let Some(lsn) = lsn {
+            run.note_lsn_as(*lsn);
+        }
+        Ok(())
+    }
+
+    fn outer_returned(
+        &mut self,
+        run: &mut Run<S::Session>,
+        outer: &Op,
+        then: &Arc<Model>,
+    ) -> Result<(), Failure> {
+        let durable = match outer {
+            Op::Checkpoint => Some(Durable::All),
+            Op::Sync(sync) => Self::promise(then, sync, &(0..u64::MAX)),
+            _ => None,
+        };
+        let Some(durable) = durable else { return Ok(()) };
+        let by = format!("{outer} (operation count {})", then.step());
+        run.history.acknowledge_at(then, &durable, &by);
+        self.examine_point(run, false, &format!("after the return of {outer}"))
+    }
+}

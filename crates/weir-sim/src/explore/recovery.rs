@@ -1,0 +1,197 @@
+//! What is done with a crash image beside comparing it once: recovery under closer examination, and use of what it
+//! leaves.
+
+use std::sync::Arc;
+
+use super::failure::{Failure, guard};
+use super::{Depth, Explorer, Leaky, Recovered, Run, let_go};
+use crate::clock::SimClock;
+use crate::device::SimDevice;
+use crate::disk::{DiskState, Event};
+use crate::fault::FaultPlan;
+use crate::image::Image;
+use crate::model::Model;
+use crate::model::compare::Strictness;
+use crate::model::found::Found;
+use crate::model::history::History;
+use crate::system::{Session, System};
+use crate::workload;
+
+impl<S: System> Explorer<'_, S> {
+    /// Mounts, reads everything and compares. `None`: a lying disk made it unreadable.
+    pub(super) fn recover(
+        &self,
+        device: &Arc<SimDevice>,
+        clock: &Arc<SimClock>,
+        history: &History,
+    ) -> Result<Option<Recovered<S>>, Failure> {
+        let settings = &self.case.settings;
+        let silent = self.case.silent_faults;
+        let mut session = match guard("recovering", || self.system.open(device, clock, settings))? {
+            Ok(session) => Leaky::new(session),
+            Err(error) if silent && error.is_environmental() => return Ok(None),
+            Err(error) => return Err(Failure::new(format!("recovery failed: {error}"))),
+        };
+        let found = match guard("reading the recovered volume", || session.found())? {
+            Ok(found) => found,
+            Err(error) if silent && error.is_environmental() => {
+                let_go(session)?;
+                return Ok(None);
+            }
+            Err(error) => {
+                return Err(Failure::new(format!("the recovered volume cannot be read: {error}")));
+            }
+        };
+        history.find(&found, self.strictness()).map_err(|mismatch| {
+            Failure::new("the recovered volume is not a state that the history allows")
+                .with(mismatch.lines)
+        })?;
+        Ok(Some((session, found)))
+    }
+
+    /// fsck of what a recovery has left. What old frames the ring holds makes no difference: the log is empty.
+    pub(super) fn check(&mut self, device: &Arc<SimDevice>) -> Result<(), Failure> {
+        let image = device.view();
+        let ring = self.system.leftovers(&self.case.settings);
+        if !self.sound.insert(image.hash_without(ring)) {
+            return Ok(());
+        }
+        let image = Self::device(image, FaultPlan::default());
+        match guard("checking the recovered volume", || self.system.check(&image))? {
+            Ok(defects) if defects.is_empty() => Ok(()),
+            Ok(defects) => Err(Failure::new("fsck finds defects after recovery").with(defects)),
+            Err(error) => Err(Failure::new(format!("fsck failed after recovery: {error}"))),
+        }
+    }
+
+    /// Crashes again during the recovery that `events` record.
+    pub(super) fn recrash(
+        &mut self,
+        image: &Image,
+        events: &[Event],
+        history: &History,
+        elapsed_ns: u64,
+    ) -> Result<(), Failure> {
+        let mut disk = DiskState::new(image.clone());
+        let writes = events.iter().filter(|event| matches!(event, Event::Write(_))).count() as u64;
+        let budget = self.case.limits.outcomes_per_inner_point;
+        for event in events {
+            disk.apply(event);
+            let is_write = matches!(event, Event::Write(_));
+            if matches!(event, Event::Complete(_)) || is_write && self.rng.below(writes) >= 6 {
+                continue;
+            }
+            for outcome in disk.outcomes(is_write, budget, &mut self.rng) {
+                let second = disk.image_after(&outcome);
+                self.verify(&second, history, elapsed_ns, Depth::Recovery).map_err(|failure| {
+                    failure
+                        .with([
+                            "second crash during recovery, with these writes pending:".to_owned()
+                        ])
+                        .with(disk.describe(&outcome).into_iter().map(|line| format!("  {line}")))
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Recovers on a disk that fails somewhere on the way: the recovery may fail, but what it leaves must still
+    /// be recoverable.
+    pub(super) fn faulty_recovery(
+        &mut self,
+        image: &Image,
+        history: &History,
+        elapsed_ns: u64,
+    ) -> Result<(), Failure> {
+        let faults = workload::faults::draw_errors(&mut self.rng);
+        let device = Self::device(image.clone(), faults);
+        let clock = Arc::new(SimClock::starting_at(elapsed_ns));
+        let settings = &self.case.settings;
+        let opened =
+            guard("recovering on a failing disk", || self.system.open(&device, &clock, settings));
+        self.tally.faults += device.faults_struck();
+        match opened.map_err(|failure| failure.with_trace(&device))? {
+            Ok(session) => let_go(Leaky::new(session))?,
+            Err(error) if error.is_environmental() => {}
+            Err(error) => {
+                let text = format!("recovery on a failing disk failed in an odd way: {error}");
+                return Err(Failure::new(text).with_trace(&device));
+            }
+        }
+        let disk = device.disk_state();
+        let budget = self.case.limits.outcomes_per_inner_point;
+        for outcome in disk.outcomes(false, budget, &mut self.rng) {
+            let second = disk.image_after(&outcome);
+            self.verify(&second, history, elapsed_ns, Depth::Recovery).map_err(|failure| {
+                failure
+                    .with_trace(&device)
+                    .with([
+                        "after a recovery on a failing disk, with these writes pending:".to_owned()
+                    ])
+                    .with(disk.describe(&outcome).into_iter().map(|line| format!("  {line}")))
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Recovers on a disk that lies once: the volume does not open, or what can be read is some state of the history, be it
+    /// one before what was acknowledged (a frame that rots looks like one that was never written).
+    pub(super) fn lied_to(
+        &mut self,
+        image: &Image,
+        history: &History,
+        elapsed_ns: u64,
+    ) -> Result<(), Failure> {
+        let faults = workload::faults::draw_lie(&self.case.settings, &mut self.rng);
+        let device = Self::device(image.clone(), faults);
+        let clock = Arc::new(SimClock::starting_at(elapsed_ns));
+        let settings = &self.case.settings;
+        let checked = (|| {
+            let opened =
+                guard("recovering on a lying disk", || self.system.open(&device, &clock, settings));
+            let mut session = match opened? {
+                Ok(session) => Leaky::new(session),
+                Err(error) if error.is_environmental() => return Ok(()),
+                Err(error) => {
+                    let text = format!("recovery on a lying disk failed in an odd way: {error}");
+                    return Err(Failure::new(text));
+                }
+            };
+            let found = guard("reading on a lying disk", || session.found())?;
+            if let Ok(found) = found {
+                let strictness = Strictness { tolerate_unreadable: true, ..Strictness::CRASH };
+                history.find(&found, strictness).map_err(|mismatch| {
+                    Failure::new("a disk that lies once makes a volume that never was")
+                        .with(mismatch.lines)
+                })?;
+            }
+            let_go(session)
+        })();
+        self.tally.faults += device.faults_struck();
+        checked.map_err(|failure| failure.with_trace(&device))
+    }
+
+    /// Uses the recovered volume, and crashes it again.
+    pub(super) fn go_on(
+        &mut self,
+        session: Leaky<S::Session>,
+        device: &Arc<SimDevice>,
+        clock: &Arc<SimClock>,
+        found: &Found,
+    ) -> Result<(), Failure> {
+        let model = Model::from_found(found);
+        let ops = workload::followup(&model, &mut self.rng);
+        device.take_events();
+        // The recovery's own last writes may still be pending.
+        let start = (device.disk_state(), model);
+        let mut run = Run::new(device, clock, session, start, Depth::Later);
+        let examined = self.examine_point(&mut run, false, "right after the recovery");
+        match examined.and_then(|()| self.run_ops(&mut run, &ops)) {
+            Ok(_) => let_go(run.session),
+            Err(failure) => {
+                let log = run.log.into_iter().map(|line| format!("  {line}"));
+                Err(failure.with(["in use after the recovery:".to_owned()]).with(log))
+            }
+        }
+    }
+}
