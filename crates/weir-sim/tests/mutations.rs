@@ -37,7 +37,7 @@ const fn hunt(mutation: Mutation) -> (Workload, u64) {
         | Mutation::TrustSecondRead
         | Mutation::ForgetDurableFrames => (Workload::Random, 200_000),
         Mutation::SwallowWriteError => (Workload::Faults, 200_000),
-        _ => (Workload::Exhaustive, 60_000),
+        _ => (Workload::Exhaustive, 200_000),
     }
 }
 
