@@ -104,4 +104,69 @@ struct weir_capabilities {
 };
 #define WEIR_IOC_CAPABILITIES _IOR(WEIR_IOC_MAGIC, 9, struct weir_capabilities)
 
+/* Changes of many files and names that happen together or not at all, also across a crash. Staged on an open regular file
+ * of the mount (any; it only holds the batch): BEGIN sets id, ADD appends steps, COMMIT makes them, in their order, or
+ * fails and changes nothing; either ends the batch, as do ABORT and the last close of the file. Only for the superuser and the
+ * owner of the mount (EPERM): permissions are not checked. */
+struct weir_batch {
+	__u64 id;    /* out of BEGIN */
+	__u64 lsn;   /* out of COMMIT: durable with this operation; in: not looked at */
+	__u32 flags; /* of COMMIT: 0 or WEIR_BATCH_SYNC */
+	__u32 reserved;
+};
+#define WEIR_BATCH_SYNC 1u /* return when it is durable */
+
+/* Steps one after the other, `length` bytes of them. They are taken together or, with an error, not at all. */
+struct weir_batch_add {
+	__u64 id;
+	__u32 length;
+	__u32 reserved;
+	char steps[16352];
+};
+#define WEIR_IOC_BATCH_BEGIN _IOWR(WEIR_IOC_MAGIC, 10, struct weir_batch)
+#define WEIR_IOC_BATCH_ADD _IOW(WEIR_IOC_MAGIC, 11, struct weir_batch_add)
+#define WEIR_IOC_BATCH_COMMIT _IOWR(WEIR_IOC_MAGIC, 12, struct weir_batch)
+#define WEIR_IOC_BATCH_ABORT _IOW(WEIR_IOC_MAGIC, 13, struct weir_batch)
+
+/* A step; behind it name_bytes of a name (no NUL), data_bytes of data, and zeros up to a multiple of 8. Inodes and directories
+ * are named by st_ino, or, if the batch makes them, by WEIR_BATCH_MADE(n): the n-th that it makes, from 0. Fields that a kind does
+ * not use are 0. */
+struct weir_batch_step {
+	__u16 op;
+	__u16 name_bytes;
+	__u32 data_bytes;
+	__u64 ino;
+	__u64 dir;
+	__u64 value;
+	__u32 mode;
+	__u32 uid;
+	__u32 gid;
+	__u32 flags;
+};
+#define WEIR_BATCH_MADE(n) (1ull << 63 | (n))
+/*                               uses: */
+#define WEIR_BATCH_WRITE 1    /* ino; value: offset; data */
+#define WEIR_BATCH_TRUNCATE 2 /* ino; value: size */
+#define WEIR_BATCH_MAKE 3     /* dir, name; mode: type and permissions; uid, gid; value: number of a device */
+#define WEIR_BATCH_SYMLINK 4  /* dir, name; data: target; uid, gid */
+#define WEIR_BATCH_LINK 5     /* ino; dir, name */
+#define WEIR_BATCH_UNLINK 6   /* dir, name */
+#define WEIR_BATCH_RMDIR 7    /* dir, name */
+#define WEIR_BATCH_RENAME 8   /* dir, name; value: new directory; data: new name; flags: 0, RENAME_NOREPLACE or RENAME_EXCHANGE */
+#define WEIR_BATCH_SETATTR 9  /* ino; flags: what is changed; mode, uid, gid; data: struct weir_batch_times, if ATIME or MTIME */
+
+#define WEIR_BATCH_SET_MODE 1u
+#define WEIR_BATCH_SET_UID 2u
+#define WEIR_BATCH_SET_GID 4u
+#define WEIR_BATCH_SET_ATIME 8u
+#define WEIR_BATCH_SET_MTIME 16u
+#define WEIR_BATCH_SET_ATIME_NOW 32u
+#define WEIR_BATCH_SET_MTIME_NOW 64u
+struct weir_batch_times {
+	__s64 atime_seconds;
+	__s64 mtime_seconds;
+	__u32 atime_nanoseconds;
+	__u32 mtime_nanoseconds;
+};
+
 #endif

@@ -162,6 +162,10 @@ class WeirTarget:
     def fsck(self, ok=(0, 1)):
         return run(self.binary, "fsck", self.volume, ok=ok)
 
+    def dry_run(self):
+        """Checks and changes nothing: the recovery is left to the mount."""
+        run(self.binary, "fsck", "--dry-run", self.volume)
+
     def complain(self):
         """What the server's log holds that no log should."""
         with open(self.log, encoding="utf-8", errors="replace") as file:
@@ -230,6 +234,11 @@ class LoopTarget:
         if self.kind == "xfs":
             return run("xfs_repair", "-n", self.volume, ok=(0, 1, 2))
         return run("e2fsck", "-fp", self.volume, ok=(0, 1))
+
+    def dry_run(self):
+        """As for Weir, as far as these file systems have it."""
+        if self.kind == "xfs":
+            self.fsck()
 
     def complain(self):
         return []

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static int failures;
@@ -27,6 +28,10 @@ _Static_assert(sizeof(struct weir_stats) == 8192, "layout");
 _Static_assert(sizeof(struct weir_flags) == 8, "layout");
 _Static_assert(sizeof(struct weir_barrier) == 16, "layout");
 _Static_assert(sizeof(struct weir_capabilities) == 64, "layout");
+_Static_assert(sizeof(struct weir_batch) == 24, "layout");
+_Static_assert(sizeof(struct weir_batch_add) == 16368, "layout");
+_Static_assert(sizeof(struct weir_batch_step) == 48, "layout");
+_Static_assert(sizeof(struct weir_batch_times) == 24, "layout");
 
 static void sync_and_wait(int fd)
 {
@@ -115,6 +120,65 @@ static void write_home(int fd, int dir)
 	CHECK(capabilities.untorn_write_bytes >= 4096 && capabilities.max_tickets > 0);
 }
 
+static void step(struct weir_batch_add *add, struct weir_batch_step step, const char *name, const char *data)
+{
+	char *to = add->steps + add->length;
+
+	step.name_bytes = strlen(name);
+	step.data_bytes = strlen(data);
+	memcpy(to, &step, sizeof step);
+	memcpy(to + sizeof step, name, step.name_bytes);
+	memcpy(to + sizeof step + step.name_bytes, data, step.data_bytes);
+	add->length += (sizeof step + step.name_bytes + step.data_bytes + 7) / 8 * 8;
+}
+
+static void batch(int file, int dir, const char *where)
+{
+	static struct weir_batch_add add;
+	struct weir_batch batch = { 0 };
+	struct stat root, old, new;
+	char path[4200], text[32] = { 0 };
+	int fd;
+
+	CHECK(fstat(dir, &root) == 0 && fstat(file, &old) == 0);
+	CHECK(ioctl(file, WEIR_IOC_BATCH_BEGIN, &batch) == 0 && batch.id != 0);
+	add.id = batch.id;
+	step(&add, (struct weir_batch_step){ .op = WEIR_BATCH_MAKE, .dir = root.st_ino, .mode = S_IFDIR | 0755 }, "made", "");
+	step(&add, (struct weir_batch_step){ .op = WEIR_BATCH_MAKE, .dir = WEIR_BATCH_MADE(0), .mode = S_IFREG | 0640, .gid = 7 },
+	     "file", "");
+	step(&add, (struct weir_batch_step){ .op = WEIR_BATCH_WRITE, .ino = WEIR_BATCH_MADE(1), .value = 3 }, "", "content");
+	step(&add, (struct weir_batch_step){ .op = WEIR_BATCH_SYMLINK, .dir = root.st_ino }, "to-made", "made/file");
+	step(&add, (struct weir_batch_step){ .op = WEIR_BATCH_TRUNCATE, .ino = old.st_ino, .value = 100 }, "", "");
+	step(&add,
+	     (struct weir_batch_step){ .op = WEIR_BATCH_SETATTR, .ino = old.st_ino, .mode = 0600, .flags = WEIR_BATCH_SET_MODE }, "",
+	     "");
+	CHECK(ioctl(file, WEIR_IOC_BATCH_ADD, &add) == 0);
+	errno = 0;
+	CHECK(fstatat(dir, "made", &new, 0) == -1 && errno == ENOENT);
+	batch.flags = WEIR_BATCH_SYNC;
+	CHECK(ioctl(file, WEIR_IOC_BATCH_COMMIT, &batch) == 0 && batch.lsn != 0);
+
+	CHECK(fstat(file, &old) == 0 && old.st_size == 100 && (old.st_mode & 07777) == 0600);
+	snprintf(path, sizeof path, "%s/to-made", where);
+	fd = open(path, O_RDONLY);
+	CHECK(fd >= 0 && fstat(fd, &new) == 0 && new.st_size == 10 && (new.st_mode & 07777) == 0640 && new.st_gid == 7);
+	CHECK(pread(fd, text, sizeof text, 3) == 7 && strcmp(text, "content") == 0);
+	close(fd);
+
+	/* The batch has ended, and bad ones change nothing. */
+	errno = 0;
+	CHECK(ioctl(file, WEIR_IOC_BATCH_COMMIT, &batch) == -1 && errno == EINVAL);
+	memset(&batch, 0, sizeof batch);
+	errno = 0;
+	CHECK(ioctl(dir, WEIR_IOC_BATCH_BEGIN, &batch) == -1 && errno == EISDIR);
+	CHECK(ioctl(file, WEIR_IOC_BATCH_BEGIN, &batch) == 0);
+	add.id = batch.id;
+	add.length = sizeof add.steps + 8;
+	errno = 0;
+	CHECK(ioctl(file, WEIR_IOC_BATCH_ADD, &add) == -1 && errno == EINVAL);
+	CHECK(ioctl(file, WEIR_IOC_BATCH_ABORT, &batch) == 0);
+}
+
 int main(int argc, char **argv)
 {
 	struct weir_flags flags = { 0 };
@@ -135,6 +199,7 @@ int main(int argc, char **argv)
 	barrier(file, WEIR_BARRIER_FILE);
 	barrier(dir, 0);
 	write_home(file, dir);
+	batch(file, dir, argv[1]);
 	statistics(file);
 	statistics(dir);
 	CHECK(ioctl(dir, WEIR_IOC_SYNC_VOLUME, &flags) == 0);

@@ -5,8 +5,8 @@
 mod common;
 
 use std::fs::{self, File, OpenOptions};
-use std::io::Write;
-use std::os::unix::fs::FileExt;
+use std::io::{self, Write};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::process::Command;
 use std::thread;
@@ -227,4 +227,151 @@ fn interrupting_a_watch_ends_it_with_whole_lines() {
     }
     bench.unmount();
     assert!(!weir(&["stat", &bench.dir()]).status.success());
+}
+
+fn ino(file: &File) -> u64 {
+    file.metadata().unwrap().ino()
+}
+
+fn refused_with<T: std::fmt::Debug>(result: io::Result<T>) -> i32 {
+    result.unwrap_err().raw_os_error().unwrap()
+}
+
+#[test]
+fn a_batch_of_many_portions_is_seen_at_once_by_programs_that_had_looked_before_and_survives_a_kill()
+{
+    let Some(bench) = Bench::new() else { return };
+    let server = bench.foreground();
+    let root = File::open(bench.dir()).unwrap();
+    let table = file(&bench, "table");
+    table.write_all_at(&vec![1; 100_000], 0).unwrap();
+    fs::write(bench.at("old"), "old").unwrap();
+    fs::write(bench.at("other-name-of-old"), "replaced").unwrap();
+    // What is not synced is not part of a batch that follows.
+    client::sync_volume(&root, 0).unwrap();
+    // The kernel has names, missing names, attributes, pages and the list of the directory in memory.
+    assert!(fs::read(bench.at("table")).unwrap() == vec![1; 100_000]);
+    assert!(!bench.at("new").exists());
+    let listed = || fs::read_dir(bench.dir()).unwrap().count();
+    assert_eq!(listed(), 3);
+
+    let mut batch = client::Batch::begin(&table).unwrap();
+    batch.write(ino(&table), 50_000, &vec![2; 100_000]).unwrap();
+    let new = batch.make(ino(&root), b"new", libc::S_IFREG | 0o644).unwrap();
+    batch.write(new, 0, b"new content").unwrap();
+    batch.rename(ino(&root), b"old", ino(&root), b"other-name-of-old").unwrap();
+    batch.link(ino(&table), ino(&root), b"link").unwrap();
+    batch.commit(true).unwrap();
+
+    let check = || {
+        let mut expected = vec![1; 50_000];
+        expected.resize(150_000, 2);
+        assert!(fs::read(bench.at("table")).unwrap() == expected);
+        assert_eq!(fs::read(bench.at("new")).unwrap(), b"new content");
+        assert_eq!(fs::read(bench.at("other-name-of-old")).unwrap(), b"old");
+        assert!(!bench.at("old").exists());
+        assert_eq!(fs::metadata(bench.at("link")).unwrap().nlink(), 2);
+        assert_eq!(listed(), 4);
+    };
+    check();
+    assert_eq!(table.metadata().unwrap().nlink(), 2);
+    drop((root, table));
+    kill(server);
+    let _ = weir_mount::mount_point::detach(Path::new(&bench.dir()), true);
+    bench.mount(&[]);
+    check();
+    bench.unmount();
+    done(&["fsck", &bench.volume()]);
+}
+
+#[test]
+fn a_batch_that_fails_changes_nothing_and_one_that_is_not_committed_is_forgotten() {
+    let Some(bench) = Bench::mounted(&[]) else { return };
+    let root = File::open(bench.dir()).unwrap();
+    let table = file(&bench, "table");
+    table.write_all_at(b"before", 0).unwrap();
+    let stage = |last: fn(&mut client::Batch<'_>, u64) -> io::Result<()>| {
+        let mut batch = client::Batch::begin(&table).unwrap();
+        batch.write(ino(&table), 0, b"during").unwrap();
+        batch.make(ino(&root), b"new", libc::S_IFREG | 0o644).unwrap();
+        last(&mut batch, ino(&root)).unwrap();
+        batch
+    };
+    let missing = stage(|batch, root| batch.unlink(root, b"missing"));
+    assert_eq!(refused_with(missing.commit(true)), libc::ENOENT);
+    let taken = stage(|batch, root| batch.make(root, b"table", libc::S_IFREG).map(drop));
+    assert_eq!(refused_with(taken.commit(false)), libc::EEXIST);
+    let nowhere = stage(|batch, _| batch.write(999_999, 0, b"x"));
+    assert_eq!(refused_with(nowhere.commit(true)), libc::ENOENT);
+    let too_far = stage(|batch, root| batch.write(root, 0, b"a directory has no content"));
+    assert_eq!(refused_with(too_far.commit(true)), libc::EISDIR);
+    let too_large = stage(|batch, root| batch.truncate(root, u64::MAX));
+    assert_eq!(refused_with(too_large.commit(true)), libc::EFBIG);
+    let malformed = stage(|batch, root| batch.unlink(root, b"a/b"));
+    assert_eq!(refused_with(malformed.commit(true)), libc::EINVAL);
+    drop(stage(|_, _| Ok(())));
+    // The number of one file's batch is none of another's.
+    let other = file(&bench, "other");
+    let mine = client::Batch::begin(&table).unwrap();
+    let theirs = client::Batch::begin(&other).unwrap();
+    assert_ne!(mine.id(), theirs.id());
+    drop((mine, theirs));
+    drop(other);
+
+    assert_eq!(fs::read(bench.at("table")).unwrap(), b"before");
+    assert!(!bench.at("new").exists());
+    assert_eq!(refused_with(client::Batch::begin(&root)), libc::EISDIR);
+    drop((root, table));
+    bench.unmount();
+    done(&["fsck", &bench.volume()]);
+}
+
+#[test]
+fn what_a_program_staged_and_left_is_dropped_when_its_file_is_closed() {
+    let Some(bench) = Bench::mounted(&[]) else { return };
+    for _ in 0..2 * weir_mount::batch::MAX_BATCHES {
+        let file = file(&bench, "file");
+        let mut batch = client::Batch::begin(&file).unwrap();
+        batch.write(ino(&file), 0, &vec![1; 40_000]).unwrap();
+        // As if the program had died: without a word.
+        std::mem::forget(batch);
+    }
+    let file = file(&bench, "file");
+    let staged: Vec<_> = (0..weir_mount::batch::MAX_BATCHES)
+        .map_while(|_| client::Batch::begin(&file).ok())
+        .collect();
+    // Closes are told to the server a little later.
+    assert!(staged.len() > weir_mount::batch::MAX_BATCHES / 2, "{}", staged.len());
+    drop(staged);
+    assert_eq!(fs::read(bench.at("file")).unwrap(), b"");
+    drop(file);
+    bench.unmount();
+}
+
+#[test]
+fn a_batch_of_a_user_who_is_not_the_owner_is_refused() {
+    let Some(bench) = Bench::mounted(&[]) else { return };
+    if !runs_as_root() {
+        eprintln!("skipped: only root can become somebody else");
+        return bench.unmount();
+    }
+    let path = bench.at("theirs");
+    fs::write(&path, "x").unwrap();
+    std::os::unix::fs::chown(&path, Some(1234), Some(1234)).unwrap();
+    // struct weir_batch is 24 bytes: _IOWR(0xB7, 10, 24).
+    let script = format!(
+        "import fcntl, os, sys\nos.setgid(1234); os.setuid(1234)\nfd = os.open({path:?}, os.O_RDWR)\n\
+         try: fcntl.ioctl(fd, 0xC018B70A, bytearray(24))\n\
+         except OSError as error: sys.exit(error.errno)\n"
+    );
+    let Ok(ran) = Command::new("python3").args(["-c", &script]).status() else {
+        eprintln!("skipped: no python3 here");
+        return bench.unmount();
+    };
+    assert_eq!(ran.code(), Some(libc::EPERM));
+    bench.unmount();
+}
+
+fn runs_as_root() -> bool {
+    fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0)
 }

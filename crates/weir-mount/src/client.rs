@@ -1,14 +1,15 @@
 //! The other end of [`crate::ioctl`]: what a program calls on a file or directory of a mount. The command line and the tests
 //! use this; C programs include `include/weir.h`.
 //!
-//! The only `unsafe` of this crate: one call of `ioctl(2)`, with a buffer as large as the number of the command announces, and one
+//! `unsafe` here: one call of `ioctl(2)`, with a buffer as large as the number of the command announces, and one
 //! of `sync_file_range(2)`.
 
 #![allow(unsafe_code)]
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
+use crate::batch::{MADE, STEP_BYTES, StepFields, op};
 use crate::ioctl::{self, STATS_PAGE_BYTES};
 
 /// One command; `buffer` is passed in and out.
@@ -114,6 +115,116 @@ pub fn stats(fd: impl AsFd) -> io::Result<Vec<u8>> {
         text.extend_from_slice(buffer.get(24..24 + length).unwrap_or_default());
         if text.len() >= total_bytes || length == 0 {
             return Ok(text);
+        }
+    }
+}
+
+/// Changes that happen together or not at all, staged on an open file of a mount (any file that stays open meanwhile). Dropping it
+/// forgets them. Files and directories are named by their inode numbers (`st_ino`); what the batch makes itself, by
+/// the number that the making step answers. For the superuser and the owner of the mount only.
+#[derive(Debug)]
+pub struct Batch<'fd> {
+    fd: BorrowedFd<'fd>,
+    id: u64,
+    portion: Vec<u8>,
+    made: u64,
+    ended: bool,
+}
+
+impl<'fd> Batch<'fd> {
+    /// Begins one.
+    pub fn begin(fd: &'fd impl AsFd) -> io::Result<Self> {
+        let mut buffer = words(&[0, 0, 0]);
+        call(fd, ioctl::BATCH_BEGIN, &mut buffer)?;
+        let (fd, id) = (fd.as_fd(), word(&buffer, 0));
+        Ok(Self { fd, id, portion: Vec::new(), made: 0, ended: false })
+    }
+
+    /// Its number.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if self.portion.is_empty() {
+            return Ok(());
+        }
+        let mut buffer = Vec::with_capacity(16 + ioctl::BATCH_PORTION_BYTES);
+        buffer.extend_from_slice(&self.id.to_ne_bytes());
+        buffer.extend_from_slice(&pair(self.portion.len() as u32).to_ne_bytes());
+        buffer.append(&mut self.portion);
+        buffer.resize(16 + ioctl::BATCH_PORTION_BYTES, 0);
+        call(self.fd, ioctl::BATCH_ADD, &mut buffer)
+    }
+
+    /// Adds a step. It is sent with others, so an error may be one of an earlier step's.
+    pub fn step(&mut self, step: &StepFields<'_>) -> io::Result<()> {
+        if step.wire_bytes() > ioctl::BATCH_PORTION_BYTES {
+            return Err(io::Error::from_raw_os_error(libc::E2BIG));
+        }
+        if self.portion.len() + step.wire_bytes() > ioctl::BATCH_PORTION_BYTES {
+            self.flush()?;
+        }
+        step.encode(&mut self.portion);
+        Ok(())
+    }
+
+    /// Writes `data` at `offset` of a file.
+    pub fn write(&mut self, ino: u64, offset: u64, data: &[u8]) -> io::Result<()> {
+        let mut value = offset;
+        for data in data.chunks(ioctl::BATCH_PORTION_BYTES - STEP_BYTES) {
+            self.step(&StepFields { op: op::WRITE, ino, value, data, ..StepFields::default() })?;
+            value += data.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Sets a file's size.
+    pub fn truncate(&mut self, ino: u64, size_bytes: u64) -> io::Result<()> {
+        let value = size_bytes;
+        self.step(&StepFields { op: op::TRUNCATE, ino, value, ..StepFields::default() })
+    }
+
+    /// Makes an inode of the type and with the permissions of `mode`, owned by the superuser; answers a number for later steps of this batch.
+    pub fn make(&mut self, dir: u64, name: &[u8], mode: u32) -> io::Result<u64> {
+        self.step(&StepFields { op: op::MAKE, dir, name, mode, ..StepFields::default() })?;
+        self.made += 1;
+        Ok(MADE | (self.made - 1))
+    }
+
+    /// One more name for an inode.
+    pub fn link(&mut self, ino: u64, dir: u64, name: &[u8]) -> io::Result<()> {
+        self.step(&StepFields { op: op::LINK, ino, dir, name, ..StepFields::default() })
+    }
+
+    /// Removes the name of something that is no directory.
+    pub fn unlink(&mut self, dir: u64, name: &[u8]) -> io::Result<()> {
+        self.step(&StepFields { op: op::UNLINK, dir, name, ..StepFields::default() })
+    }
+
+    /// Renames, replacing what is there.
+    pub fn rename(&mut self, dir: u64, name: &[u8], new_dir: u64, to: &[u8]) -> io::Result<()> {
+        let (value, data) = (new_dir, to);
+        self.step(&StepFields { op: op::RENAME, dir, name, value, data, ..StepFields::default() })
+    }
+
+    /// Makes the changes; with `sync` they are durable afterwards. Answers the LSN of the batch. With an error nothing has happened
+    /// (but `EIO` of a commit with `sync`: what the next mount finds is all of it or nothing).
+    pub fn commit(mut self, sync: bool) -> io::Result<u64> {
+        self.flush()?;
+        let flags = if sync { ioctl::BATCH_SYNC } else { 0 };
+        let mut buffer = words(&[self.id, 0, pair(flags)]);
+        self.ended = true;
+        call(self.fd, ioctl::BATCH_COMMIT, &mut buffer)?;
+        Ok(word(&buffer, 1))
+    }
+}
+
+impl Drop for Batch<'_> {
+    fn drop(&mut self) {
+        if !self.ended {
+            // If it cannot be dropped now, it is when the file is closed.
+            let _ = call(self.fd, ioctl::BATCH_ABORT, &mut words(&[self.id, 0, 0]));
         }
     }
 }

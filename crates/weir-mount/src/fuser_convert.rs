@@ -213,10 +213,10 @@ pub(crate) fn answer_write(reply: ReplyWrite, result: Result<usize, Errno>) {
     }
 }
 
-pub(crate) fn answer_read(reply: Option<ReplyData>, result: Result<(), Errno>, buffer: &[u8]) {
+pub(crate) fn answer_read(reply: Option<ReplyData>, result: Result<usize, Errno>, buffer: &[u8]) {
     let Some(reply) = reply else { return };
     match result {
-        Ok(()) => reply.data(buffer),
+        Ok(length) => reply.data(&buffer[..length]),
         Err(error) => reply.error(errno(error)),
     }
 }

@@ -16,7 +16,7 @@
 //!   only (for truncation the protocol has a flag that `fuser` does not pass on, for `fallocate` and
 //!   `copy_file_range` it has none); elsewhere every caller but uid 0 is taken to lack it.
 //! - `fuser` 0.18 does not know TMPFILE, SYNCFS and STATX: `O_TMPFILE` fails with EOPNOTSUPP (programs
-//!   fall back), `stat` has no birth time, and `syncfs` does not get through. (Plain `fuse` mounts
+//!   fall back), `stat` has no birth time (both work over `crate::uring`), and `syncfs` does not get through. (Plain `fuse` mounts
 //!   would not get SYNCFS anyway: Linux sends it to `virtiofs` and, since 6.18, to `fuseblk` only.)
 //!   `sync` and `syncfs` therefore write back the kernel's dirty pages and no more; durability is
 //!   the business of `fsync`, on files and directories, of `weir sync` for everything at once (the
@@ -28,6 +28,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use fuser::{
@@ -47,7 +48,8 @@ use crate::fuser_convert::{
 };
 use crate::ioctl::{self, Command};
 use crate::ops::{
-    ControlTarget, Done, FileSystemOps, Handle, Make, Seek, SetXattr, SyncTarget, Wait, WriteMode,
+    ControlTarget, Done, FileSystemOps, Handle, KernelCache, Make, Seek, SetXattr, SyncTarget,
+    Wait, WriteMode,
 };
 use crate::options::TransportOptions;
 
@@ -56,14 +58,37 @@ const VALID: Duration = Duration::from_secs(365 * 86_400);
 /// The same where the kernel writes back later: it does not notice that this allocates blocks.
 const VALID_WITH_WRITEBACK: Duration = Duration::from_secs(1);
 
+/// How long the kernel may trust what it is told.
+pub(crate) fn valid_for(options: &TransportOptions) -> Duration {
+    if options.writeback_cache { VALID_WITH_WRITEBACK } else { VALID }
+}
+
 /// Adapter between `fuser` and a [`FileSystemOps`].
 pub(crate) struct FuserTransport {
     ops: Arc<dyn FileSystemOps>,
     dispatcher: Arc<Dispatcher>,
     options: TransportOptions,
     stateless_dirs: bool,
+    /// Rings are at hand; set to whether the kernel takes them.
+    rings: Arc<AtomicBool>,
     /// How long the kernel may trust what it is told.
     valid: Duration,
+}
+
+/// What the kernel remembers, through its notifications. What it does not remember (ENOENT) is as it should be, and where the
+/// connection is gone there is nothing to tell.
+pub(crate) struct FuserKernelCache(pub(crate) fuser::Notifier);
+
+impl KernelCache for FuserKernelCache {
+    fn attributes_changed(&self, ino: u64) {
+        let _ = self.0.inval_inode(INodeNo(ino), -1, 0);
+    }
+    fn content_changed(&self, ino: u64) {
+        let _ = self.0.inval_inode(INodeNo(ino), 0, 0);
+    }
+    fn name_changed(&self, dir: u64, name: &[u8]) {
+        let _ = self.0.inval_entry(INodeNo(dir), OsStr::from_bytes(name));
+    }
 }
 
 thread_local! {
@@ -71,14 +96,21 @@ thread_local! {
     static READ_BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
+/// Whatever is in the buffer will be overwritten: only growth costs.
+fn with_size(buffer: &mut Vec<u8>, size_bytes: u32) -> &mut [u8] {
+    buffer.resize(size_bytes as usize, 0);
+    buffer
+}
+
 impl FuserTransport {
     pub(crate) fn new(
         ops: Arc<dyn FileSystemOps>,
         dispatcher: Arc<Dispatcher>,
         options: TransportOptions,
+        rings: Arc<AtomicBool>,
     ) -> Self {
-        let valid = if options.writeback_cache { VALID_WITH_WRITEBACK } else { VALID };
-        Self { ops, dispatcher, options, stateless_dirs: false, valid }
+        let valid = valid_for(&options);
+        Self { ops, dispatcher, options, stateless_dirs: false, rings, valid }
     }
 
     /// Serves `job` by its class. A panic drops the reply object inside, which answers EIO.
@@ -124,6 +156,10 @@ impl FuserTransport {
                 self.dispatcher.run_here(Here::Free, || {
                     self.ops.wait_lsn(lsn, timeout_us, push, done);
                 });
+            }
+            Command::BatchCommit { id, sync } => {
+                let done = Box::new(move |result| answer_ioctl(reply, result));
+                self.run(Class::Blocking, move |ops| ops.commit_batch(target, id, sync, done));
             }
             command => {
                 let class = command.class();
@@ -176,6 +212,9 @@ impl fuser::Filesystem for FuserTransport {
             let _ = config.add_capabilities(capability);
         }
         self.stateless_dirs = config.add_capabilities(InitFlags::FUSE_NO_OPENDIR_SUPPORT).is_ok();
+        let rings = self.rings.load(Ordering::Relaxed)
+            && config.add_capabilities(InitFlags::FUSE_OVER_IO_URING).is_ok();
+        self.rings.store(rings, Ordering::Relaxed);
         let _ = config.set_max_write(self.options.max_write_bytes);
         let _ = config.set_max_background(self.options.max_background);
         if let Err(largest) = config.set_max_readahead(self.options.max_write_bytes) {
@@ -404,8 +443,8 @@ impl fuser::Filesystem for FuserTransport {
         if let Some(permission) = self.dispatcher.admit(Class::Quick) {
             self.dispatcher.run_here(permission, || {
                 READ_BUFFER.with_borrow_mut(|buffer| {
-                    let handle = Handle(handle.0);
-                    match self.ops.read(handle, offset, size as usize, buffer, Wait::No) {
+                    let buffer = with_size(buffer, size);
+                    match self.ops.read(Handle(handle.0), offset, buffer, Wait::No) {
                         Err(Errno::EAGAIN) => must_wait = true,
                         result => answer_read(reply.take(), result, buffer),
                     }
@@ -415,8 +454,8 @@ impl fuser::Filesystem for FuserTransport {
         if must_wait && let Some(reply) = reply {
             self.run(Class::Blocking, move |ops| {
                 READ_BUFFER.with_borrow_mut(|buffer| {
-                    let handle = Handle(handle.0);
-                    let result = ops.read(handle, offset, size as usize, buffer, Wait::Yes);
+                    let buffer = with_size(buffer, size);
+                    let result = ops.read(Handle(handle.0), offset, buffer, Wait::Yes);
                     answer_read(Some(reply), result, buffer);
                 });
             });

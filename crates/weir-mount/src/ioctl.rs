@@ -90,7 +90,30 @@ struct WireCapabilities {
     reserved: [u64; 4],
 }
 
+/// `struct weir_batch`, also of `WEIR_IOC_BATCH_COMMIT` and `WEIR_IOC_BATCH_ABORT`.
+#[repr(C)]
+struct WireBatch {
+    id: u64,
+    lsn: u64,
+    flags: u32,
+    reserved: u32,
+}
+
+/// Bytes of steps in one `struct weir_batch_add`.
+pub const BATCH_PORTION_BYTES: usize = 16_352;
+
+/// `struct weir_batch_add`.
+#[repr(C)]
+struct WireAdd {
+    id: u64,
+    length: u32,
+    reserved: u32,
+    steps: [u8; BATCH_PORTION_BYTES],
+}
+
 const _: () = {
+    assert!(size_of::<WireBatch>() == 24 && offset_of!(WireBatch, flags) == 16);
+    assert!(size_of::<WireAdd>() == 16_368 && offset_of!(WireAdd, steps) == 16);
     assert!(size_of::<WireCapabilities>() == 64 && offset_of!(WireCapabilities, max_tickets) == 16);
     assert!(size_of::<WireRange>() == 24);
     assert!(size_of::<WireLsn>() == 24);
@@ -120,6 +143,18 @@ pub const WRITE_RANGE: u32 = number(WRITE, 7, size_of::<WireRange>());
 pub const EXPIRE: u32 = number(WRITE, 8, size_of::<WireRange>());
 /// `WEIR_IOC_CAPABILITIES`.
 pub const CAPABILITIES: u32 = number(READ, 9, size_of::<WireCapabilities>());
+
+/// `WEIR_IOC_BATCH_BEGIN`.
+pub const BATCH_BEGIN: u32 = number(READ | WRITE, 10, size_of::<WireBatch>());
+/// `WEIR_IOC_BATCH_ADD`.
+pub const BATCH_ADD: u32 = number(WRITE, 11, size_of::<WireAdd>());
+/// `WEIR_IOC_BATCH_COMMIT`.
+pub const BATCH_COMMIT: u32 = number(READ | WRITE, 12, size_of::<WireBatch>());
+/// `WEIR_IOC_BATCH_ABORT`.
+pub const BATCH_ABORT: u32 = number(WRITE, 13, size_of::<WireBatch>());
+
+/// `WEIR_BATCH_SYNC`.
+pub const BATCH_SYNC: u32 = 1;
 
 /// `WEIR_WRITE_WAIT_BEFORE`, `WEIR_WRITE_START`, `WEIR_WRITE_WAIT_AFTER`: the bits of `sync_file_range(2)`.
 pub const WRITE_WAIT_BEFORE: u32 = 1;
@@ -187,6 +222,27 @@ pub enum Command {
     },
     /// What the volume promises.
     Capabilities,
+    /// Stage a batch.
+    BatchBegin,
+    /// Add steps to it.
+    BatchAdd {
+        /// Which.
+        id: u64,
+        /// For [`crate::batch::decode_steps`].
+        steps: Vec<u8>,
+    },
+    /// Make its changes.
+    BatchCommit {
+        /// Which.
+        id: u64,
+        /// Wait until they are durable.
+        sync: bool,
+    },
+    /// Drop it.
+    BatchAbort {
+        /// Which.
+        id: u64,
+    },
     /// One page of the statistics.
     Stats {
         /// Of which moment; 0: of now.
@@ -205,9 +261,10 @@ impl Command {
             {
                 Class::Blocking
             }
-            Self::SyncRange { .. } | Self::SyncVolume { .. } | Self::WaitLsn { .. } => {
-                Class::Blocking
-            }
+            Self::SyncRange { .. }
+            | Self::SyncVolume { .. }
+            | Self::WaitLsn { .. }
+            | Self::BatchCommit { .. } => Class::Blocking,
             _ => Class::Normal,
         }
     }
@@ -231,6 +288,11 @@ impl Input<'_> {
     fn flags(&self, offset: usize, known: u32) -> Result<u32, Errno> {
         let (flags, reserved) = (self.u32(offset)?, self.u32(offset + 4)?);
         if flags & !known == 0 && reserved == 0 { Ok(flags) } else { Err(Errno::EINVAL) }
+    }
+    /// Number and flags of a `struct weir_batch`.
+    fn batch(&self, known: u32) -> Result<(u64, u32), Errno> {
+        let flags = self.flags(offset_of!(WireBatch, flags), known)?;
+        Ok((self.u64(offset_of!(WireBatch, id))?, flags))
     }
     /// Offset and length; length 0 reaches to the end of the file.
     fn range(&self) -> Result<Range<u64>, Errno> {
@@ -288,6 +350,24 @@ pub fn decode(number: u32, input: &[u8]) -> Result<Command, Errno> {
             Command::Expire { range: input.range()? }
         }
         CAPABILITIES => Command::Capabilities,
+        BATCH_BEGIN => {
+            input.batch(0)?;
+            Command::BatchBegin
+        }
+        BATCH_ADD => {
+            let length = input.u32(offset_of!(WireAdd, length))? as usize;
+            let at = offset_of!(WireAdd, steps);
+            if length > BATCH_PORTION_BYTES || input.u32(offset_of!(WireAdd, reserved))? != 0 {
+                return Err(Errno::EINVAL);
+            }
+            let steps = input.0.get(at..at + length).ok_or(Errno::EINVAL)?.to_vec();
+            Command::BatchAdd { id: input.u64(offset_of!(WireAdd, id))?, steps }
+        }
+        BATCH_COMMIT => {
+            let (id, flags) = input.batch(BATCH_SYNC)?;
+            Command::BatchCommit { id, sync: flags & BATCH_SYNC != 0 }
+        }
+        BATCH_ABORT => Command::BatchAbort { id: input.batch(0)?.0 },
         STATS => Command::Stats {
             snapshot: input.u64(offset_of!(WireStats, snapshot))?,
             offset: input.u32(offset_of!(WireStats, offset))?,
@@ -304,6 +384,11 @@ pub fn encode_lsn(durable: u64, last: u64, file: u64) -> Vec<u8> {
 /// Answer to [`Command::Barrier`].
 pub fn encode_barrier(lsn: u64) -> Vec<u8> {
     [0, lsn].into_iter().flat_map(u64::to_ne_bytes).collect()
+}
+
+/// Answer to [`Command::BatchBegin`] and [`Command::BatchCommit`].
+pub fn encode_batch(id: u64, lsn: u64) -> Vec<u8> {
+    [id, lsn, 0].into_iter().flat_map(u64::to_ne_bytes).collect()
 }
 
 /// Answer to [`Command::Capabilities`].
@@ -367,6 +452,25 @@ mod tests {
         assert_eq!(decode(0x5401, &[]), Err(Errno::ENOTTY));
         // The same index with another size is another number.
         assert_eq!(decode(number(WRITE, 1, 16), &words(&[0, 0])), Err(Errno::ENOTTY));
+    }
+
+    #[test]
+    fn a_portion_of_a_batch_is_as_long_as_it_says_and_no_longer_than_it_can_be() {
+        let portion = |length: u64, bytes: usize| {
+            let mut input = words(&[3, length]);
+            input.resize(16 + bytes, 0xAB);
+            decode(BATCH_ADD, &input)
+        };
+        let steps = vec![0xAB; 100];
+        assert_eq!(portion(100, BATCH_PORTION_BYTES), Ok(Command::BatchAdd { id: 3, steps }));
+        assert!(portion(BATCH_PORTION_BYTES as u64, BATCH_PORTION_BYTES).is_ok());
+        let longer = BATCH_PORTION_BYTES as u64 + 1;
+        assert_eq!(portion(longer, BATCH_PORTION_BYTES), Err(Errno::EINVAL));
+        assert_eq!(portion(u64::from(u32::MAX), BATCH_PORTION_BYTES), Err(Errno::EINVAL));
+        assert_eq!(portion(1 << 32, BATCH_PORTION_BYTES), Err(Errno::EINVAL));
+        assert_eq!(portion(100, 99), Err(Errno::EINVAL));
+        assert_eq!(decode(BATCH_COMMIT, &words(&[1, 0, 2])), Err(Errno::EINVAL));
+        assert_eq!(decode(BATCH_BEGIN, &words(&[0, 0, 1])), Err(Errno::EINVAL));
     }
 
     #[test]

@@ -7,8 +7,10 @@
 //! | [`mount_point`] | attaches `/dev/fuse` to a directory, and takes it off |
 //! | [`session`] | one mount from attaching to the last answer |
 //! | `fuser_transport` | decodes requests and encodes replies, by the `fuser` crate |
+//! | `uring` | the same over `io_uring`, a ring for each core, where the kernel offers that |
 //! | [`dispatch`] | which thread serves a request; catches panics |
 //! | [`ioctl`] | the commands of `include/weir.h`; [`client`] is their other end |
+//! | [`batch`] | batches as programs stage them: steps on the wire, and who has staged what |
 //! | [`watch`] | who waits for the log to get somewhere |
 //! | [`ops`] | the operations, free of any transport |
 //! | [`weir_fs`] | the operations on a [`weir::Volume`] |
@@ -16,6 +18,7 @@
 //! Another transport replaces the two in the middle and uses the rest as it is.
 
 pub mod acl;
+pub mod batch;
 pub mod client;
 pub mod dispatch;
 pub mod errno;
@@ -30,6 +33,7 @@ pub mod options;
 pub mod session;
 pub mod stats;
 pub mod tables;
+mod uring;
 pub mod watch;
 pub mod weir_fs;
 

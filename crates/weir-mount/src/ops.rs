@@ -13,6 +13,7 @@
 //! - An inode number names one inode for as long as it is referenced.
 
 use std::ops::Range;
+use std::sync::Weak;
 
 use crate::errno::Errno;
 use crate::ioctl::Command;
@@ -117,6 +118,20 @@ pub enum SyncTarget {
 /// Told once how a request ended, on any thread, which it must not keep waiting.
 pub type Done = Box<dyn FnOnce(OpResult<()>) + Send>;
 
+/// Told once what a command answers, on any thread, which it must not keep waiting.
+pub type Answer = Box<dyn FnOnce(OpResult<Vec<u8>>) + Send>;
+
+/// What the kernel remembers of the file system, for changes that it did not ask for. These calls may wait for requests that are
+/// being served: no lock that a request could need may be held.
+pub trait KernelCache: Send + Sync {
+    /// The attributes of an inode have changed.
+    fn attributes_changed(&self, ino: u64);
+    /// Content and attributes of an inode have changed, or are going to: dirty pages are written back.
+    fn content_changed(&self, ino: u64);
+    /// What a name refers to has changed.
+    fn name_changed(&self, dir: u64, name: &[u8]);
+}
+
 /// What a command of [`crate::ioctl`] is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ControlTarget {
@@ -190,16 +205,8 @@ pub trait FileSystemOps: Send + Sync + 'static {
     fn open(&self, caller: Caller, ino: u64, open: Open) -> OpResult<Handle>;
     /// Closes a handle.
     fn release(&self, handle: Handle);
-    /// Reads up to `size_bytes` at `offset` into `buffer` (its old contents are dropped). Shorter
-    /// only at the end of the file.
-    fn read(
-        &self,
-        handle: Handle,
-        offset: u64,
-        size_bytes: usize,
-        buffer: &mut Vec<u8>,
-        wait: Wait,
-    ) -> OpResult<()>;
+    /// Reads at `offset` into `buffer`; answers how many bytes. Fewer than asked for only at the end of the file.
+    fn read(&self, handle: Handle, offset: u64, buffer: &mut [u8], wait: Wait) -> OpResult<usize>;
     /// Writes all of `data`.
     fn write(&self, handle: Handle, offset: u64, data: &[u8], mode: WriteMode) -> OpResult<usize>;
     /// Makes `target` durable, and waits until it is.
@@ -254,6 +261,15 @@ pub trait FileSystemOps: Send + Sync + 'static {
     fn control(&self, target: ControlTarget, command: &Command) -> OpResult<Vec<u8>> {
         let _ = (target, command);
         Err(Errno::ENOTTY)
+    }
+    /// Makes the changes of a batch and tells `done` when that is over, with `sync` when they are durable.
+    fn commit_batch(&self, target: ControlTarget, id: u64, sync: bool, done: Answer) {
+        let _ = (target, id, sync);
+        done(Err(Errno::ENOTTY));
+    }
+    /// The kernel's memory, for as long as it is mounted.
+    fn mounted(&self, kernel: Weak<dyn KernelCache>) {
+        let _ = kernel;
     }
     /// Tells `done` when operation `lsn` is durable, or after `timeout_us` ([`Errno::ETIMEDOUT`]); with `push` it is made
     /// durable now. Does not wait.

@@ -4,6 +4,7 @@ use std::fmt;
 
 /// What the transport negotiates with the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(clippy::struct_excessive_bools)]
 pub struct TransportOptions {
     /// Threads that read requests; `None`: one per core, at least two.
     pub threads: Option<usize>,
@@ -18,6 +19,8 @@ pub struct TransportOptions {
     /// Extended attributes can be read. Without, the kernel does not ask for `security.capability`
     /// when a file is first written: one round trip less for each new file.
     pub xattr: bool,
+    /// Requests come over `io_uring` where the kernel offers it.
+    pub io_uring: bool,
 }
 
 impl Default for TransportOptions {
@@ -29,6 +32,7 @@ impl Default for TransportOptions {
             writeback_cache: false,
             posix_acl: true,
             xattr: true,
+            io_uring: true,
         }
     }
 }
@@ -98,7 +102,7 @@ impl fmt::Display for BadOption {
             formatter,
             "mount option '{}': use any of ro rw allow_other noallow_other suid nosuid dev nodev \
              exec noexec relatime noatime strictatime sync async dirsync acl noacl xattr noxattr writeback_cache \
-             nowriteback_cache fsname=NAME threads=1..64 max_background=1..65535 \
+             nowriteback_cache io_uring no_io_uring fsname=NAME threads=1..64 max_background=1..65535 \
              max_write=BYTES (4096..1048576)",
             self.0
         )
@@ -144,6 +148,8 @@ impl MountOptions {
                 self.transport.xattr = false;
                 self.transport.posix_acl = false;
             }
+            "io_uring" => self.transport.io_uring = true,
+            "no_io_uring" => self.transport.io_uring = false,
             "writeback_cache" => self.transport.writeback_cache = true,
             "nowriteback_cache" => self.transport.writeback_cache = false,
             _ => return None,

@@ -1,19 +1,27 @@
 //! One mount, from attaching to the last answer.
 
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 use crate::dispatch::Dispatcher;
 use crate::error::{MountError, UnmountError};
-use crate::fuser_transport::FuserTransport;
+use crate::fuser_transport::{FuserKernelCache, FuserTransport};
 use crate::mount_point;
 use crate::ops::FileSystemOps;
 use crate::options::MountOptions;
+use crate::uring::Rings;
+use crate::uring::serve::Server;
 
 /// A mount that is attached: requests wait until [`Session::serve`] runs. Dropping it unserved takes
 /// it off.
 pub struct Session {
     inner: Option<fuser::Session<FuserTransport>>,
+    /// Keeps the way to the kernel open for [`FileSystemOps::mounted`].
+    _kernel: Arc<FuserKernelCache>,
+    /// Rings that are to be served, and the connection they belong to.
+    rings: Option<(Rings, OwnedFd, Arc<Server>)>,
     dispatcher: Arc<Dispatcher>,
     controller: Controller,
 }
@@ -44,11 +52,20 @@ pub fn mount(
         return Err(MountError::Directory(format!("{shown}: not a directory")));
     }
     let threads = options.transport.threads.unwrap_or_else(default_threads);
-    let reporter = Arc::clone(&ops);
+    let transport_options = options.transport;
+    let rings = if transport_options.io_uring {
+        Rings::new(transport_options.max_write_bytes)
+    } else {
+        None
+    };
+    let taken = Arc::new(AtomicBool::new(rings.is_some()));
+    let (reporter, served) = (Arc::clone(&ops), Arc::clone(&ops));
     let dispatcher = Dispatcher::new(threads, move |what| reporter.panicked(what));
-    let transport = FuserTransport::new(ops, Arc::clone(&dispatcher), options.transport);
+    let transport =
+        FuserTransport::new(ops, Arc::clone(&dispatcher), transport_options, Arc::clone(&taken));
 
     let connection = mount_point::attach(&dir, options)?;
+    let for_rings = connection.try_clone();
     // From here on an error must take the mount off again.
     let mounted = start(transport, connection, options, threads).and_then(|inner| {
         let entry = mount_point::mount_at(&dir).map_err(MountError::Session)?;
@@ -58,7 +75,18 @@ pub fn mount(
     match mounted {
         Ok((inner, device)) => {
             mount_point::set_read_ahead(&device, options.transport.max_write_bytes);
-            Ok(Session { inner: Some(inner), dispatcher, controller: Controller { dir, device } })
+            let kernel = Arc::new(FuserKernelCache(inner.notifier()));
+            let weak: Weak<FuserKernelCache> = Arc::downgrade(&kernel);
+            served.mounted(weak);
+            let controller = Controller { dir, device };
+            let rings = match (rings, for_rings) {
+                (Some(rings), Ok(connection)) if taken.load(Ordering::Relaxed) => {
+                    let server = Server::new(served, transport_options, rings.count());
+                    Some((rings, connection, Arc::new(server)))
+                }
+                _ => None,
+            };
+            Ok(Session { inner: Some(inner), _kernel: kernel, rings, dispatcher, controller })
         }
         Err(error) => {
             // The first error is the one to report.
@@ -70,7 +98,7 @@ pub fn mount(
 
 fn start(
     transport: FuserTransport,
-    connection: std::os::fd::OwnedFd,
+    connection: OwnedFd,
     options: &MountOptions,
     threads: usize,
 ) -> Result<fuser::Session<FuserTransport>, MountError> {
@@ -102,7 +130,24 @@ impl Session {
     /// the operations any more.
     pub fn serve(mut self) -> Result<(), MountError> {
         let Some(inner) = self.inner.take() else { return Ok(()) };
-        let result = inner.run();
+        let rings = self.rings.take();
+        let server = rings.as_ref().map(|(_, _, server)| Arc::clone(server));
+        let running = rings.map(|(rings, connection, server)| rings.start(&connection, &server));
+        let running = match running.transpose() {
+            Ok(running) => running,
+            Err(error) => {
+                // The kernel waits for rings that will not come.
+                let _ = self.controller.unmount(true);
+                return Err(MountError::Session(error));
+            }
+        };
+        let mut result = inner.run();
+        if let Some(running) = running {
+            result = result.and(running.join());
+        }
+        if let Some(server) = server {
+            server.close();
+        }
         self.dispatcher.close();
         if result.is_err() {
             // A transport thread gave up: without it the mount would only look alive.

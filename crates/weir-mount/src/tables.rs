@@ -74,10 +74,14 @@ impl Facts {
     }
     /// Runs a change that could end any fact.
     pub fn changing<T>(&self, change: impl FnOnce() -> T) -> T {
-        self.epoch.fetch_add(1, Ordering::SeqCst);
+        self.changes();
         let result = change();
-        self.epoch.fetch_add(1, Ordering::SeqCst);
+        self.changes();
         result
+    }
+    /// To be called before and after a change that could end any fact.
+    pub fn changes(&self) {
+        self.epoch.fetch_add(1, Ordering::SeqCst);
     }
 }
 

@@ -14,10 +14,12 @@
 //! lists). The inode is created with the permission bits of the list, so that a crash in between
 //! can take a named user's rights away but never grant more than the list.
 
+mod batches;
+
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -28,12 +30,13 @@ use weir::{
 };
 
 use crate::acl::{self, Acl};
+use crate::batch::Batches;
 use crate::errno::Errno;
 use crate::ioctl::{self, Command};
 use crate::leftover::Leftover;
 use crate::ops::{
-    Caller, ControlTarget, Done, FileSystemOps, Handle, Make, OpResult, Open, Seek, SetXattr,
-    SyncTarget, Visit, VisitPlus, Wait, WriteMode,
+    Answer, Caller, ControlTarget, Done, FileSystemOps, Handle, KernelCache, Make, OpResult, Open,
+    Seek, SetXattr, SyncTarget, Visit, VisitPlus, Wait, WriteMode,
 };
 use crate::tables::{Fact, Facts, HandleTable, InodeTable, OpenFile};
 use crate::watch::Watcher;
@@ -85,6 +88,8 @@ pub struct WeirFs {
     watcher: Watcher,
     /// Statistics that somebody reads page by page, oldest first.
     snapshots: Mutex<Snapshots>,
+    batches: Batches,
+    kernel: OnceLock<Weak<dyn KernelCache>>,
 }
 
 /// Statistics being read, by number.
@@ -163,6 +168,8 @@ impl WeirFs {
             panics: AtomicU64::new(0),
             errors: Arc::new(Errors { count: AtomicU64::new(0), logged: Mutex::default(), log }),
             leftover: Arc::default(),
+            batches: Batches::default(),
+            kernel: OnceLock::new(),
         })
     }
 
@@ -359,6 +366,19 @@ impl WeirFs {
             self.check(self.volume.setattr(ino, &change))?;
         }
         Ok(())
+    }
+
+    /// Makes everything up to operation `lsn` durable and tells `done`. Does not wait.
+    fn make_durable(&self, lsn: u64, done: Done) {
+        match self.volume.ticket_for(lsn) {
+            Ok(ticket) => {
+                let errors = Arc::clone(&self.errors);
+                ticket.on_completion(move |result| {
+                    done(result.map_err(|error| errors.fail(error)));
+                });
+            }
+            Err(error) => done(Err(self.fail(error))),
+        }
     }
 
     fn dots(&self, dir: u64, cookie: u64, visit: Visit<'_>) -> OpResult<bool> {
@@ -584,31 +604,21 @@ impl FileSystemOps for WeirFs {
     }
 
     fn release(&self, handle: Handle) {
+        self.batches.closed(handle);
         self.handles.remove(handle);
         self.drop_leftover();
     }
 
-    fn read(
-        &self,
-        handle: Handle,
-        offset: u64,
-        size_bytes: usize,
-        buffer: &mut Vec<u8>,
-        wait: Wait,
-    ) -> OpResult<()> {
+    fn read(&self, handle: Handle, offset: u64, buffer: &mut [u8], wait: Wait) -> OpResult<usize> {
         let open = self.handles.get(handle)?;
-        // Whatever is in the buffer will be overwritten or cut off: only growth costs.
-        buffer.resize(size_bytes, 0);
         let read = match wait {
             Wait::No => open.file.read_at_nowait(offset, buffer),
             Wait::Yes => open.file.read_at(offset, buffer),
         };
-        let read_bytes = match read {
-            Err(Error::WouldBlock) => return Err(Errno::EAGAIN),
-            read => self.check(read)?,
-        };
-        buffer.truncate(read_bytes);
-        Ok(())
+        match read {
+            Err(Error::WouldBlock) => Err(Errno::EAGAIN),
+            read => self.check(read),
+        }
     }
 
     fn write(&self, handle: Handle, offset: u64, data: &[u8], mode: WriteMode) -> OpResult<usize> {
@@ -795,11 +805,43 @@ impl FileSystemOps for WeirFs {
                 };
                 self.check(lsn).map(ioctl::encode_barrier)
             }
+            Command::BatchBegin => self.begin_batch(target),
+            Command::BatchAdd { id, steps } => {
+                let handle = target.handle.ok_or(Errno::EISDIR)?;
+                self.batches.add(handle, *id, steps).map(|()| Vec::new())
+            }
+            Command::BatchAbort { id } => {
+                let handle = target.handle.ok_or(Errno::EISDIR)?;
+                self.batches.take(handle, *id).map(|_| Vec::new())
+            }
             // The transport has taken care of these.
-            Command::SyncRange { .. } | Command::SyncVolume { .. } | Command::WaitLsn { .. } => {
-                Err(Errno::ENOTTY)
+            Command::SyncRange { .. }
+            | Command::SyncVolume { .. }
+            | Command::WaitLsn { .. }
+            | Command::BatchCommit { .. } => Err(Errno::ENOTTY),
+        }
+    }
+
+    fn commit_batch(&self, target: ControlTarget, id: u64, sync: bool, done: Answer) {
+        let lsn = target.handle.ok_or(Errno::EISDIR).and_then(|handle| {
+            let staged = self.batches.take(handle, id)?;
+            self.apply_batch(target.caller, &staged.steps)
+        });
+        match lsn {
+            Err(error) => done(Err(error)),
+            Ok(lsn) if !sync => done(Ok(ioctl::encode_batch(id, lsn))),
+            Ok(lsn) => {
+                let durable = move |result: OpResult<()>| {
+                    done(result.map(|()| ioctl::encode_batch(id, lsn)));
+                };
+                self.make_durable(lsn, Box::new(durable));
             }
         }
+    }
+
+    fn mounted(&self, kernel: Weak<dyn KernelCache>) {
+        // One volume is served by one mount, so this is called once.
+        let _ = self.kernel.set(kernel);
     }
 
     fn wait_lsn(&self, lsn: u64, timeout_us: u64, push: bool, done: Done) {
@@ -809,15 +851,7 @@ impl FileSystemOps for WeirFs {
         if !push {
             return self.watcher.watch(lsn, Duration::from_micros(timeout_us), done);
         }
-        match self.volume.ticket_for(lsn) {
-            Ok(ticket) => {
-                let errors = Arc::clone(&self.errors);
-                ticket.on_completion(move |result| {
-                    done(result.map_err(|error| errors.fail(error)));
-                });
-            }
-            Err(error) => done(Err(self.fail(error))),
-        }
+        self.make_durable(lsn, done);
     }
 
     fn panicked(&self, what: &str) {

@@ -18,7 +18,7 @@ use clap::Args;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use weir::{AtimePolicy, Volume, VolumeOptions};
-use weir_mount::{Atime, Controller, MountError, MountOptions, UnmountError, WeirFs};
+use weir_mount::{Atime, Controller, MountError, MountOptions, UnmountError, WeirFs, mount_point};
 
 use crate::commands::create::{self, FormatArgs};
 use crate::failure::{FAILED, Failure, Outcome};
@@ -42,6 +42,8 @@ const READY: &str = "ready ";
         sync dirsync               every write, every change of a directory is synchronous\n  \
         acl noacl                  POSIX access control lists (default: acl)\n  \
         xattr noxattr              extended attributes (without: new files are made faster)\n  \
+        io_uring no_io_uring       rings instead of /dev/fuse, where the kernel offers them:\n  \
+                                   echo Y > /sys/module/fuse/parameters/enable_uring\n  \
         writeback_cache            the kernel collects small writes (default: off)\n  \
         fsname=NAME                what mount and df show\n  \
         threads=N max_background=N max_write=BYTES   tuning of the connection\n\n\
@@ -125,10 +127,19 @@ fn mount_options(args: &MountArgs) -> Outcome<MountOptions> {
 }
 
 fn check_dir(dir: &Path) -> Outcome {
-    // The kernel may still answer stat(2) of a dead mount from what it remembers; statfs(2) asks the server.
+    // The kernel may still answer stat(2) of a dead mount from what it remembers; statfs(2) asks the server. One that ends just then
+    // takes the question with it: ECONNABORTED, ECANCELED, EIO. Whatever it is, nobody is there.
+    let is_fuse = |entry: mount_point::MountEntry| entry.fs_type.starts_with("fuse");
     let metadata = dir.metadata().and_then(|meta| match rustix::fs::statvfs(dir) {
-        Err(rustix::io::Errno::NOTCONN) => Err(rustix::io::Errno::NOTCONN.into()),
-        _ => Ok(meta),
+        Ok(_) => Ok(meta),
+        Err(error) => {
+            let at = dir.canonicalize().unwrap_or_else(|_| dir.to_path_buf());
+            if mount_point::mount_at(&at)?.is_some_and(is_fuse) {
+                Err(rustix::io::Errno::NOTCONN.into())
+            } else {
+                Err(error.into())
+            }
+        }
     });
     match metadata {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(Failure::new(

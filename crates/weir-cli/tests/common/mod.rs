@@ -81,8 +81,19 @@ impl Bench {
         let printed = done(&arguments);
         assert!(printed.contains(" mounted at "), "{printed}");
     }
+    /// A program that another test has just forked has our files open until it calls exec, so this may be busy for a moment.
     pub fn unmount(&self) {
-        done(&["umount", &self.dir()]);
+        let mut said = String::new();
+        for _ in 0..100 {
+            let output = weir(&["umount", &self.dir()]);
+            if output.status.success() {
+                return;
+            }
+            said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(said.contains("cannot be seen"), "{said}");
+            sleep(Duration::from_millis(50));
+        }
+        panic!("{said}");
     }
     pub fn foreground(&self) -> Server {
         let mut child = Command::new(env!("CARGO_BIN_EXE_weir"))

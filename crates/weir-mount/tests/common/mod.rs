@@ -340,24 +340,16 @@ impl FileSystemOps for MemoryFs {
     fn release(&self, handle: Handle) {
         self.state().handles.remove(&handle.0);
     }
-    fn read(
-        &self,
-        handle: Handle,
-        offset: u64,
-        size_bytes: usize,
-        buffer: &mut Vec<u8>,
-        wait: Wait,
-    ) -> OpResult<()> {
+    fn read(&self, handle: Handle, offset: u64, buffer: &mut [u8], wait: Wait) -> OpResult<usize> {
         if wait == Wait::No && offset.is_multiple_of(8192) {
             return Err(Errno::EAGAIN);
         }
         let mut state = self.state();
         let data = &state.file(handle)?.data;
         let start = (offset as usize).min(data.len());
-        let end = (start + size_bytes).min(data.len());
-        buffer.clear();
-        buffer.extend_from_slice(&data[start..end]);
-        Ok(())
+        let end = (start + buffer.len()).min(data.len());
+        buffer[..end - start].copy_from_slice(&data[start..end]);
+        Ok(end - start)
     }
     fn write(&self, handle: Handle, offset: u64, data: &[u8], mode: WriteMode) -> OpResult<usize> {
         let mut state = self.state();
@@ -376,7 +368,14 @@ impl FileSystemOps for MemoryFs {
         node.attr.size_bytes = node.data.len() as u64;
         Ok(data.len())
     }
-    fn sync(&self, _target: &SyncTarget) -> OpResult<()> {
+    fn sync(&self, target: &SyncTarget) -> OpResult<()> {
+        if let SyncTarget::File { range, data_only, .. } = target
+            && range.end != u64::MAX
+        {
+            // The second half of a synchronous write.
+            self.state().synced_writes += u64::from(*data_only);
+            self.state().full_syncs += u64::from(!*data_only);
+        }
         let mut held = self.held.lock().unwrap();
         self.waiting_fsyncs.fetch_add(1, Ordering::SeqCst);
         while *held {
@@ -412,8 +411,9 @@ impl FileSystemOps for MemoryFs {
         to_offset: u64,
         length: u64,
     ) -> OpResult<u64> {
-        let mut buffer = Vec::new();
-        self.read(from, offset, length as usize, &mut buffer, Wait::Yes)?;
+        let mut buffer = vec![0; length as usize];
+        let read = self.read(from, offset, &mut buffer, Wait::Yes)?;
+        buffer.truncate(read);
         self.write(to, to_offset, &buffer, WriteMode::default()).map(|copied| copied as u64)
     }
     fn getxattr(&self, ino: u64, name: &[u8]) -> OpResult<Vec<u8>> {

@@ -1,8 +1,4 @@
-//! The transport against the running kernel, over a file system in memory. Skipped, with a word,
-//! where this machine cannot mount.
-#![allow(missing_docs)]
-
-mod common;
+//! The transport against the running kernel, over a file system in memory.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
@@ -14,10 +10,17 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{MemoryFs, TestMount};
 use rustix::fs::XattrFlags;
 use rustix::io::Errno;
-use weir_mount::UnmountError;
+use weir_mount::{FileSystemOps, UnmountError};
+
+use crate::TRANSPORT;
+use crate::common::{MemoryFs, TestMount};
+
+/// Mounts over the transport that this run is about.
+fn mounted(ops: Arc<dyn FileSystemOps>, options: &str) -> Option<TestMount> {
+    TestMount::new(ops, &format!("{options},{TRANSPORT}"))
+}
 
 fn eventually(what: &str, condition: impl Fn() -> bool) {
     let began = Instant::now();
@@ -29,7 +32,7 @@ fn eventually(what: &str, condition: impl Fn() -> bool) {
 
 #[test]
 fn names_are_bytes_and_data_comes_back() {
-    let Some(mount) = TestMount::new(MemoryFs::new(), "") else { return };
+    let Some(mount) = mounted(MemoryFs::new(), "") else { return };
     let name = OsStr::from_bytes(b"not utf-8: \xff\xfe, a\nnewline");
     let path = mount.path().join(name);
     let data: Vec<u8> = (0..3_000_000_u32).map(|i| (i * 7 % 251) as u8).collect();
@@ -46,14 +49,14 @@ fn names_are_bytes_and_data_comes_back() {
 #[test]
 fn writes_arrive_in_requests_of_one_mebibyte() {
     let ops = MemoryFs::new();
-    let Some(mount) = TestMount::new(Arc::clone(&ops) as _, "") else { return };
+    let Some(mount) = mounted(Arc::clone(&ops) as _, "") else { return };
     fs::write(mount.path().join("f"), vec![1; 4 << 20]).unwrap();
     assert_eq!(ops.largest_write(), 1 << 20);
 }
 
 #[test]
 fn directories_links_and_renames_work_and_missing_names_stay_missing() {
-    let Some(mount) = TestMount::new(MemoryFs::new(), "") else { return };
+    let Some(mount) = mounted(MemoryFs::new(), "") else { return };
     let at = |name: &str| mount.path().join(name);
     fs::create_dir_all(at("a/b/c")).unwrap();
     fs::write(at("a/b/f"), "x").unwrap();
@@ -71,7 +74,7 @@ fn directories_links_and_renames_work_and_missing_names_stay_missing() {
 
 #[test]
 fn a_large_directory_is_listed_completely_and_once() {
-    let Some(mount) = TestMount::new(MemoryFs::new(), "") else { return };
+    let Some(mount) = mounted(MemoryFs::new(), "") else { return };
     for number in 0..3000 {
         File::create(mount.path().join(format!("file-{number:05}"))).unwrap();
     }
@@ -91,7 +94,7 @@ fn a_large_directory_is_listed_completely_and_once() {
 #[test]
 fn synchronous_opens_reach_the_file_system_as_synchronous_writes() {
     let ops = MemoryFs::new();
-    let Some(mount) = TestMount::new(Arc::clone(&ops) as _, "") else { return };
+    let Some(mount) = mounted(Arc::clone(&ops) as _, "") else { return };
     let open = |flags| {
         OpenOptions::new()
             .write(true)
@@ -112,7 +115,7 @@ fn synchronous_opens_reach_the_file_system_as_synchronous_writes() {
 #[test]
 fn a_blocked_fsync_on_every_thread_stops_nobody_else() {
     let ops = MemoryFs::new();
-    let Some(mount) = TestMount::new(Arc::clone(&ops) as _, "threads=2") else { return };
+    let Some(mount) = mounted(Arc::clone(&ops) as _, "threads=2") else { return };
     fs::write(mount.path().join("hot"), "data").unwrap();
     ops.hold_fsyncs();
     let syncers: Vec<_> = (0..6)
@@ -134,7 +137,7 @@ fn a_blocked_fsync_on_every_thread_stops_nobody_else() {
 #[test]
 fn a_panic_in_a_handler_is_an_io_error_and_the_mount_goes_on() {
     let ops = MemoryFs::new();
-    let Some(mount) = TestMount::new(Arc::clone(&ops) as _, "") else { return };
+    let Some(mount) = mounted(Arc::clone(&ops) as _, "") else { return };
     for _ in 0..5 {
         let error = fs::metadata(mount.path().join("panic")).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EIO));
@@ -148,7 +151,7 @@ fn a_panic_in_a_handler_is_an_io_error_and_the_mount_goes_on() {
 #[test]
 fn an_unlinked_open_file_lives_until_it_is_closed() {
     let ops = MemoryFs::new();
-    let Some(mount) = TestMount::new(Arc::clone(&ops) as _, "") else { return };
+    let Some(mount) = mounted(Arc::clone(&ops) as _, "") else { return };
     let path = mount.path().join("f");
     let mut file = OpenOptions::new().read(true).write(true).create_new(true).open(&path).unwrap();
     file.write_all(b"still here").unwrap();
@@ -165,7 +168,7 @@ fn an_unlinked_open_file_lives_until_it_is_closed() {
 
 #[test]
 fn extended_attributes_keep_their_rules() {
-    let Some(mount) = TestMount::new(MemoryFs::new(), "") else { return };
+    let Some(mount) = mounted(MemoryFs::new(), "") else { return };
     let path = mount.path().join("f");
     fs::write(&path, "").unwrap();
     let set = |flags| rustix::fs::setxattr(&path, "user.k", b"value", flags);
@@ -183,7 +186,7 @@ fn extended_attributes_keep_their_rules() {
 #[test]
 fn without_attributes_the_kernel_stops_asking_for_them() {
     let ops = MemoryFs::new();
-    let Some(mount) = TestMount::new(Arc::clone(&ops) as _, "noxattr") else { return };
+    let Some(mount) = mounted(Arc::clone(&ops) as _, "noxattr") else { return };
     for number in 0..10 {
         fs::write(mount.path().join(format!("f{number}")), "x").unwrap();
     }
@@ -195,7 +198,7 @@ fn without_attributes_the_kernel_stops_asking_for_them() {
 
 #[test]
 fn a_busy_mount_is_not_taken_off_and_says_who_uses_it() {
-    let Some(mount) = TestMount::new(MemoryFs::new(), "") else { return };
+    let Some(mount) = mounted(MemoryFs::new(), "") else { return };
     let file = File::create(mount.path().join("f")).unwrap();
     let error = mount.controller.unmount(false).unwrap_err();
     let UnmountError::Busy(users) = &error else { panic!("{error}") };
@@ -210,7 +213,7 @@ fn a_busy_mount_is_not_taken_off_and_says_who_uses_it() {
 
 #[test]
 fn an_unmount_from_outside_ends_the_server_without_an_error() {
-    let Some(mount) = TestMount::new(MemoryFs::new(), "") else { return };
+    let Some(mount) = mounted(MemoryFs::new(), "") else { return };
     fs::write(mount.path().join("f"), "x").unwrap();
     let status = std::process::Command::new("umount").arg(mount.path()).status().unwrap();
     assert!(status.success());
@@ -220,7 +223,7 @@ fn an_unmount_from_outside_ends_the_server_without_an_error() {
 
 #[test]
 fn a_later_mount_at_the_same_place_is_left_alone() {
-    let Some(below) = TestMount::new(MemoryFs::new(), "") else { return };
+    let Some(below) = mounted(MemoryFs::new(), "") else { return };
     let dir = below.path().to_owned();
     let status = std::process::Command::new("mount")
         .args(["-t", "tmpfs", "none"])
@@ -239,7 +242,7 @@ fn a_later_mount_at_the_same_place_is_left_alone() {
 
 #[test]
 fn the_kernel_shows_what_is_mounted() {
-    let Some(mount) = TestMount::new(MemoryFs::new(), "fsname=/some volume,noatime") else {
+    let Some(mount) = mounted(MemoryFs::new(), "fsname=/some volume,noatime") else {
         return;
     };
     let dir = mount.path().canonicalize().unwrap();

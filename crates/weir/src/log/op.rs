@@ -28,6 +28,11 @@ impl OpRecords {
         Self::default()
     }
 
+    /// No records, and memory for so many bytes of them.
+    pub fn with_capacity(bytes: usize) -> Self {
+        Self { bytes: Vec::with_capacity(bytes), ..Self::default() }
+    }
+
     /// Adds any record but `payload`, which needs its page: see [`OpRecords::payload`].
     ///
     /// # Errors

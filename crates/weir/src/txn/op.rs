@@ -9,6 +9,9 @@ use crate::format::{Key, checksum};
 use crate::log::OpRecords;
 use crate::tree::Value;
 
+/// Two inodes, an entry with a name that is not too long, an orphan.
+const USUAL_RECORD_BYTES: usize = 768;
+
 /// See the module's head.
 #[derive(Default)]
 pub struct Op {
@@ -20,9 +23,13 @@ pub struct Op {
 }
 
 impl Op {
-    /// An operation that does nothing yet.
+    /// An operation that does nothing yet, with room for what a call on names does.
     pub fn new() -> Self {
-        Self::default()
+        Self {
+            changes: Vec::with_capacity(4),
+            records: OpRecords::with_capacity(USUAL_RECORD_BYTES),
+            ..Self::default()
+        }
     }
 
     /// The item `key` gets `value`.

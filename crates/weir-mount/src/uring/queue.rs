@@ -1,0 +1,323 @@
+//! One queue: a ring, its entries, and the thread that waits on it.
+//!
+//! The kernel has one queue for each core and puts a request into that of the core it was made on, so the thread that serves it
+//! runs there too: no other core has to be woken. An entry is a header and room for a payload; it is in the kernel's hands or
+//! held by a [`Held`], which answers it, from any thread. Only the queue's thread gives entries to the kernel (what
+//! completes a command runs on the thread that submitted it); other threads leave them in `answered` and wake it.
+//!
+//! **Invariant:** an entry's memory is touched through its only [`Held`], which exists from the completion of the command that
+//! filled it until its answer is left in `answered`; the kernel touches it only while a command of it is submitted.
+//! **Invariant:** each [`Held`] is answered once: dropping it unanswered answers EIO.
+//!
+//! `unsafe` here: memory of entries, which the kernel uses after a call; commands that carry its addresses.
+
+#![allow(unsafe_code)]
+
+use std::io;
+use std::mem::size_of;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::ThreadId;
+
+use io_uring::{IoUring, cqueue, opcode, squeue, types};
+use parking_lot::Mutex;
+use rustix::event::EventfdFlags;
+
+use super::abi::{self, HEADER_BYTES, Request};
+use crate::errno::Errno;
+
+/// The ring of a queue: commands need the large entries.
+pub type Ring = IoUring<squeue::Entry128, cqueue::Entry>;
+
+/// Marks the completion of the read that other threads wake the queue's by.
+const WAKE: u64 = u64::MAX;
+/// Where the length lies in a submission entry (`struct io_uring_sqe`).
+const SQE_LENGTH_AT: usize = 24;
+
+const _: () = assert!(size_of::<squeue::Entry128>() == 128);
+
+/// Memory of a queue's entries, mapped without being backed: what is never used costs nothing.
+struct Memory {
+    start: *mut u8,
+    length: usize,
+}
+
+// SAFETY: a plain mapping; who may touch what is said by the invariants at the head.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    fn new(length: usize) -> io::Result<Self> {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping wherever the kernel likes.
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), length, protection, flags, -1, 0) };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self { start: start.cast(), length })
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `new`; whoever refers to it keeps this alive.
+        unsafe { libc::munmap(self.start.cast(), self.length) };
+    }
+}
+
+/// What the queue's thread shares with those who answer.
+pub struct Shared {
+    number: u16,
+    memory: Memory,
+    entries: usize,
+    payload_bytes: usize,
+    /// Entries to be given back to the kernel.
+    answered: Mutex<Vec<(usize, u64)>>,
+    wake: OwnedFd,
+    thread: Mutex<Option<ThreadId>>,
+    /// Requests that are held.
+    open: AtomicUsize,
+}
+
+impl Shared {
+    fn entry_bytes(&self) -> usize {
+        super::PAGE_BYTES + self.payload_bytes
+    }
+    fn header(&self, index: usize) -> *mut u8 {
+        assert!(index < self.entries);
+        // SAFETY: within the mapping, which has `entries` times `entry_bytes`.
+        unsafe { self.memory.start.add(index * self.entry_bytes()) }
+    }
+    fn payload(&self, index: usize) -> *mut u8 {
+        // SAFETY: the payload follows the page of the header.
+        unsafe { self.header(index).add(super::PAGE_BYTES) }
+    }
+
+    fn answer(&self, index: usize, commit_id: u64) {
+        let mut answered = self.answered.lock();
+        answered.push((index, commit_id));
+        let first = answered.len() == 1;
+        drop(answered);
+        // The queue's own thread looks before it waits.
+        if first && *self.thread.lock() != Some(std::thread::current().id()) {
+            // It can only fail for want of room, and then the thread has been woken anyhow.
+            let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+        }
+    }
+}
+
+/// A request to be answered.
+pub struct Held {
+    shared: Arc<Shared>,
+    index: usize,
+    /// Its first fields.
+    pub request: Request,
+    answered: bool,
+}
+
+impl Held {
+    /// The operation's header and the payload.
+    pub fn parts(&self) -> (abi::Fields<'_>, &[u8]) {
+        let (header, payload) = (self.shared.header(self.index), self.shared.payload(self.index));
+        let length = self.request.payload_bytes.min(self.shared.payload_bytes);
+        // SAFETY: this is the entry's only holder, and borrowed.
+        unsafe {
+            let header = std::slice::from_raw_parts(header.cast_const(), HEADER_BYTES);
+            let payload = std::slice::from_raw_parts(payload.cast_const(), length);
+            (abi::operation(header), payload)
+        }
+    }
+
+    /// Room for the answer; the request's payload is lost.
+    pub fn space(&mut self) -> &mut [u8] {
+        let payload = self.shared.payload(self.index);
+        // SAFETY: this is the entry's only holder, and borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(payload, self.shared.payload_bytes) }
+    }
+
+    /// Answers: an error, or so many bytes of [`Held::space`].
+    pub fn answer(mut self, result: Result<usize, Errno>) {
+        self.commit(result);
+    }
+
+    /// The queue, by number.
+    pub fn queue(&self) -> usize {
+        self.shared.number.into()
+    }
+
+    /// Most entries of the queue are held.
+    pub fn is_scarce(&self) -> bool {
+        self.shared.open.load(Ordering::Relaxed) > self.shared.entries / 2
+    }
+
+    fn commit(&mut self, result: Result<usize, Errno>) {
+        self.answered = true;
+        let header = self.shared.header(self.index);
+        // SAFETY: this is the entry's only holder; the slice ends before the entry is given away.
+        let header = unsafe { std::slice::from_raw_parts_mut(header, HEADER_BYTES) };
+        abi::answer(header, self.request.unique, result);
+        self.shared.open.fetch_sub(1, Ordering::Relaxed);
+        self.shared.answer(self.index, self.request.commit_id);
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if !self.answered {
+            self.commit(Err(Errno::EIO));
+        }
+    }
+}
+
+/// A queue that has not begun.
+pub struct Queue {
+    ring: Ring,
+    shared: Arc<Shared>,
+}
+
+impl Queue {
+    /// The ring and memory of queue `number`.
+    pub fn new(number: u16, entries: usize, payload_bytes: usize) -> io::Result<Self> {
+        let depth = (entries + 1).next_power_of_two() as u32;
+        let ring = IoUring::builder().setup_coop_taskrun().build(depth)?;
+        let shared = Shared {
+            number,
+            memory: Memory::new(entries * (super::PAGE_BYTES + payload_bytes))?,
+            entries,
+            payload_bytes,
+            answered: Mutex::default(),
+            wake: rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?,
+            thread: Mutex::default(),
+            open: AtomicUsize::new(0),
+        };
+        Ok(Self { ring, shared: Arc::new(shared) })
+    }
+
+    /// Serves requests of the connection `device` until it ends.
+    pub fn run(mut self, device: &OwnedFd, serve: &dyn Fn(Held)) -> io::Result<()> {
+        *self.shared.thread.lock() = Some(std::thread::current().id());
+        let device = types::Fd(device.as_raw_fd());
+        let places: Vec<[libc::iovec; 2]> = (0..self.shared.entries)
+            .map(|index| {
+                let part = |start: *mut u8, length| libc::iovec {
+                    iov_base: start.cast(),
+                    iov_len: length,
+                };
+                [
+                    part(self.shared.header(index), HEADER_BYTES),
+                    part(self.shared.payload(index), self.shared.payload_bytes),
+                ]
+            })
+            .collect();
+        let mut counter = Box::new([0_u8; 8]);
+        self.listen(&mut counter)?;
+        for (index, place) in places.iter().enumerate() {
+            let command = opcode::UringCmd80::new(device, abi::REGISTER)
+                .cmd(abi::command(0, self.shared.number))
+                .addr(Some(place.as_ptr() as u64))
+                .build()
+                .user_data(index as u64);
+            self.push(&with_length(command, place.len() as u32))?;
+        }
+        // Entries with the kernel. When none is and the connection has ended, nobody will ask any more.
+        let mut submitted = self.shared.entries;
+        let mut ended = false;
+        let mut listening = true;
+        let mut completed: Vec<(u64, i32)> = Vec::new();
+        loop {
+            let answered = std::mem::take(&mut *self.shared.answered.lock());
+            for (index, commit_id) in answered {
+                let command = opcode::UringCmd80::new(device, abi::COMMIT_AND_FETCH)
+                    .cmd(abi::command(commit_id, self.shared.number))
+                    .build()
+                    .user_data(index as u64);
+                self.push(&command)?;
+                submitted += 1;
+            }
+            if ended && submitted == 0 {
+                if !listening {
+                    return Ok(());
+                }
+                // The read under way has an address of this function: it must end first.
+                rustix::io::write(&self.shared.wake, &1_u64.to_ne_bytes())?;
+            }
+            match self.ring.submit_and_wait(1) {
+                Err(error) if !is_temporary(&error) => return Err(error),
+                _ => {}
+            }
+            completed.extend(self.ring.completion().map(|done| (done.user_data(), done.result())));
+            for (user_data, result) in completed.drain(..) {
+                if user_data == WAKE {
+                    listening = !(ended && submitted == 0);
+                    if listening {
+                        self.listen(&mut counter)?;
+                    }
+                    continue;
+                }
+                submitted -= 1;
+                if result < 0 {
+                    ended = true;
+                } else {
+                    serve(self.held(user_data as usize));
+                }
+            }
+        }
+    }
+
+    /// The request that the kernel has put into an entry.
+    fn held(&self, index: usize) -> Held {
+        let header = self.shared.header(index);
+        // SAFETY: the command of this entry has completed, and nobody holds it yet.
+        let header = unsafe { std::slice::from_raw_parts(header.cast_const(), HEADER_BYTES) };
+        // A whole header is never too short.
+        let request = abi::request(header).unwrap_or(Request {
+            opcode: 0,
+            unique: 0,
+            ino: 0,
+            uid: u32::MAX,
+            gid: u32::MAX,
+            commit_id: 0,
+            payload_bytes: 0,
+        });
+        self.shared.open.fetch_add(1, Ordering::Relaxed);
+        Held { shared: Arc::clone(&self.shared), index, request, answered: false }
+    }
+
+    /// Lets a write to `wake` complete something.
+    fn listen(&mut self, counter: &mut [u8; 8]) -> io::Result<()> {
+        let read = opcode::Read::new(
+            types::Fd(self.shared.wake.as_raw_fd()),
+            counter.as_mut_ptr(),
+            counter.len() as u32,
+        );
+        self.push(&read.build().user_data(WAKE).into())
+    }
+
+    fn push(&mut self, entry: &squeue::Entry128) -> io::Result<()> {
+        // SAFETY: the addresses are of `Shared`'s memory, of the places and of the counter. The first is kept by whoever holds
+        // an entry, the others live until `run` returns, which it does when nothing is submitted. (With an error of the ring itself it
+        // returns earlier; then nothing runs what is submitted any more, since commands and reads are completed on this thread.)
+        unsafe { self.ring.submission().push(entry) }
+            .map_err(|_| io::Error::other("more commands than entries"))
+    }
+}
+
+fn is_temporary(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY))
+}
+
+/// The entry with a length, which the crate has no method for.
+fn with_length(mut entry: squeue::Entry128, length: u32) -> squeue::Entry128 {
+    // SAFETY: the type is the kernel's `struct io_uring_sqe` of 128 bytes (asserted above), with a 32-bit length at this offset.
+    unsafe {
+        std::ptr::from_mut(&mut entry)
+            .cast::<u8>()
+            .add(SQE_LENGTH_AT)
+            .cast::<u32>()
+            .write_unaligned(length);
+    }
+    entry
+}

@@ -1,0 +1,246 @@
+//! Batches of a mount: who may commit one, what a commit has to do beside the engine's, and what the kernel is told of it.
+//!
+//! The engine checks no permissions, and FUSE does not let a server check them as the kernel would (it is told one group of a
+//! caller, no capabilities). So batches are for those who can change everything anyhow: the superuser, and whoever serves the
+//! mount and so owns the volume.
+//!
+//! The kernel did not ask for these changes, so it must be told: before, so that dirty pages it holds (stored through a mapping,
+//! or kept by `writeback_cache`) do not come later than what the batch writes; after, so that it forgets what was.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Weak};
+
+use weir::Batch;
+
+use super::WeirFs;
+use crate::acl;
+use crate::batch::{Node, Step};
+use crate::errno::Errno;
+use crate::ioctl;
+use crate::ops::{Caller, ControlTarget, KernelCache, OpResult};
+use crate::tables::Facts;
+
+/// What a batch changes of what the kernel may remember. Inodes that it makes itself are not among it.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Touched {
+    content: BTreeSet<u64>,
+    attributes: BTreeSet<u64>,
+    permissions: BTreeSet<u64>,
+    /// Directories that get new inodes.
+    parents: BTreeSet<u64>,
+    names: BTreeSet<(u64, Vec<u8>)>,
+}
+
+impl Touched {
+    fn of(steps: &[Step]) -> Self {
+        let mut touched = Self::default();
+        for step in steps {
+            touched.add(step);
+        }
+        touched
+    }
+
+    fn inode(set: &mut BTreeSet<u64>, node: Node) {
+        if let Node::Ino(ino) = node {
+            set.insert(ino);
+        }
+    }
+
+    fn name(&mut self, dir: Node, name: &[u8]) {
+        if let Node::Ino(dir) = dir {
+            self.names.insert((dir, name.to_vec()));
+            self.attributes.insert(dir);
+        }
+    }
+
+    fn add(&mut self, step: &Step) {
+        match step {
+            Step::Write { ino, .. } | Step::Truncate { ino, .. } => {
+                Self::inode(&mut self.content, *ino);
+            }
+            Step::Make { dir, name, .. } => {
+                Self::inode(&mut self.parents, *dir);
+                self.name(*dir, name);
+            }
+            Step::Symlink { dir, name, .. }
+            | Step::Unlink { dir, name }
+            | Step::Rmdir { dir, name } => self.name(*dir, name),
+            Step::Link { ino, dir, name } => {
+                Self::inode(&mut self.attributes, *ino);
+                self.name(*dir, name);
+            }
+            Step::Rename { dir, name, new_dir, new_name, .. } => {
+                self.name(*dir, name);
+                self.name(*new_dir, new_name);
+            }
+            Step::SetAttr { ino, change } => {
+                Self::inode(&mut self.attributes, *ino);
+                if change.permissions.is_some() {
+                    Self::inode(&mut self.permissions, *ino);
+                }
+            }
+        }
+    }
+}
+
+/// Records `steps` for the engine.
+fn record(batch: &mut Batch, steps: &[Step]) -> weir::Result<()> {
+    let mut made = Vec::new();
+    for step in steps {
+        // The numbers were checked when the steps were decoded: each is of an earlier step.
+        let number = |node: &Node| match *node {
+            Node::Ino(ino) => ino,
+            Node::Made(index) => made[index],
+        };
+        match step {
+            Step::Write { ino, offset, data } => batch.write_inode(number(ino), *offset, data)?,
+            Step::Truncate { ino, size_bytes } => {
+                batch.truncate_inode(number(ino), *size_bytes)?;
+            }
+            Step::Make { dir, name, new } => {
+                let ino = batch.make(number(dir), name, new)?;
+                made.push(ino);
+            }
+            Step::Symlink { dir, name, target, uid, gid } => {
+                let ino = batch.symlink(number(dir), name, target, *uid, *gid)?;
+                made.push(ino);
+            }
+            Step::Link { ino, dir, name } => batch.link(number(ino), number(dir), name)?,
+            Step::Unlink { dir, name } => batch.unlink(number(dir), name)?,
+            Step::Rmdir { dir, name } => batch.rmdir(number(dir), name)?,
+            Step::Rename { dir, name, new_dir, new_name, mode } => {
+                batch.rename(number(dir), name, number(new_dir), new_name, *mode)?;
+            }
+            Step::SetAttr { ino, change } => batch.setattr(number(ino), change)?,
+        }
+    }
+    Ok(())
+}
+
+impl WeirFs {
+    pub(super) fn begin_batch(&self, target: ControlTarget) -> OpResult<Vec<u8>> {
+        let handle = target.handle.ok_or(Errno::EISDIR)?;
+        may_batch(target.caller)?;
+        self.batches.begin(handle).map(|id| ioctl::encode_batch(id, 0))
+    }
+
+    /// Makes the changes, in memory and in the log, and answers their LSN. May wait for the kernel, which may wait for requests.
+    pub(super) fn apply_batch(&self, caller: Caller, steps: &[Step]) -> OpResult<u64> {
+        may_batch(caller)?;
+        let mut touched = Touched::of(steps);
+        let kernel = self.kernel.get().and_then(Weak::upgrade);
+        if let Some(kernel) = &kernel {
+            touched.content.iter().for_each(|ino| kernel.content_changed(*ino));
+        }
+        self.refuse_lists(&touched)?;
+        for (dir, name) in &touched.names {
+            // What loses or gains a name has other attributes then.
+            if let Ok(attr) = self.volume.lookup(*dir, name) {
+                touched.attributes.insert(attr.ino);
+            }
+        }
+        for ino in &touched.content {
+            self.end_privileges(*ino, &self.inodes.facts(*ino), caller.uid != 0)?;
+        }
+        let changing: Vec<Arc<Facts>> =
+            touched.permissions.iter().map(|ino| self.inodes.facts(*ino)).collect();
+        for facts in &changing {
+            facts.changes();
+        }
+        let mut batch = self.volume.batch();
+        let committed = record(&mut batch, steps).and_then(|()| batch.commit_relaxed());
+        for facts in &changing {
+            facts.changes();
+        }
+        // After an error too: privileges may have ended.
+        if let Some(kernel) = &kernel {
+            tell(&**kernel, &touched);
+        }
+        self.check(committed)
+    }
+
+    /// Access control lists are attributes, which batches do not change: a step that would have to is refused.
+    fn refuse_lists(&self, touched: &Touched) -> OpResult<()> {
+        if !self.posix_acl {
+            return Ok(());
+        }
+        for dir in &touched.parents {
+            if self.default_acl(*dir)?.is_some() {
+                return Err(Errno::EOPNOTSUPP);
+            }
+        }
+        for ino in &touched.permissions {
+            if self.optional_xattr(*ino, acl::ACCESS)?.is_some() {
+                return Err(Errno::EOPNOTSUPP);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// See the module's head.
+fn may_batch(caller: Caller) -> OpResult<()> {
+    let owner = rustix::process::geteuid().as_raw();
+    if caller.uid == 0 || caller.uid == owner { Ok(()) } else { Err(Errno::EPERM) }
+}
+
+fn tell(kernel: &dyn KernelCache, touched: &Touched) {
+    touched.content.iter().for_each(|ino| kernel.content_changed(*ino));
+    touched.names.iter().for_each(|(dir, name)| kernel.name_changed(*dir, name));
+    // A directory's list of names is its content.
+    let dirs: BTreeSet<u64> = touched.names.iter().map(|(dir, _)| *dir).collect();
+    for ino in &touched.attributes {
+        if dirs.contains(ino) {
+            kernel.content_changed(*ino);
+        } else {
+            kernel.attributes_changed(*ino);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weir::SetAttr;
+
+    #[test]
+    fn the_kernel_is_told_of_all_that_it_may_remember_and_of_nothing_that_is_new() {
+        let (old, new) = (Node::Ino(5), Node::Made(0));
+        let steps = [
+            Step::Make {
+                dir: Node::Ino(1),
+                name: b"d".to_vec(),
+                new: weir::NewInode::new(weir::FileType::Directory, 0o755),
+            },
+            Step::Write { ino: old, offset: 0, data: vec![1] },
+            Step::Write { ino: new, offset: 0, data: vec![1] },
+            Step::Rename {
+                dir: Node::Ino(2),
+                name: b"a".to_vec(),
+                new_dir: new,
+                new_name: b"b".to_vec(),
+                mode: weir::RenameMode::Replace,
+            },
+            Step::SetAttr {
+                ino: Node::Ino(6),
+                change: SetAttr { permissions: Some(0o600), ..SetAttr::default() },
+            },
+        ];
+        let expected = Touched {
+            content: [5].into(),
+            attributes: [1, 2, 6].into(),
+            permissions: [6].into(),
+            parents: [1].into(),
+            names: [(1, b"d".to_vec()), (2, b"a".to_vec())].into(),
+        };
+        assert_eq!(Touched::of(&steps), expected);
+    }
+
+    #[test]
+    fn only_the_superuser_and_the_owner_of_the_mount_may_change_what_they_like() {
+        let owner = rustix::process::geteuid().as_raw();
+        assert_eq!(may_batch(Caller { uid: 0, gid: 5 }), Ok(()));
+        assert_eq!(may_batch(Caller { uid: owner, gid: 5 }), Ok(()));
+        assert_eq!(may_batch(Caller { uid: owner + 4321, gid: 0 }), Err(Errno::EPERM));
+    }
+}
