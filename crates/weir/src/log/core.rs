@@ -13,7 +13,7 @@
 //! written is waited for, since missing this flush would cost those in it a whole one.
 //!
 //! A callback may be *patient*: nobody waits for it yet. Patient callbacks are gathered, so that a deep queue of tickets
-//! shares frames and flushes: as many as have proved useful ([`MOST_GATHERED`] at most), or until somebody waits
+//! shares frames and flushes: as many as have proved useful ([`super::gather::MOST_GATHERED`] at most), or until somebody waits
 //! ([`Core::hurry`]), or until the alarm of a sleeping driver rings. How many that is follows from what is seen: it doubles
 //! when as many came while the log was busy, and is half of what was in flight when somebody began to wait; a log that
 //! is used by one sync at a time gathers nothing. The alarm is the only timer, and delays nobody who waits.
@@ -30,11 +30,9 @@
 //! - a role that is free and has work is about to be taken: by somebody awake, if not by a sleeper that was called;
 //! - after a failure nothing becomes durable any more, and every waiter hears of it.
 
+use super::gather::Gathering;
 use crate::mutation::{self, Mutation};
 use std::collections::{BTreeMap, VecDeque};
-
-/// Most patient callbacks that are gathered before their frame is written.
-pub const MOST_GATHERED: usize = 128;
 
 /// Log sequence number: one per operation, from 1 on.
 pub type Lsn = u64;
@@ -124,16 +122,8 @@ pub struct Core<C, B> {
     written_callers: Waiters<C>,
     flush_callers: Waiters<C>,
     callbacks: Waiters<B>,
-    /// Callbacks up to here are waited for; those above are gathered.
-    hurried: Lsn,
-    /// Callbacks above `hurried`.
-    gathered: usize,
-    /// So many are gathered.
-    gather: usize,
-    /// Somebody waits for what is gathered: it follows what is under way.
-    waited: bool,
-    /// A sleeping driver has set its alarm.
-    alarm: bool,
+    /// Callbacks that nobody waits for.
+    gathering: Gathering,
     /// Callbacks to call, in this order; the flag is success.
     acks: VecDeque<(B, bool)>,
     /// Somebody is calling callbacks.
@@ -160,11 +150,7 @@ impl<C, B> Core<C, B> {
             written_callers: BTreeMap::new(),
             flush_callers: BTreeMap::new(),
             callbacks: BTreeMap::new(),
-            hurried: durable,
-            gathered: 0,
-            gather: 1,
-            waited: false,
-            alarm: false,
+            gathering: Gathering::new(durable),
             acks: VecDeque::new(),
             acking: false,
             looking: 0,
@@ -245,29 +231,20 @@ impl<C, B> Core<C, B> {
     /// tells [`Core::alarm_off`] when it is called or leaves, or [`Core::alarm_rings`].
     pub fn driver_sleeps(&mut self) -> bool {
         self.idle_drivers += 1;
-        let sets = self.wants_alarm();
-        self.alarm |= sets;
-        sets
+        self.gathering.set_alarm()
     }
 
     /// The driver that had set the alarm is awake for another reason.
     pub fn alarm_off(&mut self) {
-        self.alarm = false;
+        self.gathering.alarm_off();
     }
 
     /// The alarm has woken a driver that was not called: what was gathered is all that comes.
     pub fn alarm_rings(&mut self) {
-        self.alarm = false;
         self.idle_drivers -= 1;
-        if self.gathered > 0 {
-            self.gather = self.gathered;
+        if self.gathering.ring() {
             self.hurry_all();
         }
-    }
-
-    /// Callbacks that nobody waits for must not lie for ever.
-    fn wants_alarm(&self) -> bool {
-        self.gathered > 0 && !self.alarm && !self.failed
     }
 
     /// A driver is at work, and will set the alarm when it goes to sleep.
@@ -277,23 +254,15 @@ impl<C, B> Core<C, B> {
     }
 
     /// Somebody waits for what was gathered. It goes out now, or when the next flush for others that wait has ended. Whom
-    /// to call then is asked as ever. False: nothing was gathered.
-    pub fn hurry(&mut self) -> bool {
-        if self.gathered == 0 {
-            return false;
-        }
-        self.gather = (self.callbacks.len() / 2).clamp(1, MOST_GATHERED);
-        self.waited = self.gathered < self.callbacks.len();
-        if !self.waited {
+    /// to call then is asked as ever.
+    pub fn hurry(&mut self) {
+        if self.gathering.hurry(self.callbacks.len()) {
             self.hurry_all();
         }
-        true
     }
 
     fn hurry_all(&mut self) {
-        self.hurried = last(&self.callbacks).unwrap_or(self.hurried).max(self.hurried);
-        self.gathered = 0;
-        self.waited = false;
+        self.gathering.go_out(last(&self.callbacks));
     }
 
     /// A sleeping driver that was not called is to end.
@@ -365,7 +334,8 @@ impl<C, B> Core<C, B> {
         self.may_begin_flush()
             && (!self.flush_callers.is_empty()
                 || first(&self.durable_callers).is_some_and(waits)
-                || first(&self.callbacks).is_some_and(|lsn| lsn <= self.hurried && waits(lsn)))
+                || first(&self.callbacks)
+                    .is_some_and(|lsn| lsn <= self.gathering.hurried() && waits(lsn)))
     }
 
     /// True when the writer's role is free and somebody, awake or asleep, waits for a frame that is not written.
@@ -384,7 +354,8 @@ impl<C, B> Core<C, B> {
 
     /// The last callback that is waited for.
     fn last_hurried(&self) -> Option<Lsn> {
-        self.callbacks.range(..=(self.hurried, u64::MAX)).next_back().map(|(key, _)| key.0)
+        let hurried = self.gathering.hurried();
+        self.callbacks.range(..=(hurried, u64::MAX)).next_back().map(|(key, _)| key.0)
     }
 
     /// Whom to call for a role that is free and has work, if enough are not looking already. Ask again until there is
@@ -392,7 +363,7 @@ impl<C, B> Core<C, B> {
     /// work too.
     pub fn call(&mut self, beside: Beside) -> Option<Call<C>> {
         let (flush, write) = (self.wants_flush(), self.wants_write());
-        let alarm = beside != Beside::Nothing && self.wants_alarm() && !self.is_driven();
+        let alarm = beside != Beside::Nothing && self.gathering.wants_alarm() && !self.is_driven();
         let acks = beside == Beside::All && !self.acking && !self.acks.is_empty();
         let work = [flush, write, acks, alarm].into_iter().filter(|&there| there).count();
         if work <= self.looking {
@@ -444,16 +415,8 @@ impl<C, B> Core<C, B> {
             return;
         }
         insert(&mut self.callbacks, lsn, callback);
-        if lsn <= self.hurried {
-            return;
-        }
-        self.gathered += 1;
-        if !patient {
-            self.hurry_all();
-        } else if self.gathered >= self.gather {
-            if self.writer.is_some() || self.flusher.is_some() {
-                self.gather = (2 * self.gather).min(MOST_GATHERED);
-            }
+        let busy = self.writer.is_some() || self.flusher.is_some();
+        if self.gathering.arrive(lsn, patient, busy) {
             self.hurry_all();
         }
     }
@@ -531,12 +494,13 @@ impl<C, B> Core<C, B> {
         let all = mutation::active(Mutation::AcknowledgeOutOfOrder);
         let reached = if all { Lsn::MAX } else { durable };
         pop_reached(&mut self.callbacks, reached, |waiter| acks.push_back((waiter, true)));
-        let above = (self.hurried.max(durable) + 1, 0)..;
-        if self.gathered > 0 {
-            self.gathered = self.callbacks.range(above).count();
-        }
-        self.hurried = self.hurried.max(durable);
-        if self.waited {
+        let left = if self.gathering.count() == 0 {
+            0
+        } else {
+            let above = (self.gathering.hurried().max(durable) + 1, 0)..;
+            self.callbacks.range(above).count()
+        };
+        if self.gathering.advance(durable, left) {
             self.hurry_all();
         }
         wake.len() + self.acks.len() - before + usize::from(busy)
@@ -553,7 +517,7 @@ impl<C, B> Core<C, B> {
             wake.extend(std::mem::take(callers).into_values());
         }
         let callbacks = std::mem::take(&mut self.callbacks);
-        self.gathered = 0;
+        self.hurry_all();
         self.acks.extend(callbacks.into_values().map(|waiter| (waiter, false)));
     }
 
@@ -762,7 +726,7 @@ mod tests {
         core.driver_looks();
         assert_eq!(core.driver_step(), Step::Write);
         core.arrive_callback(2, 2, true);
-        assert_eq!(core.gather, 2);
+        assert_eq!(core.gathering.enough(), 2);
         write(&mut core, 2);
         let flush = flush_of(core.driver_step());
         core.arrive_callback(3, 3, true);
@@ -770,22 +734,22 @@ mod tests {
         core.arrive_callback(4, 4, true);
         assert!(core.wants_write());
         core.end_flush(flush, &mut Vec::new());
-        assert_eq!((core.gather, core.durable()), (4, 2));
+        assert_eq!((core.gathering.enough(), core.durable()), (4, 2));
     }
 
     #[test]
     fn what_is_gathered_goes_out_when_somebody_waits_and_half_of_it_the_next_time() {
         let mut core = Core::<u8, u8>::new(0);
-        core.gather = MOST_GATHERED;
+        core.gathering.expect(128);
         for lsn in 1..=10 {
             core.arrive_callback(lsn, 0, true);
         }
         core.driver_sleeps();
         assert!(core.call(Beside::All).is_none(), "the alarm is set");
-        assert!(core.hurry() && !core.hurry());
+        core.hurry();
         core.alarm_off();
         drive(&mut core, 10);
-        assert_eq!(core.gather, 5);
+        assert_eq!(core.gathering.enough(), 5);
         for lsn in 11..=15 {
             assert!(!core.wants_write());
             core.arrive_callback(lsn, 0, true);
@@ -796,23 +760,23 @@ mod tests {
     #[test]
     fn the_alarm_sends_out_what_was_gathered_and_lowers_what_is_expected() {
         let mut core = Core::<u8, u8>::new(0);
-        core.gather = MOST_GATHERED;
+        core.gathering.expect(128);
         core.arrive_callback(1, 1, true);
         assert!(core.driver_sleeps() && !core.driver_sleeps());
         core.alarm_rings();
-        assert_eq!((core.gather, core.driver_step()), (1, Step::Write));
+        assert_eq!((core.gathering.enough(), core.driver_step()), (1, Step::Write));
     }
 
     #[test]
     fn a_group_for_somebody_else_takes_what_was_gathered_along() {
         let mut core = Core::<u8, u8>::new(0);
-        core.gather = MOST_GATHERED;
+        core.gathering.expect(128);
         core.arrive_callback(1, 1, true);
         assert_eq!(core.step(Goal::Durable(2)), Step::Write);
         let mut wake = write(&mut core, 2);
         let flush = flush_of(core.step(Goal::Durable(2)));
         core.end_flush(flush, &mut wake);
-        assert_eq!((core.take_acks(9), core.gathered), (vec![(1, true)], 0));
+        assert_eq!((core.take_acks(9), core.gathering.count()), (vec![(1, true)], 0));
         core.finish_acks();
         assert!(!core.driver_sleeps());
     }

@@ -395,7 +395,7 @@ impl Explorer {
         let count = scenario.wants.len();
         let mut core = Core::new(0);
         // As if many had come at once before: one alone is gathered.
-        core.gather = 2;
+        core.gathering.expect(2);
         let world = World {
             core,
             submitters: vec![At::Start; count],

@@ -21,6 +21,7 @@ pub mod chain;
 #[cfg(all(test, not(feature = "shuttle")))]
 mod chain_tests;
 pub mod core;
+mod gather;
 mod op;
 pub mod replay;
 pub mod ring;
@@ -401,9 +402,8 @@ impl Log {
     pub fn hurry(&self) {
         let mut out = Outbox::default();
         let mut commit = self.commit.lock();
-        if commit.core.hurry() {
-            Self::call(&mut commit, Beside::All, &mut out);
-        }
+        commit.core.hurry();
+        Self::call(&mut commit, Beside::All, &mut out);
         drop(commit);
         out.send(&self.driver_wake);
     }
