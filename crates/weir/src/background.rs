@@ -342,24 +342,32 @@ impl Engine {
     pub fn bring_early_home(&self) -> Result<u64> {
         let Some(up_to) = self.home_horizon() else { return Ok(0) };
         let _role = self.background.home_role.lock();
-        let mut pages = 0;
+        let owing = self.store.obligations.inodes_up_to(up_to, HOME_PAGES as usize);
+        let found = self.send_early_home(&self.dirty.find(&owing), up_to);
+        let pages = match found.and_then(|pages| self.search_early_home(pages, up_to)) {
+            // Waiting for log space would be waiting for the checkpoint, which waits for the role.
+            Err(Error::WouldBlock) => 0,
+            result => result?,
+        };
+        self.counters.early_home_pages.add(pages);
+        Ok(pages)
+    }
+
+    /// If no `pages` were sent home, looks through all that is dirty for some: for those of operations on several inodes.
+    fn search_early_home(&self, mut pages: u64, up_to: u64) -> Result<u64> {
         let mut left = self.dirty.count();
-        while left > 0 {
+        while left > 0 && pages == 0 {
             let wanted = |inode: &Inode| owes_up_to(inode, up_to);
             let (inodes, looked) =
                 self.dirty.next_batch_of(HOME_PAGES as usize, HOME_INODES, wanted);
             left = left.saturating_sub(looked.max(1));
-            // Waiting for log space would be waiting for the checkpoint, which waits for the role.
-            match self.flush_inodes_in(&inodes, owed_filter(up_to), (HOME_PAGES, Room::NoWait)) {
-                Err(Error::WouldBlock) => break,
-                result => pages += result?,
-            }
-            if pages > 0 {
-                break;
-            }
+            pages = self.send_early_home(&inodes, up_to)?;
         }
-        self.counters.early_home_pages.add(pages);
         Ok(pages)
+    }
+
+    fn send_early_home(&self, inodes: &[Arc<Inode>], up_to: u64) -> Result<u64> {
+        self.flush_inodes_in(inodes, owed_filter(up_to), (HOME_PAGES, Room::NoWait))
     }
 
     /// Up to which operation logged pages should go home now; none if all of these are.

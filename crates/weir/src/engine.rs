@@ -94,9 +94,6 @@ pub enum Room {
     Reserve,
 }
 
-/// See [`DirtyList::next_batch_of`].
-const WANTED_GAP: usize = 64;
-
 /// Inodes with something to write. Holding them here keeps them in memory.
 #[derive(Default)]
 pub struct DirtyList {
@@ -164,9 +161,8 @@ impl DirtyList {
         self.next_batch_of(limit, limit, |_| true).0
     }
 
-    /// Up to `limit` inodes that are `wanted`, among at most the next `looks`, continuing behind the last that was wanted;
-    /// and how many were looked at. What is wanted mostly lies together, so a stretch of [`WANTED_GAP`] others
-    /// behind it ends the search. `wanted` runs under the list's lock: it must not wait.
+    /// Up to `limit` inodes that are `wanted`, among at most the next `looks`, continuing where the last call ended; and how
+    /// many were looked at. `wanted` runs under the list's lock: it must not wait.
     pub fn next_batch_of(
         &self,
         limit: usize,
@@ -176,24 +172,25 @@ impl DirtyList {
         let list = self.list.lock();
         let mut from = self.next.load(Ordering::Relaxed);
         let mut batch = Vec::new();
-        let (mut looked, mut gap) = (0, 0);
+        let mut looked = 0;
         for (number, listed) in list.range(from..).chain(list.range(..from)).take(looks) {
             looked += 1;
+            from = number.wrapping_add(1);
             if wanted(&listed.inode) {
-                gap = 0;
                 batch.push(listed.inode.clone());
-            } else {
-                gap += 1;
             }
-            if gap == 0 || batch.is_empty() {
-                from = number.wrapping_add(1);
-            }
-            if batch.len() >= limit || (!batch.is_empty() && gap >= WANTED_GAP) {
+            if batch.len() >= limit {
                 break;
             }
         }
         self.next.store(from, Ordering::Relaxed);
         (batch, looked)
+    }
+
+    /// Those of `numbers` that are on the list, in that order.
+    pub fn find(&self, numbers: &[u64]) -> Vec<Arc<Inode>> {
+        let list = self.list.lock();
+        numbers.iter().filter_map(|number| Some(list.get(number)?.inode.clone())).collect()
     }
 
     /// Begins a round. Answers what has been listed for `rounds` without a break, or for as long since it was last answered.

@@ -83,8 +83,8 @@ impl Engine {
         self.recovering.store(true, Ordering::Release);
         self.forget_orphaned_payloads(&mut gathered.payloads)?;
         // All at once: a checkpoint that has to make room in the log meanwhile must keep what is not loaded yet.
-        for lsn in gathered.payloads.values() {
-            self.store.obligations.add(*lsn, 1);
+        for ((inode, _), lsn) in &gathered.payloads {
+            self.store.obligations.add(*lsn, 1, Some(*inode));
         }
         self.load_payloads(recovered, &gathered.payloads)?;
         if !self.options.read_only {

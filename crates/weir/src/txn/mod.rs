@@ -12,6 +12,7 @@
 
 pub mod checkpoint;
 pub mod delta;
+pub mod obligations;
 pub mod op;
 pub mod store;
 pub mod view;

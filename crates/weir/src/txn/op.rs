@@ -19,6 +19,8 @@ pub struct Op {
     pub(super) space: Vec<SpaceChange>,
     pub(super) records: OpRecords,
     pub(super) payload_pages: u64,
+    /// Whose pages travel along, if they are of one inode.
+    pub(super) payload_inode: Option<u64>,
     pub(super) inodes_added: i64,
 }
 
@@ -61,7 +63,13 @@ impl Op {
     pub fn payload(&mut self, inode: u64, file_block: u64, home_block: u64, page: PageRef) {
         let crc = checksum(&page);
         self.records.payload(inode, file_block, home_block, crc, page);
-        self.payload_pages += 1;
+        self.count_payload(1, Some(inode));
+    }
+
+    fn count_payload(&mut self, pages: u64, inode: Option<u64>) {
+        let alone = self.payload_pages == 0 || self.payload_inode == inode;
+        self.payload_inode = inode.filter(|_| alone);
+        self.payload_pages += pages;
     }
 
     /// The blocks from `block` on were just written and hold data with these checksums.
@@ -100,7 +108,9 @@ impl Op {
         self.changes.extend(other.changes);
         self.space.extend(other.space);
         self.records.append(other.records);
-        self.payload_pages += other.payload_pages;
+        if other.payload_pages > 0 {
+            self.count_payload(other.payload_pages, other.payload_inode);
+        }
         self.inodes_added += other.inodes_added;
     }
 

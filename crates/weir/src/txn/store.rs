@@ -10,14 +10,14 @@
 
 use super::Lsn;
 use super::delta::Delta;
+use super::obligations::Obligations;
 use super::op::Op;
 use crate::alloc::{Allocator, FrozenSpace};
 use crate::error::{Error, Result};
 use crate::format::{BLOCK_BYTES, Key, NODE_BLOCKS};
 use crate::log::{Admission, Boundary, Log};
-use crate::sync::{Arc, Mutex, RwLock};
+use crate::sync::{Arc, RwLock};
 use crate::tree::{self, InLeaf, LeafSpan, Span, TreeRoot, Value, cache::NodeCache};
-use std::collections::BTreeMap;
 
 /// How often a look-up starts over before the mismatch is believed.
 const MAX_RETRIES: usize = 16;
@@ -63,45 +63,6 @@ pub struct Store {
     /// What the log must keep besides.
     pub obligations: Obligations,
     base_reserve_blocks: u64,
-}
-
-/// Which operations' payload pages are still needed in the log: pages that are logged and not
-/// home. Replay must start no later than the oldest of them.
-///
-/// **Invariant:** pages are added within the commit that logs them, and released after the commit
-/// that says that they are home or gone. So the oldest one seen by a freeze is right for the
-/// checkpoint of that freeze.
-#[derive(Default)]
-pub struct Obligations(Mutex<BTreeMap<Lsn, u64>>);
-
-impl Obligations {
-    /// `count` pages more depend on the payload of operation `lsn`.
-    pub(crate) fn add(&self, lsn: Lsn, count: u64) {
-        *self.0.lock().entry(lsn).or_insert(0) += count;
-    }
-
-    /// One page of operation `lsn` went home, or is not wanted any more.
-    pub fn release(&self, lsn: Lsn) {
-        let mut held = self.0.lock();
-        if let Some(count) = held.get_mut(&lsn) {
-            *count -= 1;
-            if *count == 0 {
-                held.remove(&lsn);
-            }
-        } else {
-            debug_assert!(false, "released payload {lsn} that nothing depends on");
-        }
-    }
-
-    /// The oldest operation whose payload is needed.
-    pub fn oldest(&self) -> Option<Lsn> {
-        self.0.lock().first_key_value().map(|(lsn, _)| *lsn)
-    }
-
-    /// Pages of the log that are not home.
-    pub fn pages(&self) -> u64 {
-        self.0.lock().values().sum()
-    }
 }
 
 impl Store {
@@ -347,7 +308,7 @@ impl Store {
         }
         if op.payload_pages > 0 {
             // Under the LSN of the part: replay has to start at its frame.
-            self.obligations.add(lsn, op.payload_pages);
+            self.obligations.add(lsn, op.payload_pages, op.payload_inode);
         }
         state.inode_count = state.inode_count.saturating_add_signed(op.inodes_added);
     }
