@@ -185,10 +185,14 @@ impl<S: System> Factory<'_, S> {
             _ => number,
         };
         let seed = crate::rng::mix(self.options.seed ^ crate::rng::mix(number));
-        match workload {
+        let mut case = match workload {
             Workload::Exhaustive => self.exhaustive(inner, seed),
             _ => self.random(number, seed, workload == Workload::Faults),
+        }?;
+        if !self.system.overlaps() {
+            case.ops = case.ops.into_iter().flat_map(Op::unlapped).collect();
         }
+        Ok(case)
     }
 
     fn exhaustive(&self, number: u64, seed: u64) -> Result<Case, Failure> {
@@ -409,27 +413,18 @@ fn report<S: System>(
 }
 
 /// Leaves operations out for as long as something is still found: first long stretches, then single
-/// ones.
+/// ones, then those that run amid others.
 fn shrink<S: System>(system: &S, case: &Case) -> Option<Failure> {
-    let begin = Instant::now();
-    let mut best: Option<(Case, Failure)> = None;
+    let mut shrinking = Shrinking { system, case, began: Instant::now(), best: None };
     let mut ops = case.ops.clone();
     let mut stretch = (ops.len() / 2).max(1);
     loop {
         let mut at = 0;
         while at < ops.len() {
-            if begin.elapsed() > Duration::from_secs(20) {
-                return best.map(|(_, failure)| failure);
-            }
             let mut fewer = ops.clone();
             fewer.drain(at..(at + stretch).min(ops.len()));
-            let mut limits = case.limits.clone();
-            // A shorter workload passes fewer points: look closer at each.
-            limits.outcomes_per_point = limits.outcomes_per_point.max(16);
-            let attempt = Case { ops: fewer.clone(), limits, ..case.clone() };
-            if let (_, Err(failure)) = explore(system, &attempt) {
+            if shrinking.still_fails(&fewer) {
                 ops = fewer;
-                best = Some((attempt, failure));
             } else {
                 at += stretch;
             }
@@ -439,5 +434,59 @@ fn shrink<S: System>(system: &S, case: &Case) -> Option<Failure> {
         }
         stretch = (stretch / 2).max(1);
     }
-    best.map(|(_, failure)| failure)
+    for at in 0..ops.len() {
+        let mut inner_at = 0;
+        while let Some(fewer) = without_inner(&ops, at, inner_at) {
+            if shrinking.still_fails(&fewer) {
+                ops = fewer;
+            } else {
+                inner_at += 1;
+            }
+        }
+    }
+    shrinking.best
+}
+
+/// What is tried while a workload shrinks.
+struct Shrinking<'a, S> {
+    system: &'a S,
+    case: &'a Case,
+    began: Instant,
+    best: Option<Failure>,
+}
+
+impl<S: System> Shrinking<'_, S> {
+    /// Whether `ops` alone fail as well; not after 20 seconds.
+    fn still_fails(&mut self, ops: &[Op]) -> bool {
+        if self.began.elapsed() > Duration::from_secs(20) {
+            return false;
+        }
+        let mut limits = self.case.limits.clone();
+        // A shorter workload passes fewer points: look closer at each.
+        limits.outcomes_per_point = limits.outcomes_per_point.max(16);
+        let attempt = Case { ops: ops.to_vec(), limits, ..self.case.clone() };
+        let (_, result) = explore(self.system, &attempt);
+        let failure = result.err();
+        let fails = failure.is_some();
+        self.best = failure.or_else(|| self.best.take());
+        fails
+    }
+}
+
+/// `ops` without operation `inner_at` of those that run amid `ops[at]`; the outer one alone without the last of them. None:
+/// there is no such.
+fn without_inner(ops: &[Op], at: usize, inner_at: usize) -> Option<Vec<Op>> {
+    let Op::Overlap { outer, at: call, inner } = ops.get(at)? else { return None };
+    let mut left = inner.clone();
+    if inner_at >= left.len() {
+        return None;
+    }
+    left.remove(inner_at);
+    let mut fewer = ops.to_vec();
+    fewer[at] = if left.is_empty() {
+        (**outer).clone()
+    } else {
+        Op::Overlap { outer: outer.clone(), at: *call, inner: left }
+    };
+    Some(fewer)
 }

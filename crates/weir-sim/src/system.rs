@@ -140,6 +140,17 @@ pub trait System: Sync {
         settings: &Settings,
     ) -> Result<Self::Session, SystemError>;
 
+    /// Whether it notices when a disk answers with what was never written there.
+    fn notices_lies(&self) -> bool {
+        true
+    }
+
+    /// Whether its operations may begin while a device call of another is under way, as [`crate::op::Op::Overlap`] has it:
+    /// those amid others then reach the device in calls of their own sync only.
+    fn overlaps(&self) -> bool {
+        true
+    }
+
     /// Where on a volume that has nothing to recover old content is left that means nothing: the log.
     fn leftovers(&self, _settings: &Settings) -> Range<u64> {
         0..0

@@ -181,6 +181,16 @@ impl Session for ToySession {
 impl System for Toy {
     type Session = ToySession;
 
+    /// Its records do not say where they belong.
+    fn notices_lies(&self) -> bool {
+        false
+    }
+
+    /// Each operation writes its record itself.
+    fn overlaps(&self) -> bool {
+        false
+    }
+
     fn create(
         &self,
         device: &Arc<SimDevice>,

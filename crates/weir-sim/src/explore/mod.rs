@@ -723,7 +723,8 @@ impl<S: System> Explorer<'_, S> {
         if limits.recrash_one_in > 0 && self.rng.one_in(limits.recrash_one_in * 2) {
             self.faulty_recovery(image, history, clock.elapsed_ns())?;
         }
-        if limits.lie_one_in > 0 && self.rng.one_in(limits.lie_one_in) {
+        let lies = limits.lie_one_in > 0 && self.system.notices_lies();
+        if lies && self.rng.one_in(limits.lie_one_in) {
             self.lied_to(image, history, clock.elapsed_ns())?;
         }
         if limits.go_on_one_in > 0 && self.rng.one_in(limits.go_on_one_in) {
