@@ -16,15 +16,17 @@ const PANEL: f64 = 432.0;
 const NAME: f64 = 112.0;
 const VALUE: f64 = 112.0;
 const ROW: f64 = 21.0;
+/// Around everything.
+const MARGIN: f64 = 12.0;
 const HEAD: f64 = 74.0;
 const GROUP_HEAD: f64 = 30.0;
 
 const STYLE: &str = "text{font:13px system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif;fill:#2b313a}\
 .t{font-size:16px;font-weight:600}.s{fill:#68717e;font-size:12px}.g{font-weight:600}\
 .n{text-anchor:end}.k{fill:#9aa7b6}.w{fill:#1769c4}.m{fill:#5ba0e6}.r{stroke:#2b313a;stroke-width:1.6}\
-.a{stroke:#d5dae1}\
+.a{stroke:#d5dae1}.b{fill:#fff}\
 @media(prefers-color-scheme:dark){text{fill:#dfe3e8}.s{fill:#97a1ae}.k{fill:#66717f}.w{fill:#4c9df0}\
-.m{fill:#2f6fb3}.r{stroke:#eef1f4}.a{stroke:#39414c}}";
+.m{fill:#2f6fb3}.r{stroke:#eef1f4}.a{stroke:#39414c}.b{fill:#14171c}}";
 
 /// A group of bars: its title, the mode, the number of threads.
 const GROUPS: [(&str, &str, u64); 3] = [
@@ -96,9 +98,12 @@ pub fn render(report: &Report, narrow: bool) -> LabResult<String> {
     let panel_height = HEAD + rows * groups.len() as f64;
     let (width, height) =
         if narrow { (PANEL, 2.0 * panel_height) } else { (WIDTH, panel_height + 30.0) };
+    let (outer_width, outer_height) = (width + 2.0 * MARGIN, height + MARGIN);
+    // With a background of its own: the page's may be dark where the reader prefers light, and the other way round.
     let mut out = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height:.0}\" width=\"{width}\" \
-         height=\"{height:.0}\" role=\"img\" aria-label=\"{}\">\n<style>{STYLE}</style>\n",
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"-{MARGIN} 0 {outer_width} {outer_height:.0}\" \
+         width=\"{outer_width}\" height=\"{outer_height:.0}\" role=\"img\" aria-label=\"{}\">\n<style>{STYLE}</style>\n\
+         <rect class=\"b\" x=\"-{MARGIN}\" width=\"{outer_width}\" height=\"{outer_height:.0}\" rx=\"6\"/>\n",
         escape(&summary(report, &targets))
     );
     for (i, panel) in PANELS.iter().enumerate() {
