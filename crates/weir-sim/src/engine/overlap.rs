@@ -8,11 +8,12 @@ use parking_lot::Mutex;
 
 use super::{EngineSession, Result};
 use crate::disk::Event;
+use crate::image::BLOCK_BYTES;
 use crate::model::Outcome;
 use crate::op::Op;
 use crate::system::{Overlapped, Session};
 
-/// Blocks that must be free for the next operation.
+/// Blocks that must be free beside those of the data of the next operation.
 const FREE_BLOCKS: u64 = 64;
 
 /// What the others do, and what came of it so far.
@@ -27,7 +28,7 @@ impl Others {
     /// Executes what is left, for as long as nothing will have to wait; all of it if `calm`.
     fn go_on(&mut self, calm: bool) {
         while let Some(op) = self.ops.get(self.answers.len())
-            && (calm || self.session.has_plenty())
+            && (calm || self.session.has_plenty_for(op))
         {
             let number = self.answers.len();
             self.session.device.note(Event::Began(number));
@@ -40,14 +41,18 @@ impl Others {
 }
 
 impl EngineSession {
-    /// No operation will have to wait for log space, memory, or blocks.
-    fn has_plenty(&self) -> bool {
+    /// `op` will not have to wait for log space, memory, or blocks.
+    fn has_plenty_for(&self, op: &Op) -> bool {
+        let data_blocks = match op {
+            Op::Write { length, .. } => length.div_ceil(BLOCK_BYTES as u64) + 1,
+            _ => 0,
+        };
         let stats = self.volume.stats();
         let fill = stats.log_fill;
         let log_blocks = fill.used_blocks + fill.queued_blocks + fill.admitted_blocks;
         log_blocks <= fill.ring_blocks / 4
-            && stats.dirty_pages <= stats.pages_capacity / 8
-            && self.volume.statfs().available_blocks >= FREE_BLOCKS
+            && stats.dirty_pages + data_blocks <= stats.pages_capacity / 4
+            && self.volume.statfs().available_blocks >= data_blocks + FREE_BLOCKS
             && stats.shutdown_reason.is_none()
     }
 
