@@ -13,7 +13,7 @@
 
 use crate::error::Result;
 use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{Arc, Condvar, Mutex, wait_for};
+use crate::sync::{Arc, Condvar, Mutex, MutexGuard, wait_for};
 use std::collections::VecDeque;
 use std::future::Future;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -23,7 +23,7 @@ use std::task::{Context, Poll, Waker};
 
 /// Who is told that somebody waits.
 pub trait Hurry: Send + Sync {
-    /// What was asked for patiently is waited for now.
+    /// Somebody has begun to wait for what was asked for patiently.
     fn hurry(&self);
 }
 
@@ -40,7 +40,6 @@ struct State {
 /// Called once with how a request ended.
 type OnCompletion = Box<dyn FnOnce(Result<()>) + Send>;
 
-#[derive(Default)]
 struct Shared {
     state: Mutex<State>,
     done: Condvar,
@@ -53,18 +52,15 @@ pub struct SyncTicket(Arc<Shared>);
 /// The engine's end of a ticket; completing it twice is impossible.
 pub struct Promise(Arc<Shared>);
 
-/// A ticket and its other end.
-pub fn ticket() -> (SyncTicket, Promise) {
-    let shared = Arc::new(Shared::default());
+/// A ticket and its other end. `hurry`: who is told when somebody waits for the ticket, if it may be gathered with others
+/// until then.
+pub fn ticket(hurry: Option<Arc<dyn Hurry>>) -> (SyncTicket, Promise) {
+    let state = Mutex::new(State { hurry, ..State::default() });
+    let shared = Arc::new(Shared { state, done: Condvar::new() });
     (SyncTicket(shared.clone()), Promise(shared))
 }
 
 impl Promise {
-    /// The request may be gathered with others until `hurry` is told that somebody waits.
-    pub fn patient_until_told(&self, hurry: Arc<dyn Hurry>) {
-        self.0.state.lock().hurry = Some(hurry);
-    }
-
     /// The request has ended.
     pub fn complete(self, result: Result<()>) {
         let (waker, queue, callback) = {
@@ -243,10 +239,11 @@ impl CompletionQueue {
 
     /// A ticket under way will be delivered here.
     fn expect(&self, hurry: &Arc<dyn Hurry>) {
+        let mut entries = self.entries.lock();
         if self.watched.load(Ordering::Relaxed) {
+            drop(entries);
             return hurry.hurry();
         }
-        let mut entries = self.entries.lock();
         entries.looked = false;
         let known = |weak: &Weak<dyn Hurry>| std::ptr::addr_eq(weak.as_ptr(), Arc::as_ptr(hurry));
         if !entries.hurry.iter().any(known) {
@@ -260,14 +257,19 @@ impl CompletionQueue {
         let next = entries.ended.pop_front();
         if next.is_none() {
             if waits || std::mem::replace(&mut entries.looked, true) {
-                let hurry = std::mem::take(&mut entries.hurry);
-                drop(entries);
-                hurry.iter().filter_map(Weak::upgrade).for_each(|volume| volume.hurry());
+                Self::hurry_all(entries);
             }
         } else if entries.ended.is_empty() && self.watched.load(Ordering::Relaxed) {
             let _ = rustix::io::read(&self.event, &mut [0_u8; 8]);
         }
         next
+    }
+
+    /// Somebody waits for what is to be delivered here.
+    fn hurry_all(mut entries: MutexGuard<'_, Entries>) {
+        let hurry = std::mem::take(&mut entries.hurry);
+        drop(entries);
+        hurry.iter().filter_map(Weak::upgrade).for_each(|volume| volume.hurry());
     }
 
     /// The next completion, if there is one. Does not block.
@@ -295,7 +297,7 @@ impl AsFd for CompletionQueue {
         if !self.watched.swap(true, Ordering::Relaxed) && !entries.ended.is_empty() {
             self.signal();
         }
-        drop(entries);
+        Self::hurry_all(entries);
         self.event.as_fd()
     }
 }
@@ -313,12 +315,12 @@ mod tests {
             let sender = sender.clone();
             move |result| sender.send(result).expect("receiver lives")
         };
-        let (early, promise) = ticket();
+        let (early, promise) = ticket(None);
         promise.complete(Ok(()));
         early.on_completion(tell(&sender));
         assert_eq!(receiver.try_recv(), Ok(Ok(())));
 
-        let (late, promise) = ticket();
+        let (late, promise) = ticket(None);
         late.on_completion(tell(&sender));
         assert!(receiver.try_recv().is_err());
         promise.complete(Err(Error::WouldBlock));
@@ -329,12 +331,109 @@ mod tests {
 
     #[test]
     fn a_callback_may_use_another_ticket() {
-        let (first, first_promise) = ticket();
-        let (second, second_promise) = ticket();
+        let (first, first_promise) = ticket(None);
+        let (second, second_promise) = ticket(None);
         let (sender, receiver) = mpsc::channel();
         first.on_completion(move |_| second_promise.complete(Ok(())));
         second.on_completion(move |result| sender.send(result).expect("receiver lives"));
         first_promise.complete(Ok(()));
         assert_eq!(receiver.try_recv(), Ok(Ok(())));
+    }
+
+    /// Counts how often it was told that somebody waits.
+    #[derive(Default)]
+    struct Told(std::sync::atomic::AtomicUsize);
+
+    impl Hurry for Told {
+        fn hurry(&self) {
+            self.0.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        }
+    }
+
+    impl Told {
+        fn times(&self) -> usize {
+            self.0.load(std::sync::atomic::Ordering::SeqCst)
+        }
+    }
+
+    fn patient(told: &Arc<Told>) -> (SyncTicket, Promise) {
+        ticket(Some(Arc::<Told>::clone(told)))
+    }
+
+    #[test]
+    fn who_waits_for_a_ticket_says_so_once_and_who_only_looks_does_not() {
+        let told = Arc::new(Told::default());
+        let (first, _promise) = patient(&told);
+        assert!(first.poll().is_none() && told.times() == 0);
+        assert!(first.wait_timeout(1).is_none() && first.wait_timeout(1).is_none());
+        assert_eq!(told.times(), 1);
+        let (second, _promise) = patient(&told);
+        second.on_completion(|_| ());
+        assert_eq!(told.times(), 2);
+        let (third, promise) = patient(&told);
+        promise.complete(Ok(()));
+        assert_eq!((third.wait(), told.times()), (Ok(()), 2));
+    }
+
+    #[test]
+    fn a_second_look_at_an_empty_queue_counts_as_waiting() {
+        let told = Arc::new(Told::default());
+        let queue = CompletionQueue::new().expect("an eventfd");
+        let deliver = || {
+            let (ticket, promise) = patient(&told);
+            ticket.deliver(&queue, 1);
+            promise
+        };
+        let mut under_way = Vec::new();
+        for _ in 0..3 {
+            under_way.push(deliver());
+            assert!(queue.take().is_none());
+        }
+        assert_eq!(told.times(), 0, "each look came after something new");
+        assert!(queue.take().is_none());
+        assert_eq!(told.times(), 1);
+        assert!(queue.take().is_none());
+        assert_eq!(told.times(), 1, "nothing new is under way");
+    }
+
+    #[test]
+    fn tickets_for_a_queue_whose_descriptor_is_in_use_are_never_gathered() {
+        let told = Arc::new(Told::default());
+        let queue = CompletionQueue::new().expect("an eventfd");
+        let (early, early_promise) = patient(&told);
+        early.deliver(&queue, 1);
+        assert_eq!(told.times(), 0);
+        queue.as_fd();
+        assert_eq!(told.times(), 1, "from here on waiting goes unseen");
+        let (late, late_promise) = patient(&told);
+        late.deliver(&queue, 2);
+        assert_eq!(told.times(), 2);
+        late_promise.complete(Ok(()));
+        early_promise.complete(Ok(()));
+        let order: Vec<u64> =
+            std::iter::from_fn(|| queue.take()).map(|next| next.user_data).collect();
+        assert_eq!(order, [2, 1]);
+    }
+
+    #[test]
+    fn the_descriptor_is_readable_as_long_as_something_is_in_the_queue() {
+        let queue = CompletionQueue::new().expect("an eventfd");
+        let push = |number| {
+            let (ticket, promise) = ticket(None);
+            ticket.deliver(&queue, number);
+            promise.complete(Ok(()));
+        };
+        let readable = || {
+            let mut fds = [rustix::event::PollFd::new(&*queue, rustix::event::PollFlags::IN)];
+            let none = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+            rustix::event::poll(&mut fds, Some(&none)).expect("poll") > 0
+        };
+        push(1);
+        assert!(readable(), "what was there before the descriptor was asked for counts");
+        push(2);
+        assert!(queue.take().is_some() && readable());
+        assert!(queue.take().is_some() && !readable());
+        push(3);
+        assert!(readable());
     }
 }

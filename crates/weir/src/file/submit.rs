@@ -75,12 +75,11 @@ impl Engine {
     ) -> Result<SyncTicket> {
         self.check_writable()?;
         self.admit_ticket(when_full)?;
-        let (ticket, promise) = ticket();
+        let (ticket, promise) = ticket(Some(Arc::<Self>::clone(self)));
         let began_ns = self.clock.monotonic_ns();
         match self.prepare_at_once(inode, range.clone(), kind) {
             Ok(Some(lsn)) => {
                 self.counters.count_sync(self.clock.monotonic_ns().saturating_sub(began_ns));
-                promise.patient_until_told(Arc::<Engine>::clone(self));
                 self.promise_patiently(lsn, true, promise);
             }
             Ok(None) => {
@@ -96,7 +95,7 @@ impl Engine {
     pub fn sync_async(self: &Arc<Self>) -> Result<SyncTicket> {
         self.check_writable()?;
         self.admit_ticket(WhenFull::WouldBlock)?;
-        let (ticket, promise) = ticket();
+        let (ticket, promise) = ticket(None);
         self.background.defer(SyncJob::Volume { promise });
         Ok(ticket)
     }
@@ -105,7 +104,7 @@ impl Engine {
     pub fn ticket_for(self: &Arc<Self>, lsn: Lsn) -> Result<SyncTicket> {
         self.check_writable()?;
         self.admit_ticket(WhenFull::WouldBlock)?;
-        let (ticket, promise) = ticket();
+        let (ticket, promise) = ticket(None);
         self.promise_at(lsn, promise);
         Ok(ticket)
     }
@@ -122,7 +121,7 @@ impl Engine {
         let lsn = operation().inspect_err(|_| {
             self.tickets.fetch_sub(1, Ordering::AcqRel);
         })?;
-        let (ticket, promise) = ticket();
+        let (ticket, promise) = ticket(None);
         self.promise_at(lsn, promise);
         Ok(ticket)
     }
