@@ -22,7 +22,7 @@ use super::extents::{self, Piece as Mapped, Unmapped};
 use crate::alloc::{AllocKind, Run};
 use crate::cache::map::{RunFilter, UNTORN_PAGES, WritebackPage};
 use crate::cache::page::PageRef;
-use crate::device::request::{Batch, submit_batch};
+use crate::device::request::{Batch, Outcome, submit_batch};
 use crate::device::{Buffers, IoClass, Operation, Request};
 use crate::engine::{Engine, Room};
 use crate::error::{Error, Result};
@@ -325,27 +325,30 @@ impl Engine {
         note_failures(pieces, results);
     }
 
-    /// Submits the writing of `pieces`; [`Engine::finish_write_out`] waits for it.
+    /// Submits the writing of `pieces`; [`Engine::finish_write_out`] waits for it. In manual mode it is written at once, and
+    /// settled by that.
     fn begin_write_out(&self, pieces: Vec<Piece>, class: IoClass) -> UnderWay {
-        let (numbers, requests) = to_device(requests_of(&pieces), class);
-        UnderWay { pieces, numbers, batch: submit_batch(&*self.device, requests) }
+        let requests = requests_of(&pieces);
+        let writes = if self.options.background == BackgroundMode::Manual {
+            Writes::Done(self.run_requests(requests, class))
+        } else {
+            let (numbers, requests) = to_device(requests, class);
+            Writes::Submitted(numbers, submit_batch(&*self.device, requests))
+        };
+        UnderWay { pieces, writes }
     }
 
     /// Waits until the pieces are written, and settles them.
     fn finish_write_out(&self, under_way: UnderWay) -> Result<()> {
-        let UnderWay { mut pieces, numbers, batch } = under_way;
-        let results = batch.wait().into_iter().map(|(result, _)| result.map_err(Error::from));
+        let UnderWay { mut pieces, writes } = under_way;
+        let results = writes.wait();
         self.log.note_data_written();
-        note_failures(&mut pieces, numbers.into_iter().zip(results).collect());
+        note_failures(&mut pieces, results);
         self.settle(pieces)
     }
 
     /// Runs the requests; those of the background in portions that the pacer allows.
-    fn run_paced(
-        &self,
-        mut requests: Vec<OutRequest>,
-        class: IoClass,
-    ) -> Vec<(Vec<usize>, Result<()>)> {
+    fn run_paced(&self, mut requests: Vec<OutRequest>, class: IoClass) -> Written {
         let is_background = matches!(class, IoClass::Writeback | IoClass::Background);
         if !is_background || !self.background.has_threads() {
             return self.run_requests(requests, class);
@@ -363,11 +366,7 @@ impl Engine {
     }
 
     /// Runs the requests: in one batch, or in manual mode one by one.
-    fn run_requests(
-        &self,
-        requests: Vec<OutRequest>,
-        class: IoClass,
-    ) -> Vec<(Vec<usize>, Result<()>)> {
+    fn run_requests(&self, requests: Vec<OutRequest>, class: IoClass) -> Written {
         if requests.len() == 1 || self.options.background == BackgroundMode::Manual {
             return requests
                 .into_iter()
@@ -380,9 +379,7 @@ impl Engine {
                 .collect();
         }
         let (pieces, requests) = to_device(requests, class);
-        let results = self.device.run_all(requests).into_iter();
-        let results = results.map(|(result, _)| result.map_err(Error::from));
-        pieces.into_iter().zip(results).collect()
+        with_results(pieces, self.device.run_all(requests))
     }
 
     /// Commits what was written. The first error is returned after all pieces were settled.
@@ -542,8 +539,7 @@ impl Engine {
             let room = if under_way.is_some() { Room::NoWait } else { Room::Normal };
             let budget = (ROUND_PAGES, room);
             let collected = self.collect(inode, range.clone(), filter, budget, &mut pieces);
-            let goes_on = matches!(collected, Ok(Collected { complete: false, .. }))
-                && self.options.background != BackgroundMode::Manual;
+            let goes_on = matches!(collected, Ok(Collected { complete: false, .. }));
             let had_more = under_way.is_some();
             let finish_last = |engine: &Self, last: Option<UnderWay>| {
                 last.map_or(Ok(()), |last| engine.finish_write_out(last))
@@ -630,9 +626,30 @@ struct OutRequest {
 /// Pieces whose writing was submitted. Holds their log space, and must be finished.
 struct UnderWay {
     pieces: Vec<Piece>,
+    writes: Writes,
+}
+
+/// Which pieces a request was for, and how it ended.
+type Written = Vec<(Vec<usize>, Result<()>)>;
+
+enum Writes {
     /// Which pieces each request of the batch is for.
-    numbers: Vec<Vec<usize>>,
-    batch: Batch,
+    Submitted(Vec<Vec<usize>>, Batch),
+    Done(Written),
+}
+
+impl Writes {
+    fn wait(self) -> Written {
+        match self {
+            Self::Submitted(numbers, batch) => with_results(numbers, batch.wait()),
+            Self::Done(results) => results,
+        }
+    }
+}
+
+fn with_results(numbers: Vec<Vec<usize>>, outcomes: Vec<Outcome>) -> Written {
+    let results = outcomes.into_iter().map(|(result, _)| result.map_err(Error::from));
+    numbers.into_iter().zip(results).collect()
 }
 
 /// What is to be written for `pieces`, in the order of blocks.
@@ -678,7 +695,7 @@ fn to_device(requests: Vec<OutRequest>, class: IoClass) -> (Vec<Vec<usize>>, Vec
 }
 
 /// Notes with each piece that a part of it could not be written.
-fn note_failures(pieces: &mut [Piece], results: Vec<(Vec<usize>, Result<()>)>) {
+fn note_failures(pieces: &mut [Piece], results: Written) {
     for (numbers, result) in results {
         if let Err(error) = result {
             for number in numbers {
