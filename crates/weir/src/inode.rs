@@ -20,12 +20,12 @@
 use crate::cache::map::PageMap;
 use crate::error::{Error, Result};
 use crate::format::item::InodeItem;
+use crate::number_map::NumberMap;
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Arc, Condvar, Mutex, RwLock};
 use crate::txn::Lsn;
 use crate::types::{Attr, FileType, Timestamp};
-use std::collections::{HashMap, VecDeque};
-use std::hash::{BuildHasherDefault, Hasher};
+use std::collections::VecDeque;
 
 /// Attributes under the `meta` lock.
 #[derive(Debug, Clone)]
@@ -218,27 +218,6 @@ impl Meta {
 const SHARDS: usize = 16;
 /// Inodes that one sweep looks at.
 const SWEEP: usize = 64;
-
-/// Hasher for inode numbers, without a random seed: the same on every run.
-#[derive(Default)]
-struct NumberHasher(u64);
-
-impl Hasher for NumberHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.write_u64(u64::from(*byte));
-        }
-    }
-    fn write_u64(&mut self, number: u64) {
-        let product = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        self.0 = product ^ (product >> 32);
-    }
-}
-
-type NumberMap<T> = HashMap<u64, T, BuildHasherDefault<NumberHasher>>;
 
 #[derive(Default)]
 struct Shard {

@@ -63,6 +63,7 @@ pub mod log;
 pub mod mutation;
 #[doc(hidden)]
 pub mod namespace;
+mod number_map;
 #[doc(hidden)]
 pub mod reclaim;
 #[doc(hidden)]

@@ -8,11 +8,12 @@
 //! Concurrent misses of a node both read it; the second insertion replaces the first.
 
 use super::TreeRoot;
-use super::shard::{Shard, spread};
+use super::shard::Shard;
 use crate::device::buffer::AlignedBuf;
 use crate::device::{Device, IoClass};
 use crate::format::node::{ChildRef, Expectation, MAX_LEVEL, Node};
 use crate::format::{BLOCK_BYTES_U64, NODE_BLOCKS, NODE_BYTES, VolumeId};
+use crate::number_map::spread;
 use crate::sync::{Arc, Mutex};
 use crate::{Error, Result};
 

@@ -11,40 +11,14 @@
 //! (its node was forgotten) and is skipped.
 
 use crate::format::node::{ChildRef, Node};
+use crate::number_map::NumberMap;
 use crate::sync::Arc;
-use std::collections::{HashMap, VecDeque};
-use std::hash::{BuildHasherDefault, Hasher};
+use std::collections::VecDeque;
 
 /// Uses that a node can save up.
 const MAX_FREQUENCY: u8 = 3;
 /// The small queue's part of the shard.
 const SMALL_PART: usize = 10;
-
-/// Spreads block numbers over 64 bits; the same on every run.
-pub(super) fn spread(block: u64) -> u64 {
-    let product = block.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    product ^ (product >> 32)
-}
-
-/// Hasher for block numbers, without a random seed.
-#[derive(Default)]
-struct BlockHasher(u64);
-
-impl Hasher for BlockHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.write_u64(u64::from(*byte));
-        }
-    }
-    fn write_u64(&mut self, block: u64) {
-        self.0 = spread(self.0 ^ block);
-    }
-}
-
-type BlockMap<T> = HashMap<u64, T, BuildHasherDefault<BlockHasher>>;
 
 struct Entry {
     node: Arc<Node>,
@@ -60,12 +34,12 @@ type Queued = (u64, u64);
 /// See the module's head.
 #[derive(Default)]
 pub(super) struct Shard {
-    map: BlockMap<Entry>,
+    map: NumberMap<Entry>,
     small: VecDeque<Queued>,
     small_live: usize,
     main: VecDeque<Queued>,
     ghost: VecDeque<Queued>,
-    ghost_map: BlockMap<u64>,
+    ghost_map: NumberMap<u64>,
     next_ticket: u64,
     capacity_nodes: usize,
     pub(super) hits: u64,
