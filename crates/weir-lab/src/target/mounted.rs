@@ -155,7 +155,12 @@ impl Fs for MountedFs {
     }
 
     fn syncfs(&self) -> FsResult<()> {
-        Ok(sys::syncfs(&self.root)?)
+        sys::syncfs(&self.root)?;
+        if let Cold::Restart(_) = &self.cold {
+            // The kernel does not pass syncfs on to a FUSE server: Weir's has a command for it.
+            weir_mount::client::sync_volume(fs::File::open(&self.root)?, 0)?;
+        }
+        Ok(())
     }
 
     fn fullness(&self) -> FsResult<(f64, u64)> {
