@@ -1,6 +1,6 @@
 //! Figures of the data path on this machine, for comparing two builds of the engine: run one, run the other, repeat.
 //!
-//! `cargo run --release -p weir --example figures -- PATH [fresh|tickets|append|random]`: PATH is an image that is made if
+//! `cargo run --release -p weir --example figures -- PATH [fresh|memory|tickets|append|random]`: PATH is an image that is made if
 //! missing (4 GiB, written once, so that the host's allocation does not count).
 
 use std::path::Path;
@@ -16,7 +16,7 @@ const JOBS: [usize; 3] = [1, 4, 16];
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
     let Some(path) = arguments.next() else {
-        println!("usage: figures PATH [fresh|tickets|append|random]");
+        println!("usage: figures PATH [fresh|memory|tickets|append|random]");
         return Ok(());
     };
     let which = arguments.next().unwrap_or_default();
@@ -32,6 +32,9 @@ fn main() -> Result<()> {
     let wanted = |name: &str| which.is_empty() || which == name;
     if wanted("fresh") {
         fresh(path)?;
+    }
+    if wanted("memory") {
+        memory();
     }
     if wanted("tickets") {
         tickets(path)?;
@@ -68,6 +71,22 @@ fn fresh(path: &Path) -> Result<()> {
     }
     drop(file);
     volume.close()
+}
+
+/// The first touch of memory that was freed a moment ago, and of memory that was free for some seconds: a host that takes free
+/// memory back has to find it again.
+fn memory() {
+    const BYTES: usize = 1 << 30;
+    for (free_for, what) in [(0, "before all"), (0, "freed just now"), (5, "free for 5 s")] {
+        std::thread::sleep(Duration::from_secs(free_for));
+        let mut fresh = vec![0_u8; BYTES];
+        let began = Instant::now();
+        for page in fresh.chunks_mut(4096) {
+            page[0] = 1;
+        }
+        let rate = 1.0 / began.elapsed().as_secs_f64();
+        println!("first touch of 1 GiB, {what}: {rate:.2} GiB/s ({})", fresh[BYTES - 4096]);
+    }
 }
 
 /// Tickets submitted one after the other, each for a file with one dirty page, and what they hold.
