@@ -312,7 +312,7 @@ fn times_move_as_posix_says() {
             assert_eq!(seconds(ino), resolve(file), "{what}: file");
             assert_eq!(seconds(dir), resolve(dir_expected), "{what}: directory");
         };
-    // 0 stands for now.
+    // 0 stands for the present time.
     let quiet = (1000, 1000, 1000);
     step("write", &|| drop(file.write_at(0, b"hello")), (1000, 0, 0), quiet);
     step("read", &|| drop(file.read_at(0, &mut [0; 3])), (0, 1001, 1001), quiet);

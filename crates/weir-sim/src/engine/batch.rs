@@ -18,7 +18,7 @@ type Place = (u64, Vec<u8>);
 pub struct Recorder<'a> {
     session: &'a EngineSession,
     batch: Batch,
-    /// Names that the parts have changed, and what they are for now.
+    /// Names that the parts have changed, and what they stand for after them.
     names: BTreeMap<Place, Option<u64>>,
     /// Inodes that the parts make.
     made: Vec<u64>,

@@ -81,16 +81,28 @@ impl<S: System> Explorer<'_, S> {
             if matches!(event, Event::Complete(_)) || is_write && self.rng.below(writes) >= 6 {
                 continue;
             }
-            for outcome in disk.outcomes(is_write, budget, &mut self.rng) {
-                let second = disk.image_after(&outcome);
-                self.verify(&second, history, elapsed_ns, Depth::Recovery).map_err(|failure| {
-                    failure
-                        .with([
-                            "second crash during recovery, with these writes pending:".to_owned()
-                        ])
-                        .with(disk.describe(&outcome).into_iter().map(|line| format!("  {line}")))
-                })?;
-            }
+            let when = "second crash during recovery";
+            self.verify_outcomes(&disk, (is_write, budget), history, elapsed_ns, when)?;
+        }
+        Ok(())
+    }
+
+    /// Recovers from what `disk` may hold after a crash at this moment, `when`.
+    fn verify_outcomes(
+        &mut self,
+        disk: &DiskState,
+        (in_write, budget): (bool, usize),
+        history: &History,
+        elapsed_ns: u64,
+        when: &str,
+    ) -> Result<(), Failure> {
+        for outcome in disk.outcomes(in_write, budget, &mut self.rng) {
+            let image = disk.image_after(&outcome);
+            self.verify(&image, history, elapsed_ns, Depth::Recovery).map_err(|failure| {
+                failure
+                    .with([format!("{when}, with these writes pending:")])
+                    .with(disk.describe(&outcome).into_iter().map(|line| format!("  {line}")))
+            })?;
         }
         Ok(())
     }
@@ -120,18 +132,9 @@ impl<S: System> Explorer<'_, S> {
         }
         let disk = device.disk_state();
         let budget = self.case.limits.outcomes_per_inner_point;
-        for outcome in disk.outcomes(false, budget, &mut self.rng) {
-            let second = disk.image_after(&outcome);
-            self.verify(&second, history, elapsed_ns, Depth::Recovery).map_err(|failure| {
-                failure
-                    .with_trace(&device)
-                    .with([
-                        "after a recovery on a failing disk, with these writes pending:".to_owned()
-                    ])
-                    .with(disk.describe(&outcome).into_iter().map(|line| format!("  {line}")))
-            })?;
-        }
-        Ok(())
+        let when = "after a recovery on a failing disk";
+        self.verify_outcomes(&disk, (false, budget), history, elapsed_ns, when)
+            .map_err(|failure| failure.with_trace(&device))
     }
 
     /// Recovers on a disk that lies once: the volume does not open, or what can be read is some state of the history, be it

@@ -53,10 +53,14 @@ impl Obligations {
     /// Inodes with pages that depend on operations up to `lsn`: those of the `limit` oldest operations, each once. Leaves
     /// out operations on pages of several inodes.
     pub fn inodes_up_to(&self, lsn: Lsn, limit: usize) -> Vec<u64> {
-        let held = self.0.lock();
+        let oldest = |held: &BTreeMap<Lsn, Owed>| -> Vec<u64> {
+            held.range(..=lsn).take(limit).filter_map(|(_, owed)| owed.inode).collect()
+        };
+        // Every commit with payload needs the lock: what takes longer is done without.
+        let mut inodes = oldest(&self.0.lock());
         let mut seen = HashSet::new();
-        let inodes = held.range(..=lsn).take(limit).filter_map(|(_, owed)| owed.inode);
-        inodes.filter(|inode| seen.insert(*inode)).collect()
+        inodes.retain(|inode| seen.insert(*inode));
+        inodes
     }
 
     /// Pages of the log that are not home.
