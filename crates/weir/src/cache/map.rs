@@ -23,7 +23,7 @@
 //!
 //! **Invariants** (checked by `check`): reading excludes present; dirty, writeback and owed need a
 //! page; owed pages are dirty or under writeback; logged pages are owed; pages to be written are
-//! dirty; the counts equal the bits.
+//! dirty; the counts and indexes equal the bits.
 
 mod chunk;
 mod runs;
@@ -60,10 +60,12 @@ pub struct PageMap {
     live: usize,
     /// Chunks with dirty pages.
     dirty_chunks: BTreeSet<u64>,
+    /// Those of them with pages whose contents the log does not have: few, where many dirty ones are logged. What a sync walks.
+    fresh_chunks: BTreeSet<u64>,
     /// Chunks with pages under writeback.
     writeback_chunks: BTreeSet<u64>,
-    /// LSN of the newest version in the log of every page that is owed to home.
-    logged_lsn: BTreeMap<u64, u64>,
+    /// Those of them with pages whose contents the log does not have: what a sync waits for.
+    awaited_chunks: BTreeSet<u64>,
     counts: Counts,
     last_token: u64,
 }
@@ -134,7 +136,7 @@ impl PageMap {
 
     /// Pages whose newest version in the log is not home.
     pub fn logged_count(&self) -> usize {
-        self.logged_lsn.len()
+        self.counts.owed
     }
 
     /// Bytes of memory the map uses besides the pages.
@@ -237,8 +239,11 @@ impl PageMap {
         recount(&mut self.counts.reading, before.reading, after.reading);
         recount(&mut self.counts.dirty, before.dirty, after.dirty);
         recount(&mut self.counts.writeback, before.writeback, after.writeback);
+        recount(&mut self.counts.owed, before.owed, after.owed);
         reindex(&mut self.dirty_chunks, number, before.dirty, after.dirty);
+        reindex(&mut self.fresh_chunks, number, before.fresh(), after.fresh());
         reindex(&mut self.writeback_chunks, number, before.writeback, after.writeback);
+        reindex(&mut self.awaited_chunks, number, before.awaited(), after.awaited());
         match (before.is_vacant(), after.is_vacant()) {
             (true, false) => self.live += 1,
             (false, true) => {
@@ -316,9 +321,9 @@ impl PageMap {
 
     /// First page of `range` under writeback that a sync has to wait for: the log does not hold its contents.
     pub fn first_unlogged_writeback(&self, range: Range<u64>) -> Option<u64> {
-        self.writeback_chunks.range(chunks_of(&range)).find_map(|&number| {
-            let marks = self.chunk(number).map(|chunk| chunk.marks).unwrap_or_default();
-            first_in(number, mask_in(number, &range) & marks.writeback & !marks.logged)
+        self.awaited_chunks.range(chunks_of(&range)).find_map(|&number| {
+            let awaited = self.chunk(number).map_or(0, |chunk| chunk.marks.awaited());
+            first_in(number, mask_in(number, &range) & awaited)
         })
     }
 
@@ -340,7 +345,7 @@ impl PageMap {
             writeback: has(chunk.marks.writeback),
             logged: has(chunk.marks.logged),
             towrite: has(chunk.marks.towrite),
-            logged_lsn: self.logged_lsn.get(&index).copied(),
+            logged_lsn: chunk.owed_lsn(bit),
             heat: chunk.heat(bit),
         }
     }
@@ -577,7 +582,6 @@ impl PageMap {
         let mut pages = Vec::new();
         let numbers: Vec<u64> = self.dirty_chunks.range(chunks).copied().collect();
         for number in numbers {
-            let from = pages.len();
             self.update(number, false, |chunk| {
                 let mask = select(&chunk.marks, number);
                 for bit in bits(mask) {
@@ -586,7 +590,7 @@ impl PageMap {
                     pages.push(WritebackPage {
                         index: number * CHUNK_PAGES + u64::from(bit),
                         page,
-                        logged_lsn: None,
+                        logged_lsn: chunk.owed_lsn(bit),
                         is_logged: chunk.marks.logged & (1 << bit) != 0,
                     });
                 }
@@ -595,11 +599,6 @@ impl PageMap {
                 chunk.marks.relogged &= !mask;
                 chunk.marks.writeback |= mask;
             });
-            if !self.logged_lsn.is_empty() {
-                for page in &mut pages[from..] {
-                    page.logged_lsn = self.logged_lsn.get(&page.index).copied();
-                }
-            }
         }
         Writeback { token, pages }
     }
@@ -624,16 +623,12 @@ impl PageMap {
                 marks.towrite |= mask;
             }
             if paid {
-                marks.owed &= !mask;
                 marks.logged &= !mask;
             }
-            Some((newly_dirty, paid))
+            let home_lsn = if paid { chunk.pay(bit) } else { None };
+            Some(WritebackEnd { stale: false, newly_dirty, home_lsn })
         });
-        let Some((newly_dirty, paid)) = ended.flatten() else {
-            return WritebackEnd { stale: true, ..WritebackEnd::default() };
-        };
-        let home_lsn = if paid { self.logged_lsn.remove(&index) } else { None };
-        WritebackEnd { stale: false, newly_dirty, home_lsn }
+        ended.flatten().unwrap_or(WritebackEnd { stale: true, ..WritebackEnd::default() })
     }
 
     /// Notes that the page's contents are in the log with `lsn`, and gives back the LSN of the
@@ -643,39 +638,46 @@ impl PageMap {
     pub fn set_logged(&mut self, index: u64, lsn: u64) -> Option<u64> {
         let (number, bit) = split(index);
         let mask = 1_u64 << bit;
-        let present = self.update(number, false, |chunk| {
+        let older = self.update(number, false, |chunk| {
             let marks = &mut chunk.marks;
             if marks.present & mask == 0 {
-                return false;
+                return None;
             }
             marks.dirty |= mask & !marks.writeback;
             marks.relogged |= mask & marks.writeback;
             marks.towrite &= !mask;
-            marks.owed |= mask;
             marks.logged |= mask;
-            true
+            Some(chunk.owe(bit, lsn))
         });
-        debug_assert_eq!(present, Some(true), "the caller logged a page of the map");
-        if present == Some(true) { self.logged_lsn.insert(index, lsn) } else { None }
+        debug_assert!(older.flatten().is_some(), "the caller logged a page of the map");
+        older.flatten().flatten()
     }
 
     /// Forgets that the log holds a version of the page, and gives back its LSN. The page stays
     /// as dirty as it is.
     pub fn clear_logged(&mut self, index: u64) -> Option<u64> {
-        let lsn = self.logged_lsn.remove(&index)?;
         let (number, bit) = split(index);
-        self.update(number, false, |chunk| {
-            chunk.marks.owed &= !(1 << bit);
+        let lsn = self.update(number, false, |chunk| {
+            let lsn = chunk.pay(bit)?;
             chunk.marks.logged &= !(1 << bit);
             chunk.marks.relogged &= !(1 << bit);
+            Some(lsn)
         });
-        Some(lsn)
+        lsn.flatten()
     }
 
     /// Pages of `range` whose newest version in the log is not home, with its LSN.
     pub fn logged(&self, range: Range<u64>) -> impl Iterator<Item = (u64, u64)> {
-        let range = range.start..range.end.max(range.start);
-        self.logged_lsn.range(range).map(|(&index, &lsn)| (index, lsn))
+        let under_way = self.writeback_chunks.range(chunks_of(&range));
+        let numbers: BTreeSet<u64> =
+            self.dirty_chunks.range(chunks_of(&range)).chain(under_way).copied().collect();
+        numbers.into_iter().flat_map(move |number| {
+            let chunk = self.chunk(number);
+            let owed = chunk.map_or(0, |chunk| chunk.marks.owed & mask_in(number, &range));
+            bits(owed).filter_map(move |bit| {
+                Some((number * CHUNK_PAGES + u64::from(bit), chunk?.owed_lsn(bit)?))
+            })
+        })
     }
 
     // --- Removal ------------------------------------------------------------------------------
@@ -691,16 +693,18 @@ impl PageMap {
         let mut removed = Removed::default();
         let before = self.counts;
         for number in self.existing_chunks(&range) {
-            let pages = &mut removed.pages;
-            self.update(number, false, |chunk| chunk.take(mask_in(number, &range), pages));
+            let Removed { pages, logged, .. } = &mut removed;
+            self.update(number, false, |chunk| {
+                let mask = mask_in(number, &range);
+                for bit in bits(mask & chunk.marks.owed) {
+                    let index = number * CHUNK_PAGES + u64::from(bit);
+                    logged.extend(chunk.owed_lsn(bit).map(|lsn| (index, lsn)));
+                }
+                chunk.take(mask, pages);
+            });
         }
         removed.dirty = before.dirty - self.counts.dirty;
         removed.writeback = before.writeback - self.counts.writeback;
-        if !range.is_empty() && !self.logged_lsn.is_empty() {
-            let mut void = self.logged_lsn.split_off(&range.start);
-            self.logged_lsn.append(&mut void.split_off(&range.end));
-            removed.logged.extend(void);
-        }
         removed
     }
 
@@ -770,7 +774,6 @@ impl PageMap {
     pub fn check(&self) {
         let mut counts = Counts::default();
         let mut live = 0;
-        let mut owed = BTreeSet::new();
         let dense = (0_u64..).zip(&self.dense);
         let sparse = self.sparse.iter().map(|(&number, chunk)| (number, &**chunk));
         for (number, chunk) in dense.chain(sparse) {
@@ -783,11 +786,12 @@ impl PageMap {
             counts.writeback += marks.writeback.count_ones() as usize;
             assert_eq!(self.dirty_chunks.contains(&number), marks.dirty != 0);
             assert_eq!(self.writeback_chunks.contains(&number), marks.writeback != 0);
-            owed.extend(bits(marks.owed).map(|bit| number * CHUNK_PAGES + u64::from(bit)));
+            counts.owed += marks.owed.count_ones() as usize;
+            assert_eq!(self.fresh_chunks.contains(&number), marks.fresh() != 0);
+            assert_eq!(self.awaited_chunks.contains(&number), marks.awaited() != 0);
         }
         assert_eq!(counts, self.counts);
         assert_eq!(live, self.live);
-        assert!(owed.iter().eq(self.logged_lsn.keys()), "every debt has an LSN and a page");
         assert!(self.sparse.values().all(|chunk| !chunk.marks.is_vacant()));
         assert!(self.sparse.keys().all(|&number| number >= self.dense.len() as u64));
         assert!(

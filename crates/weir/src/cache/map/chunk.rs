@@ -26,7 +26,7 @@ pub(super) struct Marks {
     pub logged: u64,
     /// Chosen by a sync that is under way; within `dirty`.
     pub towrite: u64,
-    /// The log holds a version of the page that is not home (`PageMap::logged_lsn` has the LSN).
+    /// The log holds a version of the page that is not home ([`Chunk::owed_lsn`]).
     pub owed: u64,
     /// The page went into the log after the version on its way home was taken; within `writeback`.
     pub relogged: u64,
@@ -41,6 +41,16 @@ impl Marks {
     /// Pages that may be taken from the cache without loss.
     pub(super) fn clean(self) -> u64 {
         self.present & !(self.dirty | self.writeback | self.owed)
+    }
+
+    /// Dirty pages whose contents the log does not have.
+    pub(super) fn fresh(self) -> u64 {
+        self.dirty & !self.logged
+    }
+
+    /// Pages on their way home whose contents the log does not have.
+    pub(super) fn awaited(self) -> u64 {
+        self.writeback & !self.logged
     }
 
     /// Forgets everything about the pages of `mask`.
@@ -72,6 +82,8 @@ pub(super) struct Chunk {
     /// Tokens of the reads and writebacks under way; exists only while there are any.
     tokens: Option<Box<[u64; CHUNK_PAGES as usize]>>,
     pub(super) marks: Marks,
+    /// LSN of the newest version in the log of every owed page, in the order of their bits.
+    owed: Vec<u64>,
 }
 
 impl Chunk {
@@ -105,11 +117,58 @@ impl Chunk {
 
     /// Takes the pages of `mask` out, forgetting all about them.
     pub(super) fn take(&mut self, mask: u64, pages: &mut Vec<PageRef>) {
+        bits(mask & self.marks.owed).for_each(|bit| {
+            self.pay(bit);
+        });
         for bit in bits(self.marks.present & mask) {
             pages.extend(self.slots[bit as usize].take());
         }
         self.forget_heat(mask);
         self.marks.clear(mask);
+    }
+
+    /// Place of page `bit` among the owed ones.
+    fn owed_place(&self, bit: u32) -> usize {
+        (self.marks.owed & ((1 << bit) - 1)).count_ones() as usize
+    }
+
+    /// LSN of the newest version of the page in the log, if that is owed to home.
+    pub(super) fn owed_lsn(&self, bit: u32) -> Option<u64> {
+        (self.marks.owed & (1 << bit) != 0).then(|| self.owed[self.owed_place(bit)])
+    }
+
+    /// Pages with a debt of `lsn` or older.
+    pub(super) fn owed_up_to(&self, lsn: u64) -> u64 {
+        let due = bits(self.marks.owed).zip(&self.owed).filter(|&(_, &owed_lsn)| owed_lsn <= lsn);
+        due.fold(0, |due, (bit, _)| due | 1 << bit)
+    }
+
+    /// The log holds the version of the page with `lsn`; answers the LSN of an older one, for which it is not needed any more.
+    pub(super) fn owe(&mut self, bit: u32, lsn: u64) -> Option<u64> {
+        let place = self.owed_place(bit);
+        if self.marks.owed & (1 << bit) != 0 {
+            return Some(std::mem::replace(&mut self.owed[place], lsn));
+        }
+        self.marks.owed |= 1 << bit;
+        if self.owed.is_empty() {
+            // Where syncs are small and scattered, most chunks have one.
+            self.owed.reserve_exact(1);
+        }
+        self.owed.insert(place, lsn);
+        None
+    }
+
+    /// The log owes nothing for the page any more; answers the LSN of the version that it held.
+    pub(super) fn pay(&mut self, bit: u32) -> Option<u64> {
+        if self.marks.owed & (1 << bit) == 0 {
+            return None;
+        }
+        let lsn = self.owed.remove(self.owed_place(bit));
+        self.marks.owed &= !(1 << bit);
+        if self.owed.is_empty() {
+            self.owed = Vec::new();
+        }
+        Some(lsn)
     }
 
     /// The token of the read or writeback under way.
@@ -183,6 +242,7 @@ impl Chunk {
     /// Bytes of memory besides the chunk itself and the pages.
     pub(super) fn extra_bytes(&self) -> usize {
         self.slots.capacity() * size_of::<Option<PageRef>>()
+            + self.owed.capacity() * size_of::<u64>()
             + self.tokens.as_ref().map_or(0, |tokens| size_of_val(&**tokens))
     }
 
@@ -200,6 +260,7 @@ impl Chunk {
         assert_eq!(logged & !owed, 0, "contents in the log are owed to home");
         assert_eq!(towrite & !dirty, 0, "only dirty pages are to be written");
         assert_eq!(relogged & !(writeback & owed), 0, "relogged concerns a writeback");
+        assert_eq!(self.owed.len(), owed.count_ones() as usize, "every debt has an LSN");
         assert_eq!(self.tokens.is_some(), reading | writeback != 0, "tokens while under way");
         assert_eq!(!self.cold() & !present, 0, "only pages are hot");
     }

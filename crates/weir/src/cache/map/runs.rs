@@ -63,19 +63,18 @@ impl<'a> DirtyRuns<'a> {
         match self.filter.logged {
             LoggedFilter::Any => mask,
             LoggedFilter::NotLogged => mask & !marks.logged,
-            LoggedFilter::OwedUpTo(lsn) if mask & marks.owed != 0 => {
-                let base = number * CHUNK_PAGES;
-                let owed = self.map.logged_lsn.range(base..base + CHUNK_PAGES);
-                let due = owed.filter(|&(_, &owed_lsn)| owed_lsn <= lsn);
-                due.fold(0, |due, (&index, _)| due | 1 << (index - base)) & mask
-            }
+            LoggedFilter::OwedUpTo(lsn) if mask & marks.owed != 0 => chunk.owed_up_to(lsn) & mask,
             LoggedFilter::OwedUpTo(_) => 0,
         }
     }
 
     /// First selected page.
     fn first(&self) -> Option<u64> {
-        self.map.dirty_chunks.range(chunks_of(&self.rest)).find_map(|&number| {
+        let candidates = match self.filter.logged {
+            LoggedFilter::NotLogged => &self.map.fresh_chunks,
+            LoggedFilter::Any | LoggedFilter::OwedUpTo(_) => &self.map.dirty_chunks,
+        };
+        candidates.range(chunks_of(&self.rest)).find_map(|&number| {
             let selected = self.selected(number);
             (selected != 0).then(|| number * CHUNK_PAGES + u64::from(selected.trailing_zeros()))
         })

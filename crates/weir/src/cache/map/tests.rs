@@ -389,6 +389,7 @@ impl Harness {
                     counts.present += 1;
                     counts.dirty += usize::from(page.dirty);
                     counts.writeback += usize::from(page.writeback.is_some());
+                    counts.owed += usize::from(page.owed.is_some());
                     let expected = PageState {
                         present: true,
                         reading: false,

@@ -14,6 +14,8 @@ pub struct Counts {
     pub dirty: usize,
     /// Pages with a version on its way home.
     pub writeback: usize,
+    /// Pages whose newest version in the log is not home.
+    pub owed: usize,
 }
 
 /// What [`super::PageMap::begin_read`] found missing.
