@@ -1,6 +1,6 @@
 //! Figures of the data path on this machine, for comparing two builds of the engine: run one, run the other, repeat.
 //!
-//! `cargo run --release -p weir --example figures -- PATH [fresh|memory|tickets|append|random]`: PATH is an image that is made if
+//! `cargo run --release -p weir --example figures -- PATH [fresh|memory|tickets|append|random|scattered]`: PATH is an image that is made if
 //! missing (4 GiB, written once, so that the host's allocation does not count).
 
 use std::path::Path;
@@ -16,7 +16,7 @@ const JOBS: [usize; 3] = [1, 4, 16];
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
     let Some(path) = arguments.next() else {
-        println!("usage: figures PATH [fresh|memory|tickets|append|random]");
+        println!("usage: figures PATH [fresh|memory|tickets|append|random|scattered]");
         return Ok(());
     };
     let which = arguments.next().unwrap_or_default();
@@ -45,6 +45,9 @@ fn main() -> Result<()> {
         }
         if wanted("random") {
             report("4 KiB random, fsync every 16", jobs, &matrix(path, jobs, random_job)?);
+        }
+        if wanted("scattered") {
+            report("the same in new files", jobs, &matrix(path, jobs, scattered_job)?);
         }
     }
     Ok(())
@@ -129,6 +132,15 @@ fn tickets(path: &Path) -> Result<()> {
     volume.close()
 }
 
+/// Processor time of this process so far, in all its threads.
+fn cpu_time() -> Duration {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    // Behind the name, which may contain spaces: fields 14 and 15 are user and system time in hundredths of a second.
+    let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+    let ticks = fields.skip(11).take(2).filter_map(|field| field.parse::<u64>().ok());
+    Duration::from_millis(ticks.sum::<u64>() * 10)
+}
+
 /// Memory of this process.
 fn resident_bytes() -> u64 {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
@@ -149,6 +161,7 @@ fn matrix(path: &Path, jobs: usize, job: Job) -> Result<Vec<Duration>> {
         }
     }
     volume.sync()?;
+    let cpu_before = cpu_time();
     let end = Instant::now() + CELL;
     let threads: Vec<_> = (0..jobs)
         .map(|number| {
@@ -160,9 +173,10 @@ fn matrix(path: &Path, jobs: usize, job: Job) -> Result<Vec<Duration>> {
     for thread in threads {
         times.extend(thread.join().map_err(|_| weir::Error::Invalid("a job panicked"))??);
     }
+    let cpu_us = cpu_time().saturating_sub(cpu_before).as_micros() / times.len().max(1) as u128;
     let stats = volume.stats();
     println!(
-        "    checkpoints {} log stalls {} throttled {} fsyncs/flush {:.1}",
+        "    CPU {cpu_us} us/fsync, checkpoints {} log stalls {} throttled {} fsyncs/flush {:.1}",
         stats.checkpoints,
         stats.log_stalls,
         stats.throttled,
@@ -193,6 +207,20 @@ fn append_job(volume: &Volume, number: usize, end: Instant) -> Result<Vec<Durati
 const FILE_BYTES: u64 = 32 << 20;
 
 fn random_job(volume: &Volume, number: usize, end: Instant) -> Result<Vec<Duration>> {
+    random_writes(volume, number, end, FILE_BYTES)
+}
+
+/// Into files that have no blocks yet.
+fn scattered_job(volume: &Volume, number: usize, end: Instant) -> Result<Vec<Duration>> {
+    random_writes(volume, number, end, 1 << 30)
+}
+
+fn random_writes(
+    volume: &Volume,
+    number: usize,
+    end: Instant,
+    file_bytes: u64,
+) -> Result<Vec<Duration>> {
     let file = volume.open_file(format!("/job{number}"), OpenFlags::READ_WRITE)?;
     let mut state = number as u64 + 1;
     let mut times = Vec::new();
@@ -202,7 +230,7 @@ fn random_job(volume: &Volume, number: usize, end: Instant) -> Result<Vec<Durati
             state ^= state << 13;
             state ^= state >> 7;
             state ^= state << 17;
-            file.write_at(state % (FILE_BYTES / 4096) * 4096, &page)?;
+            file.write_at(state % (file_bytes / 4096) * 4096, &page)?;
         }
         let began = Instant::now();
         file.fsync()?;

@@ -71,6 +71,9 @@ pub struct Inode {
     /// The relative access time policy has nothing to do until the next change. (A day passing is noticed
     /// when the inode comes into memory again.)
     pub atime_settled: AtomicBool,
+    /// May have unwritten extents, which are longer than others. Set under `map`; who reads it without that lock may take
+    /// an unwritten extent for a hole, which reads the same.
+    pub unwritten: AtomicBool,
     /// Used since the table's hand passed.
     pub referenced: AtomicBool,
     /// The error of a failed background writeback, to be reported by each handle once: (epoch, what).
@@ -100,6 +103,7 @@ impl Inode {
             users: AtomicU32::new(0),
             listed: AtomicBool::new(false),
             atime_settled: AtomicBool::new(false),
+            unwritten: AtomicBool::new(item.blocks > 0),
             referenced: AtomicBool::new(true),
             write_error: Mutex::new((0, None)),
         }

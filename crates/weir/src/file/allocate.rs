@@ -88,7 +88,7 @@ impl Engine {
     fn holes(&self, inode: &Inode, pages: Range<u64>) -> Result<Vec<Range<u64>>> {
         let mut holes = Vec::new();
         let mut at = pages.start;
-        for piece in extents::all_pieces(&self.store, inode.number, pages.start, pages.end)? {
+        for piece in extents::all_pieces(&self.store, inode, pages.start, pages.end)? {
             if at < piece.file_block {
                 holes.push(at..piece.file_block);
             }
@@ -137,6 +137,7 @@ impl Engine {
         if added == 0 {
             return Ok(reached);
         }
+        inode.unwritten.store(true, Ordering::Relaxed);
         let now = self.now();
         let mut meta = inode.meta.lock();
         meta.item.blocks += added;

@@ -4,16 +4,63 @@
 //! where the caller can tell afterwards that the page it looked up was not touched meanwhile.
 //!
 //! **Invariant:** the extents of an inode do not overlap; a block belongs to at most one extent.
+//!
+//! What covers a file block is the last extent that begins at or before it, no further away than an extent may be long
+//! ([`Mapping::reach_blocks`]). That bound matters: where many extents were cut since the last checkpoint, whatever looks
+//! further has to step over all of them.
 
 use crate::alloc::Run;
 use crate::error::{Error, Result};
 use crate::format::item::Extent;
-use crate::format::{Key, Kind, MAX_FILE_BLOCKS, MAX_WRITTEN_EXTENT_BLOCKS};
+use crate::format::{
+    Key, Kind, MAX_FILE_BLOCKS, MAX_UNWRITTEN_EXTENT_BLOCKS, MAX_WRITTEN_EXTENT_BLOCKS,
+};
+use crate::inode::Inode;
+use crate::sync::atomic::Ordering;
 use crate::tree::Value;
 use crate::txn::{Op, View};
 
 /// How many extents one look-up reads at a time.
 const BATCH_EXTENTS: usize = 32;
+
+/// Whose mapping is looked at.
+#[derive(Debug, Clone, Copy)]
+pub struct Mapping {
+    /// The inode's number.
+    pub inode: u64,
+    /// No extent of it is longer than this.
+    pub reach_blocks: u64,
+}
+
+impl Mapping {
+    /// The lowest key that an extent may have which reaches file block `file_block`.
+    fn floor(self, file_block: u64) -> Key {
+        Key::extent(self.inode, (file_block + 1).saturating_sub(self.reach_blocks))
+    }
+
+    /// The same, where no extent that begins before the first file block looked at reaches it.
+    #[must_use]
+    pub fn from_its_start(self) -> Self {
+        Self { reach_blocks: 1, ..self }
+    }
+}
+
+impl From<u64> for Mapping {
+    fn from(inode: u64) -> Self {
+        Self { inode, reach_blocks: MAX_UNWRITTEN_EXTENT_BLOCKS }
+    }
+}
+
+impl From<&Inode> for Mapping {
+    fn from(inode: &Inode) -> Self {
+        let has_unwritten = inode.unwritten.load(Ordering::Relaxed);
+        let longest =
+            if has_unwritten { MAX_UNWRITTEN_EXTENT_BLOCKS } else { MAX_WRITTEN_EXTENT_BLOCKS };
+        Self { inode: inode.number, reach_blocks: longest }
+    }
+}
+
+const _: () = assert!(MAX_WRITTEN_EXTENT_BLOCKS <= MAX_UNWRITTEN_EXTENT_BLOCKS);
 
 /// A piece of a file that is mapped to consecutive blocks.
 #[derive(Debug, Clone)]
@@ -83,79 +130,124 @@ fn head(key: Key, item: &[u8]) -> Result<(u64, u64, bool)> {
 /// An extent as the store has it.
 type Item = (Key, Value);
 
-/// The first key of `inode`'s extents.
-fn floor(inode: u64) -> Key {
-    Key::extent(inode, 0)
+/// What [`overlapping`] found.
+struct Found {
+    items: Vec<Item>,
+    /// The file block to go on from, if there may be more.
+    next: Option<u64>,
+    /// The last extent before the range, if nothing is mapped where it starts and that extent is within reach.
+    before: Option<Item>,
 }
 
-/// The extent items that overlap file blocks `start .. end`, at most about `limit`, and the file block
-/// to go on from.
+/// The extent items that overlap file blocks `start .. end`, at most about `limit`.
 fn overlapping(
     store: &dyn View,
-    inode: u64,
-    start: u64,
-    end: u64,
+    file: Mapping,
+    (start, end): (u64, u64),
     limit: usize,
-) -> Result<(Vec<Item>, Option<u64>)> {
+) -> Result<Found> {
+    let mut found = Found { items: Vec::new(), next: None, before: None };
     if start >= end {
-        return Ok((Vec::new(), None));
+        return Ok(found);
     }
-    let mut items = Vec::new();
-    if let Some((key, value)) = store.get_le(Key::extent(inode, start), floor(inode))?
-        && key.offset < start
-    {
+    // The one look-up that most need.
+    let mut reached = start + 1;
+    if let Some((key, value)) = store.get_le(Key::extent(file.inode, start), file.floor(start))? {
         let (_, blocks, _) = head(key, &value)?;
-        if key.offset.saturating_add(blocks) > start {
-            items.push((key, value));
+        if key.offset + blocks > start {
+            reached = key.offset + blocks;
+            found.items.push((key, value));
+        } else {
+            found.before = Some((key, value));
         }
     }
-    let (rest, next) =
-        store.collect(Key::extent(inode, start), Key::extent(inode, end - 1), limit)?;
-    items.extend(rest);
-    let Some(next) = next.filter(|key| key.inode == inode && key.kind == Kind::Extent) else {
-        return Ok((items, None));
-    };
-    // The key to go on from may be the one right behind the last item's: inside its extent.
-    let covered = match items.last() {
-        Some((key, value)) => key.offset.saturating_add(Extent::decode_head(value)?.1),
-        None => start,
-    };
-    Ok((items, Some(next.offset.max(covered))))
+    if reached >= end {
+        return Ok(found);
+    }
+    let range = (Key::extent(file.inode, reached), Key::extent(file.inode, end - 1));
+    let (rest, next) = store.collect(range.0, range.1, limit)?;
+    found.items.extend(rest);
+    if let Some(next) = next.filter(|key| key.inode == file.inode && key.kind == Kind::Extent) {
+        // The key to go on from may be the one right behind the last item's: inside its extent.
+        let covered = match found.items.last() {
+            Some((key, value)) => key.offset.saturating_add(Extent::decode_head(value)?.1),
+            None => start,
+        };
+        found.next = Some(next.offset.max(covered));
+    }
+    Ok(found)
+}
+
+fn clipped(items: Vec<Item>, (start, end): (u64, u64)) -> Result<Vec<Piece>> {
+    let mut pieces = Vec::with_capacity(items.len());
+    for (key, value) in items {
+        pieces.extend(Piece::clipped(key, value, start, end)?);
+    }
+    Ok(pieces)
 }
 
 /// What file blocks `start .. end` are mapped to, in order, without the holes. The second part tells where to go on,
 /// if there may be more.
 pub fn pieces(
     store: &dyn View,
-    inode: u64,
+    file: impl Into<Mapping>,
     start: u64,
     end: u64,
 ) -> Result<(Vec<Piece>, Option<u64>)> {
-    // The common case is one extent for all of it: one search from above.
-    if let Some((key, value)) = store.get_le(Key::extent(inode, start), floor(inode))?
-        && let Some(piece) = Piece::clipped(key, value, start, end)?
-        && piece.end() == end
-    {
-        return Ok((vec![piece], None));
-    }
-    let (items, next) = overlapping(store, inode, start, end, BATCH_EXTENTS)?;
-    let mut found = Vec::with_capacity(items.len());
-    for (key, value) in items {
-        found.extend(Piece::clipped(key, value, start, end)?);
-    }
-    Ok((found, next))
+    let found = overlapping(store, file.into(), (start, end), BATCH_EXTENTS)?;
+    Ok((clipped(found.items, (start, end))?, found.next))
 }
 
 /// All of [`pieces`], however many.
-pub fn all_pieces(store: &dyn View, inode: u64, start: u64, end: u64) -> Result<Vec<Piece>> {
-    let mut found = Vec::new();
-    let mut from = Some(start);
+pub fn all_pieces(
+    store: &dyn View,
+    file: impl Into<Mapping>,
+    start: u64,
+    end: u64,
+) -> Result<Vec<Piece>> {
+    Ok(all_pieces_after(store, file.into(), start, end)?.0)
+}
+
+/// The same, and the last extent before `start`, if nothing is mapped there and that extent is within reach.
+pub fn all_pieces_after(
+    store: &dyn View,
+    file: Mapping,
+    start: u64,
+    end: u64,
+) -> Result<(Vec<Piece>, Option<Before>)> {
+    let first = overlapping(store, file, (start, end), BATCH_EXTENTS)?;
+    let before = first.before.map(|(key, item)| Before { key, item });
+    let mut found = clipped(first.items, (start, end))?;
+    let mut from = first.next;
     while let Some(start) = from {
-        let (more, next) = pieces(store, inode, start, end)?;
+        let (more, next) = pieces(store, file, start, end)?;
         found.extend(more);
         from = next;
     }
-    Ok(found)
+    Ok((found, before))
+}
+
+/// The extent before a place that is not mapped.
+pub struct Before {
+    key: Key,
+    item: Value,
+}
+
+impl Before {
+    /// The block behind it: where what follows in the file is best placed.
+    pub fn next_block(&self) -> Result<u64> {
+        let (block, blocks, _) = head(self.key, &self.item)?;
+        Ok(block + blocks)
+    }
+
+    /// The extent, if it ends exactly at `file_block` and holds data.
+    pub fn adjoining(&self, file_block: u64) -> Result<Option<(Key, Extent)>> {
+        let (_, blocks, unwritten) = head(self.key, &self.item)?;
+        if self.key.offset + blocks != file_block || unwritten {
+            return Ok(None);
+        }
+        Ok(Some((self.key, Extent::decode(&self.item)?)))
+    }
 }
 
 /// What happens to the blocks that a cut unmaps.
@@ -175,41 +267,47 @@ pub enum Unmapped {
 pub fn cut(
     store: &dyn View,
     op: &mut Op,
-    inode: u64,
+    file: impl Into<Mapping>,
     (start, end): (u64, u64),
     unmapped: Unmapped,
     limit: usize,
 ) -> Result<(u64, Option<u64>)> {
-    let (items, next) = overlapping(store, inode, start, end, limit)?;
+    let found = overlapping(store, file.into(), (start, end), limit)?;
+    let pieces = clipped(found.items, (start, end))?;
+    Ok((cut_pieces(op, &pieces, unmapped)?, found.next))
+}
+
+/// Unmaps `pieces`. Answers the number of blocks.
+pub fn cut_pieces(op: &mut Op, pieces: &[Piece], unmapped: Unmapped) -> Result<u64> {
     let mut blocks_cut = 0;
-    for (key, value) in items {
-        let (block, blocks, unwritten) = head(key, &value)?;
-        let from = key.offset.max(start);
-        let to = key.offset.saturating_add(blocks).min(end);
-        if from >= to {
-            continue;
-        }
-        if from == key.offset {
+    for piece in pieces {
+        let key = Key::extent(piece.inode, piece.file_block - piece.skip);
+        let (block, blocks, unwritten) = head(key, &piece.item)?;
+        let (keep_head, to) = (piece.skip, piece.end());
+        let keep_tail = key.offset + blocks - to;
+        if keep_head == 0 {
             op.delete(key);
         }
-        let keep_head = from - key.offset;
-        let keep_tail = key.offset + blocks - to;
         if keep_head > 0 || keep_tail > 0 {
-            let whole =
-                if unwritten { Extent::unwritten(block, blocks) } else { Extent::decode(&value)? };
+            let whole = if unwritten {
+                Extent::unwritten(block, blocks)
+            } else {
+                Extent::decode(&piece.item)?
+            };
             if keep_head > 0 {
                 op.put(key, &whole.part(0, keep_head).encode());
             }
             if keep_tail > 0 {
-                op.put(Key::extent(inode, to), &whole.part(to - key.offset, keep_tail).encode());
+                let tail = whole.part(to - key.offset, keep_tail);
+                op.put(Key::extent(piece.inode, to), &tail.encode());
             }
         }
         if unmapped == Unmapped::Freed {
-            op.freed(Run { start: block + keep_head, blocks: to - from });
+            op.freed(Run { start: piece.block, blocks: piece.blocks });
         }
-        blocks_cut += to - from;
+        blocks_cut += piece.blocks;
     }
-    Ok((blocks_cut, next))
+    Ok(blocks_cut)
 }
 
 /// Maps file blocks from `file_block` on to `extent` (any length; stored in items of legal size). The
@@ -252,25 +350,24 @@ pub fn insert(
 /// The extent that ends exactly at `file_block`, if there is one.
 pub fn left_neighbour(
     store: &dyn View,
-    inode: u64,
+    file: impl Into<Mapping>,
     file_block: u64,
 ) -> Result<Option<(Key, Extent)>> {
     if file_block == 0 {
         return Ok(None);
     }
-    let Some((key, value)) = store.get_le(Key::extent(inode, file_block - 1), floor(inode))? else {
+    let file = file.into();
+    let last = file_block - 1;
+    let Some((key, item)) = store.get_le(Key::extent(file.inode, last), file.floor(last))? else {
         return Ok(None);
     };
-    let (_, blocks, unwritten) = head(key, &value)?;
-    if key.offset + blocks != file_block || unwritten {
-        return Ok(None);
-    }
-    Ok(Some((key, Extent::decode(&value)?)))
+    Before { key, item }.adjoining(file_block)
 }
 
-/// The last mapped block before `file_block`: where new blocks are best placed.
+/// The last mapped block before `file_block`, however far away: where new blocks are best placed.
 pub fn placement_hint(store: &dyn View, inode: u64, file_block: u64) -> Result<Option<u64>> {
-    let Some((key, value)) = store.get_le(Key::extent(inode, file_block), floor(inode))? else {
+    let lowest = Key::extent(inode, 0);
+    let Some((key, value)) = store.get_le(Key::extent(inode, file_block), lowest)? else {
         return Ok(None);
     };
     let (block, blocks, _) = head(key, &value)?;

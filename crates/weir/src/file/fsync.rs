@@ -215,7 +215,7 @@ impl Engine {
         };
         let mut mapped: Vec<Mapped> = Vec::new();
         for run in runs {
-            mapped.extend(extents::all_pieces(&self.store, inode.number, run.start, run.end)?);
+            mapped.extend(extents::all_pieces(&self.store, inode, run.start, run.end)?);
         }
         Ok(mapped)
     }

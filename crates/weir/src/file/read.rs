@@ -138,7 +138,7 @@ impl Engine {
             plan.ready.push((0, self.inline_page(inode, page)?));
             plan.reached = 1;
         }
-        for piece in extents::all_pieces(&self.store, inode.number, plan.reached, run.end)? {
+        for piece in extents::all_pieces(&self.store, inode, plan.reached, run.end)? {
             let zeros_to = if piece.unwritten { piece.end() } else { piece.file_block };
             if !self.plan_zeros(&mut plan, (run.start, zeros_to), no_memory)? {
                 return Ok(plan);

@@ -57,7 +57,7 @@ impl Engine {
         let end = in_cache.unwrap_or(end);
         let mut at = Some(from);
         while let Some(start) = at {
-            let (pieces, next) = extents::pieces(&self.store, inode.number, start, end)?;
+            let (pieces, next) = extents::pieces(&self.store, inode, start, end)?;
             if let Some(piece) = pieces.iter().find(|piece| !piece.unwritten) {
                 return Ok(Some(piece.file_block));
             }
@@ -68,7 +68,7 @@ impl Engine {
 
     /// The end of the run of data that page `from` is in, at least one page on; it may be found too early.
     fn data_end(&self, inode: &Inode, from: u64, end: u64) -> Result<u64> {
-        let (pieces, _) = extents::pieces(&self.store, inode.number, from, end)?;
+        let (pieces, _) = extents::pieces(&self.store, inode, from, end)?;
         let mapped = pieces.first().filter(|piece| piece.file_block == from && !piece.unwritten);
         Ok(mapped.map_or(from + 1, extents::Piece::end))
     }

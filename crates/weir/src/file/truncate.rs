@@ -8,7 +8,7 @@
 //! Writeback of the pages concerned is waited for: a block must not be freed while a write to it is under
 //! way.
 
-use super::extents::{self, Unmapped};
+use super::extents::{self, Mapping, Unmapped};
 use crate::cache::map::{OldContents, PageMap, Removed, WriteRefused};
 use crate::device::IoClass;
 use crate::engine::{Engine, Room};
@@ -76,6 +76,7 @@ impl Engine {
             size: Some(size),
             settle: true,
             marker: false,
+            began: false,
         };
         self.cut_all(inode, step, (map, admission))
     }
@@ -94,7 +95,8 @@ impl Engine {
         let whole = range.start.div_ceil(BLOCK_BYTES_U64)..end / BLOCK_BYTES_U64;
         let touched = range.start / BLOCK_BYTES_U64..end.div_ceil(BLOCK_BYTES_U64);
         let (map, zeroed) = self.zero_pages(inode, &zero, touched)?;
-        let step = CutStep { range: whole, zeroed, size: None, settle: true, marker: false };
+        let step =
+            CutStep { range: whole, zeroed, size: None, settle: true, marker: false, began: false };
         self.cut_all(inode, step, (map, admission))
     }
 
@@ -130,8 +132,11 @@ impl Engine {
         let now = self.now();
         let mut op = Op::new();
         let range = (step.range.start, step.range.end);
+        let mapping = Mapping::from(&**inode);
+        let mapping = if step.began { mapping.from_its_start() } else { mapping };
         let (cut, next) =
-            extents::cut(&self.store, &mut op, number, range, Unmapped::Freed, CUT_EXTENTS)?;
+            extents::cut(&self.store, &mut op, mapping, range, Unmapped::Freed, CUT_EXTENTS)?;
+        step.began = true;
         // A new size takes everything behind it away at once; a hole grows step by step.
         let reached = if step.size.is_some() { range.1 } else { next.unwrap_or(range.1) };
         if step.settle && range.0 < reached {
@@ -169,6 +174,9 @@ impl Engine {
             meta.item.size = meta.item.size.max(covered);
         }
         meta.item.blocks = meta.item.blocks.saturating_sub(cut);
+        if meta.item.blocks == 0 {
+            inode.unwritten.store(false, Ordering::Relaxed);
+        }
         meta.touch_data(now);
         op.put(Key::inode(number), &meta.item.encode());
         let lsn = self.store.commit(op, admission)?;
@@ -300,14 +308,14 @@ impl Engine {
         if index == 0 && inode.meta.lock().item.is_inline() {
             return Ok(true);
         }
-        let (pieces, _) = extents::pieces(&self.store, inode.number, index, index + 1)?;
+        let (pieces, _) = extents::pieces(&self.store, inode, index, index + 1)?;
         Ok(pieces.iter().any(|piece| !piece.unwritten))
     }
 
     /// Adds the zeroed pages to `op` as payload. The caller holds `ops` and `map`.
     fn log_zeroed(&self, inode: &Inode, zeroed: &[u64], op: &mut Op) -> Result<()> {
         for &index in zeroed {
-            let (pieces, _) = extents::pieces(&self.store, inode.number, index, index + 1)?;
+            let (pieces, _) = extents::pieces(&self.store, inode, index, index + 1)?;
             let home =
                 pieces.first().filter(|piece| !piece.unwritten).map_or(0, |piece| piece.block);
             if let Some(page) = inode.pages.read().peek(index) {
@@ -327,6 +335,7 @@ impl Engine {
             size: Some(size),
             settle: false,
             marker: true,
+            began: false,
         };
         let mut done = false;
         while !done {
@@ -382,6 +391,8 @@ struct CutStep {
     size: Option<u64>,
     settle: bool,
     marker: bool,
+    /// An operation of it has come before: nothing reaches the rest from before it.
+    began: bool,
 }
 
 /// The pages of which bytes `start .. end` cover only a part, with that part.

@@ -44,6 +44,9 @@ const ROUND_PAGES: u64 = 8 * PIECE_PAGES;
 /// Most pages of one request after neighbours were joined.
 const REQUEST_PAGES: usize = 512;
 
+/// From this length on, new pages are placed near the file's last extent before them even if that is far away in the file.
+const FAR_HINT_PAGES: u64 = 16;
+
 /// Log space for settling `pages` pages.
 /// Extents that are cut take up to 2 KiB for their remaining checksums; what few pages need fits into one block with the
 /// frame's header. What an estimate lacks comes from the checkpoint's share.
@@ -239,7 +242,8 @@ impl Engine {
     /// Decides where the pages go. The caller holds the `map` lock.
     fn place(&self, piece: &mut Piece) -> Result<()> {
         let (start, end) = (piece.first(), piece.end());
-        let mapped = self.mapped(&piece.inode, start, end)?;
+        let (mapped, before) = self.mapped(&piece.inode, start, end)?;
+        let hint = before.map(|before| before.next_block()).transpose()?;
         if start == 0 && end == 1 && piece.size <= MAX_INLINE_BYTES as u64 && mapped.is_empty() {
             piece.into_inode = true;
             return Ok(());
@@ -249,7 +253,7 @@ impl Engine {
         let trusted = piece.inode.write_error.lock().0 == 0;
         let mut at = start;
         for part in &mapped {
-            self.place_new(piece, at, part.file_block)?;
+            self.place_new(piece, at, part.file_block, hint)?;
             at = part.file_block;
             while at < part.end() {
                 let place = |page: u64| {
@@ -266,7 +270,7 @@ impl Engine {
                 let kind = place(at);
                 let stop = (at..part.end()).find(|&page| place(page) != kind).unwrap_or(part.end());
                 if kind == Place::New {
-                    self.place_new(piece, at, stop)?;
+                    self.place_new(piece, at, stop, hint)?;
                 } else {
                     piece.segments.push(Segment {
                         first: (at - start) as usize,
@@ -278,28 +282,37 @@ impl Engine {
                 at = stop;
             }
         }
-        self.place_new(piece, at, end)?;
+        self.place_new(piece, at, end, hint)?;
         piece.checksums = piece.pages.iter().map(|page| checksum(&page.page)).collect();
         Ok(())
     }
 
-    /// What file blocks `start .. end` are mapped to; without a look where nothing is. The caller holds the `map` lock.
-    fn mapped(&self, inode: &Inode, start: u64, end: u64) -> Result<Vec<Mapped>> {
+    /// What file blocks `start .. end` are mapped to, and the extent before; without a look where nothing is. The caller
+    /// holds the `map` lock.
+    fn mapped(
+        &self,
+        inode: &Inode,
+        start: u64,
+        end: u64,
+    ) -> Result<(Vec<Mapped>, Option<extents::Before>)> {
         if inode.meta.lock().item.blocks == 0 {
-            return Ok(Vec::new());
+            return Ok((Vec::new(), None));
         }
-        extents::all_pieces(&self.store, inode.number, start, end)
+        extents::all_pieces_after(&self.store, inode.into(), start, end)
     }
 
-    /// New blocks for file blocks `from .. to` of the piece. Space was reserved when the pages became dirty.
-    fn place_new(&self, piece: &mut Piece, from: u64, to: u64) -> Result<()> {
+    /// New blocks for file blocks `from .. to` of the piece. Space was reserved when the pages became dirty. `hint`: the
+    /// block behind what the file has before the piece, if that is near.
+    fn place_new(&self, piece: &mut Piece, from: u64, to: u64, hint: Option<u64>) -> Result<()> {
         let start = piece.first();
         let mut at = from;
         let is_first = piece.inode.meta.lock().item.blocks == 0;
         while at < to {
             let hint = match piece.segments.last() {
-                Some(last) if last.place == Place::New => Some(last.block + last.pages as u64),
-                _ if is_first => None,
+                Some(last) => Some(last.block + last.pages as u64),
+                None if is_first || hint.is_some() => hint,
+                // A scattered page belongs nowhere in particular.
+                _ if to - at < FAR_HINT_PAGES => None,
                 _ => extents::placement_hint(&self.store, piece.inode.number, at)?,
             };
             let run = self.alloc.allocate(to - at, 1, hint, AllocKind::Data)?;
@@ -443,7 +456,8 @@ impl Engine {
     /// The mapping stays, only checksums change.
     fn commit_in_place(&self, piece: &Piece, op: &mut Op) -> Result<()> {
         let number = piece.inode.number;
-        for mapped in extents::all_pieces(&self.store, number, piece.first(), piece.end())? {
+        let inode = &*piece.inode;
+        for mapped in extents::all_pieces(&self.store, inode, piece.first(), piece.end())? {
             let (key, mut extent) = mapped.whole()?;
             for file_block in mapped.file_block..mapped.end() {
                 let crc = piece.checksums[(file_block - piece.first()) as usize];
@@ -460,14 +474,8 @@ impl Engine {
     fn commit_mapping(&self, piece: &Piece, op: &mut Op) -> Result<(u64, u64)> {
         let number = piece.inode.number;
         let (start, end) = (piece.first(), piece.end());
-        let is_first = piece.inode.meta.lock().item.blocks == 0;
-        let old = self.mapped(&piece.inode, start, end)?;
-        let removed = if is_first {
-            0
-        } else {
-            let range = (start, end);
-            extents::cut(&self.store, op, number, range, Unmapped::Kept, usize::MAX)?.0
-        };
+        let (old, before) = self.mapped(&piece.inode, start, end)?;
+        let removed = extents::cut_pieces(op, &old, Unmapped::Kept)?;
         for segment in &piece.segments {
             let from = start + segment.first as u64;
             if segment.place == Place::New {
@@ -476,8 +484,13 @@ impl Engine {
             }
             op.wrote(segment.block, &piece.checksums[segment.first..segment.first + segment.pages]);
         }
-        let mut left =
-            if is_first { None } else { extents::left_neighbour(&self.store, number, start)? };
+        let mut left = match (before, old.first()) {
+            (Some(before), _) => before.adjoining(start)?,
+            (None, Some(first)) if first.file_block == start => {
+                extents::left_neighbour(&self.store, &*piece.inode, start)?
+            }
+            (None, _) => None,
+        };
         for (file_block, extent) in joined(piece) {
             extents::insert(op, number, file_block, &extent, left.take());
         }

@@ -23,25 +23,6 @@ pub fn get(cache: &NodeCache, root: &TreeRoot, key: Key) -> Result<Option<Value>
     }
 }
 
-/// The item with the greatest key that is not larger than `key`.
-///
-/// # Errors
-/// When a node on the way cannot be read or is corrupt.
-pub fn get_le(cache: &NodeCache, root: &TreeRoot, key: Key) -> Result<Option<(Key, Value)>> {
-    if root.is_empty() {
-        return Ok(None);
-    }
-    let (leaf, leftmost) = leaf_for(cache, root, &key)?;
-    let slot = match leaf.find(&key) {
-        Ok(slot) => slot,
-        Err(0) if leftmost => return Ok(None),
-        // The separator that led here is the leaf's first key.
-        Err(0) => return Err(inconsistent(leaf.block(), "starts after its separator")),
-        Err(slot) => slot - 1,
-    };
-    Ok(leaf.key(slot).zip(Value::in_node(&leaf, slot)))
-}
-
 /// A part of a leaf: items that lie side by side.
 #[derive(Debug)]
 pub struct LeafSpan {
@@ -51,7 +32,7 @@ pub struct LeafSpan {
 
 impl LeafSpan {
     /// The items in order; the values belong to the leaf.
-    pub fn items(&self) -> impl Iterator<Item = (Key, InLeaf<'_>)> {
+    pub fn items(&self) -> impl DoubleEndedIterator<Item = (Key, InLeaf<'_>)> {
         let leaf = &self.leaf;
         self.slots.clone().filter_map(move |slot| Some((leaf.key(slot)?, InLeaf { leaf, slot })))
     }
@@ -116,6 +97,26 @@ pub fn span(cache: &NodeCache, root: &TreeRoot, from: Key, to: Key) -> Result<Sp
     }
     let last = node.find(&to).map_or_else(|slot| slot, |slot| slot + 1);
     Ok(Span::Leaf(LeafSpan { leaf: node, slots: first..last }))
+}
+
+/// The items of one leaf up to `key`: the last of them has the greatest key of the tree that is not larger. `None` if there is
+/// no such item. One descent, nothing allocated.
+///
+/// # Errors
+/// When a node on the way cannot be read or is corrupt.
+pub fn span_le(cache: &NodeCache, root: &TreeRoot, key: Key) -> Result<Option<LeafSpan>> {
+    if root.is_empty() {
+        return Ok(None);
+    }
+    let (leaf, leftmost) = leaf_for(cache, root, &key)?;
+    let end = match leaf.find(&key) {
+        Ok(slot) => slot + 1,
+        Err(0) if leftmost => return Ok(None),
+        // The separator that led here is the leaf's first key.
+        Err(0) => return Err(inconsistent(leaf.block(), "starts after its separator")),
+        Err(slot) => slot,
+    };
+    Ok(Some(LeafSpan { leaf, slots: 0..end }))
 }
 
 /// The leaf that covers `key`, and whether it is the tree's first.

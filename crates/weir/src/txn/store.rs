@@ -111,14 +111,19 @@ impl Store {
         Err(failure.unwrap_or_else(|| Error::Corrupt("tree look-up never settled".into())))
     }
 
-    /// The item with the greatest key `<= key` that is `>= floor`.
+    /// The item with the greatest key `<= key` that is `>= floor`. The tree's items that a delta hides are stepped over one
+    /// by one: a floor that is near bounds that.
     pub fn get_le(&self, key: Key, floor: Key) -> Result<Option<(Key, Value)>> {
         let mut failure = None;
-        let mut upper = key;
-        for _ in 0.. {
+        // Where to look in the tree, of which generation.
+        let mut place = (key, None);
+        loop {
             let root = self.state.read().tree;
-            let in_tree = match tree::get_le(&self.nodes, &root, upper) {
-                Ok(found) => found.filter(|(found, _)| *found >= floor),
+            if place.1 != Some(root.generation) {
+                place = (key, Some(root.generation));
+            }
+            let span = match tree::span_le(&self.nodes, &root, place.0) {
+                Ok(span) => span,
                 Err(error) => {
                     self.believe(&root, error, &mut failure)?;
                     continue;
@@ -128,21 +133,23 @@ impl Store {
             if state.tree.generation != root.generation {
                 continue;
             }
-            let lower = in_tree.as_ref().map_or(floor, |(found, _)| *found);
-            if let Some(found) = state.last_live(lower, upper) {
-                return Ok(Some(found));
+            let items = || span.iter().flat_map(LeafSpan::items);
+            let visible = items()
+                .rev()
+                .take_while(|(found, _)| *found >= floor)
+                .find(|(found, _)| !state.is_shadowed(found));
+            if visible.is_none()
+                && let Some((lowest, _)) = items().next()
+                && let Some(next) = predecessor(lowest).filter(|next| *next >= floor)
+            {
+                // All of this leaf is hidden.
+                place.0 = next;
+                continue;
             }
-            let Some((found, value)) = in_tree else { return Ok(None) };
-            if !state.is_shadowed(&found) {
-                return Ok(Some((found, value)));
-            }
-            // Deleted in the delta: look further down.
-            match predecessor(found).filter(|next| *next >= floor) {
-                Some(next) => upper = next,
-                None => return Ok(None),
-            }
+            let lower = visible.as_ref().map_or(floor, |(found, _)| *found);
+            let newer = state.last_live(lower, key);
+            return Ok(newer.or_else(|| visible.and_then(|(k, v)| Some((k, v.to_value()?)))));
         }
-        Ok(None)
     }
 
     /// Shows the items with `from <= key <= to` in order to `visit` until it answers false. For narrow ranges: nothing is

@@ -15,6 +15,13 @@ use crate::{Error, Result};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 
+/// The item with the greatest key that is not larger than `key`.
+fn get_le(cache: &NodeCache, root: &TreeRoot, key: Key) -> Result<Option<(Key, Value)>> {
+    let span = span_le(cache, root, key)?;
+    let last = span.iter().flat_map(LeafSpan::items).next_back();
+    Ok(last.and_then(|(key, value)| Some((key, value.to_value()?))))
+}
+
 const VOLUME_ID: VolumeId = *b"tree test volume";
 const TOTAL_BLOCKS: u64 = 1 << 20;
 
