@@ -1,6 +1,6 @@
 //! Figures of the data path on this machine, for comparing two builds of the engine: run one, run the other, repeat.
 //!
-//! `cargo run --release -p weir --example figures -- PATH [fresh|memory|tickets|append|random|scattered]`: PATH is an image that is made if
+//! `cargo run --release -p weir --example figures -- PATH [fresh|memory|stream|tickets|append|random|scattered]`: PATH is an image that is made if
 //! missing (4 GiB, written once, so that the host's allocation does not count).
 
 use std::path::Path;
@@ -16,7 +16,7 @@ const JOBS: [usize; 3] = [1, 4, 16];
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
     let Some(path) = arguments.next() else {
-        println!("usage: figures PATH [fresh|memory|tickets|append|random|scattered]");
+        println!("usage: figures PATH [fresh|memory|stream|tickets|append|random|scattered]");
         return Ok(());
     };
     let which = arguments.next().unwrap_or_default();
@@ -35,6 +35,9 @@ fn main() -> Result<()> {
     }
     if wanted("memory") {
         memory();
+    }
+    if wanted("stream") {
+        stream(path)?;
     }
     if wanted("tickets") {
         tickets(path)?;
@@ -90,6 +93,31 @@ fn memory() {
         let rate = 1.0 / began.elapsed().as_secs_f64();
         println!("first touch of 1 GiB, {what}: {rate:.2} GiB/s ({})", fresh[BYTES - 4096]);
     }
+}
+
+/// 1 GiB in buffered writes of 1 MiB, until it is durable.
+fn stream(path: &Path) -> Result<()> {
+    let volume = Volume::open(path, VolumeOptions::default())?;
+    let data = vec![7_u8; 1 << 20];
+    for round in 0..3 {
+        let file = volume.open_file("/stream", OpenFlags::CREATE)?;
+        file.truncate(0)?;
+        volume.sync()?;
+        let (began, cpu_before) = (Instant::now(), cpu_time());
+        for at in (0..1_u64 << 30).step_by(data.len()) {
+            file.write_at(at, &data)?;
+        }
+        let written = began.elapsed();
+        file.fsync()?;
+        let (took, cpu) = (began.elapsed(), cpu_time().saturating_sub(cpu_before));
+        let mib_per_s = 1024.0 / took.as_secs_f64();
+        println!(
+            "1 GiB stream, round {round}: {mib_per_s:.0} MiB/s; fsync began after {} ms; CPU {} ms",
+            written.as_millis(),
+            cpu.as_millis()
+        );
+    }
+    volume.close()
 }
 
 /// Tickets submitted one after the other, each for a file with one dirty page, and what they hold.

@@ -37,3 +37,4 @@ pub mod pacing;
 pub mod page;
 pub mod readahead;
 pub mod throttle;
+pub mod write_behind;

@@ -4,6 +4,7 @@ use super::fsync::SyncKind;
 use super::handover::SyncRangeFlags;
 use super::submit::WhenFull;
 use crate::cache::readahead::{DEFAULT_MAX_WINDOW_BYTES, ReadAhead};
+use crate::cache::write_behind::WriteBehind;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::inode::Inode;
@@ -52,11 +53,12 @@ struct Handle {
     writable: bool,
     data_sync: bool,
     read_ahead: Mutex<ReadAhead>,
+    write_behind: Mutex<WriteBehind>,
     /// Write errors up to this one were reported through this handle.
     errors_seen: AtomicU64,
 }
 
-/// An open regular file. Cheap to clone; clones share the read-ahead state and are one handle. `Send` and
+/// An open regular file. Cheap to clone; clones share the state of read-ahead and write-behind and are one handle. `Send` and
 /// `Sync`: all calls may be made from any thread at any time.
 ///
 /// Reads and writes go through the cache. Nothing is durable before [`File::fsync`], [`File::fdatasync`] or a sync of the
@@ -87,7 +89,9 @@ impl File {
         let errors_seen = AtomicU64::new(inode.write_error.lock().0);
         let hold = InodeHold::new(engine, inode)?;
         let read_ahead = Mutex::new(ReadAhead::new(DEFAULT_MAX_WINDOW_BYTES));
-        Ok(Self { handle: Arc::new(Handle { hold, writable, data_sync, read_ahead, errors_seen }) })
+        let write_behind = Mutex::default();
+        let handle = Handle { hold, writable, data_sync, read_ahead, write_behind, errors_seen };
+        Ok(Self { handle: Arc::new(handle) })
     }
 
     pub(crate) fn engine(&self) -> &Arc<Engine> {
@@ -157,9 +161,7 @@ impl File {
     pub fn write_at(&self, offset: u64, data: &[u8]) -> Result<usize> {
         self.check_writable()?;
         let count = self.engine().write(self.inode(), offset, data)?;
-        if self.handle.data_sync && count > 0 {
-            self.sync_written(offset, count as u64)?;
-        }
+        self.written(offset, count as u64)?;
         Ok(count)
     }
 
@@ -168,16 +170,25 @@ impl File {
     pub fn append(&self, data: &[u8]) -> Result<u64> {
         self.check_writable()?;
         let offset = self.engine().append(self.inode(), data)?;
-        if self.handle.data_sync {
-            self.sync_written(offset, data.len() as u64)?;
-        }
+        self.written(offset, data.len() as u64)?;
         Ok(offset)
     }
 
-    fn sync_written(&self, offset: u64, length: u64) -> Result<()> {
-        self.report_errors()?;
-        let range = offset..offset.saturating_add(length);
-        self.engine().fsync(self.inode(), range, SyncKind::Data)
+    /// What a write leads to.
+    fn written(&self, offset: u64, length: u64) -> Result<()> {
+        if length == 0 {
+            return Ok(());
+        }
+        if self.handle.data_sync {
+            self.report_errors()?;
+            let range = offset..offset.saturating_add(length);
+            return self.engine().fsync(self.inode(), range, SyncKind::Data);
+        }
+        let behind = self.handle.write_behind.lock().on_write(offset, length);
+        if let Some(pages) = behind {
+            self.engine().hand_over(self.inode(), &pages);
+        }
+        Ok(())
     }
 
     /// Sets the size. Bytes that are gained read as zeros. One operation in the log, not durable by itself.
@@ -306,9 +317,7 @@ impl File {
         target.check_writable()?;
         let from = (self.inode(), offset);
         let count = self.engine().copy_range(from, (target.inode(), target_offset), length)?;
-        if target.handle.data_sync && count > 0 {
-            target.sync_written(target_offset, count)?;
-        }
+        target.written(target_offset, count)?;
         Ok(count)
     }
 }

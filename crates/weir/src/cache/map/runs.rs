@@ -68,31 +68,32 @@ impl<'a> DirtyRuns<'a> {
         }
     }
 
-    /// First selected page.
-    fn first(&self) -> Option<u64> {
+    /// First chunk with selected pages, and these.
+    fn first(&self) -> Option<(u64, u64)> {
         let candidates = match self.filter.logged {
             LoggedFilter::NotLogged => &self.map.fresh_chunks,
             LoggedFilter::Any | LoggedFilter::OwedUpTo(_) => &self.map.dirty_chunks,
         };
         candidates.range(chunks_of(&self.rest)).find_map(|&number| {
             let selected = self.selected(number);
-            (selected != 0).then(|| number * CHUNK_PAGES + u64::from(selected.trailing_zeros()))
+            (selected != 0).then_some((number, selected))
         })
     }
 
-    /// End of the run that starts at `start`, a selected page.
-    fn run_end(&self, start: u64) -> u64 {
+    /// The run that starts with the first of the `selected` pages of chunk `number`.
+    fn run(&self, mut number: u64, mut selected: u64) -> Range<u64> {
+        let start = number * CHUNK_PAGES + u64::from(selected.trailing_zeros());
         let limit = start.saturating_add(self.max_pages).min(self.rest.end);
         let mut end = start;
-        while end < limit {
-            let (number, bit) = (end / CHUNK_PAGES, end % CHUNK_PAGES);
-            let length = (self.selected(number) >> bit).trailing_ones();
+        loop {
+            let length = (selected >> (end % CHUNK_PAGES)).trailing_ones();
             end += u64::from(length);
-            if length == 0 || !end.is_multiple_of(CHUNK_PAGES) {
-                break;
+            if length == 0 || end >= limit || !end.is_multiple_of(CHUNK_PAGES) {
+                return start..end.min(limit);
             }
+            number += 1;
+            selected = self.selected(number);
         }
-        end.min(limit)
     }
 }
 
@@ -100,9 +101,9 @@ impl Iterator for DirtyRuns<'_> {
     type Item = Range<u64>;
 
     fn next(&mut self) -> Option<Range<u64>> {
-        let start = self.first()?;
-        let end = self.run_end(start);
-        self.rest.start = end;
-        Some(start..end)
+        let (number, selected) = self.first()?;
+        let run = self.run(number, selected);
+        self.rest.start = run.end;
+        Some(run)
     }
 }
