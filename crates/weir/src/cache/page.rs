@@ -55,6 +55,9 @@ const DEAR_SLAB_NS: u64 = 2_000_000;
 /// While fresh memory is dear, and a burst's worth of it is there, the preparer rests so many times as long as it worked.
 const DEAR_REST: u64 = 3;
 const MAX_REST_US: u64 = 50_000;
+/// Of the thread that prepares slabs: a tenth of the processor where others want it too.
+#[cfg(all(target_os = "linux", not(miri)))]
+const PREPARER_NICENESS: i32 = 10;
 /// The preparer looks again after this long, whatever it heard.
 const PREPARER_PATIENCE_US: u64 = 1_000_000;
 /// A count above this is a leak of references (`mem::forget` in a loop), not use.
@@ -205,10 +208,24 @@ mod system {
         }
     }
 
-    /// Has the kernel back the memory now. An older kernel refuses, and does it at the first use.
-    pub(super) fn populate(start: NonNull<u8>, size: usize) {
-        // SAFETY: the advice changes no byte of the memory.
-        unsafe { libc::madvise(start.as_ptr().cast(), size, libc::MADV_POPULATE_WRITE) };
+    /// Has the kernel back the memory now, by touching it: `MADV_POPULATE_WRITE` would hold the address space's lock for as
+    /// long as that takes, and every large allocation of other threads would wait for it.
+    ///
+    /// # Safety
+    /// Nobody else uses the `size` bytes from `start` on.
+    pub(super) unsafe fn populate(start: NonNull<u8>, size: usize) {
+        for at in (0..size).step_by(super::PAGE_BYTES) {
+            // SAFETY: within the memory, which is ours (caller). The first word of the first page holds a value already.
+            unsafe {
+                let word = start.as_ptr().add(at);
+                word.write_volatile(word.read_volatile());
+            }
+        }
+    }
+
+    /// The calling thread, and on Linux only that, gets what processor time others leave. Where that is refused, it is less polite.
+    pub(super) fn yield_to_others() {
+        let _ = rustix::process::setpriority_process(None, super::PREPARER_NICENESS);
     }
 
     /// # Safety
@@ -231,7 +248,13 @@ mod system {
     }
 
     /// Nothing to do: the allocator wrote the zeroes itself.
-    pub(super) fn populate(_start: NonNull<u8>, _size: usize) {}
+    ///
+    /// # Safety
+    /// None needed: the memory is not touched.
+    pub(super) unsafe fn populate(_start: NonNull<u8>, _size: usize) {}
+
+    /// Nothing to do.
+    pub(super) fn yield_to_others() {}
 
     /// # Safety
     /// `start` came from [`allocate_huge`] with the same layout and is not used any more.
@@ -599,7 +622,8 @@ impl PagePool {
         drop(state);
         let slab = Slab::allocate(SLAB_FRAMES, Arc::as_ptr(&self.0));
         if let Some(slab) = &slab {
-            system::populate(slab.start, SLAB_BYTES);
+            // SAFETY: nobody else knows the slab yet.
+            unsafe { system::populate(slab.start, SLAB_BYTES) };
         }
         let mut state = self.0.state.lock();
         let made = slab.is_some();
@@ -614,6 +638,8 @@ impl PagePool {
     /// after every slab and every wait, under the pool's lock. Learns on the way what fresh memory costs; where it is dear, it
     /// leaves most of the processor to others once a burst's worth is there.
     pub fn run_preparer(&self, clock: &dyn Clock, go_on: impl Fn() -> bool) {
+        // Anybody who has something to do comes first: this holds no lock while it works.
+        system::yield_to_others();
         let mut refused = false;
         loop {
             let mut state = self.0.state.lock();
