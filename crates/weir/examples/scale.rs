@@ -76,14 +76,16 @@ fn names(path: &Path, files: u64, directories: u64) -> Result<()> {
         costs.push((thread_cpu_us() - began_cpu_us) / count as f64);
         let stats = volume.stats();
         println!(
-            "    {:>7} files: {:>7.0} creates/s, {:.1} us of CPU each  nodes {} MiB  delta {} MiB  {} checkpoints  {} log stalls",
+            "    {:>7} files: {:>7.0} creates/s, {:.1} us of CPU each  nodes {} MiB, {} read  delta {} MiB  {} checkpoints  {} log stalls  {} throttled",
             start + count,
             rates[rates.len() - 1],
             costs[costs.len() - 1],
             stats.nodes.bytes >> 20,
+            stats.nodes.misses,
             stats.delta_bytes >> 20,
             stats.checkpoints,
             stats.log_stalls,
+            stats.throttled,
         );
     }
     if let (Some(first), Some(last)) = (rates.first(), rates.last()) {
