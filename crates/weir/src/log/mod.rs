@@ -61,6 +61,9 @@ const WRITE_OUT_BLOCKS: u64 = 256;
 const LOG_THREADS: usize = 3;
 /// Emptied frames that are kept for their memory.
 const SPARE_FRAMES: usize = 4;
+/// Records from which on a frame gets no more operations: its memory is used again, and never has to grow beyond this
+/// (unless one operation alone is larger).
+const FRAME_RECORD_BYTES: usize = 512 << 10;
 
 /// Where the log lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -565,7 +568,9 @@ impl Log {
 impl Appender {
     /// Adds one operation that fits into a frame of `max` blocks, sealing the open one when it is full.
     fn add(&mut self, op: &mut OpRecords, max: u64) {
-        if !self.open.is_empty() && self.open.blocks_with(op) > max {
+        let is_full =
+            self.open.blocks_with(op) > max || self.open.meta_bytes_with(op) > FRAME_RECORD_BYTES;
+        if is_full && !self.open.is_empty() {
             self.seal_open();
         }
         let before = self.open.blocks();

@@ -191,10 +191,14 @@ impl Frame {
         meta_blocks(self.meta.len()) + self.payloads.len() as u64
     }
 
+    /// Bytes of header and records with `op` added.
+    pub fn meta_bytes_with(&self, op: &OpRecords) -> usize {
+        self.meta.len().max(FRAME_HEADER_BYTES) + op.bytes.len()
+    }
+
     /// Blocks of the frame with `op` added.
     pub fn blocks_with(&self, op: &OpRecords) -> u64 {
-        let meta = self.meta.len().max(FRAME_HEADER_BYTES) + op.bytes.len();
-        meta_blocks(meta) + self.payloads.len() as u64 + op.payload_blocks()
+        meta_blocks(self.meta_bytes_with(op)) + self.payloads.len() as u64 + op.payload_blocks()
     }
 
     /// Adds the operation with its number, and empties `op`.
