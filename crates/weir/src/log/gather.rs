@@ -4,7 +4,7 @@
 use super::core::Lsn;
 
 /// Most patient callbacks that are gathered before their frame is written.
-pub const MOST_GATHERED: usize = 128;
+pub const MOST_GATHERED: usize = 512;
 
 /// What is known of the callbacks that nobody waits for.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
