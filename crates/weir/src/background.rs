@@ -76,6 +76,8 @@ type Body = fn(&Arc<Engine>);
 pub struct Background {
     signals: Mutex<Signals>,
     wake: Condvar,
+    /// Wakes the sync threads alone: deferred syncs come by the thousand, and concern nobody else.
+    wake_sync: Condvar,
     progress_epoch: Mutex<u64>,
     progressed: Condvar,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -104,6 +106,7 @@ impl Background {
         Self {
             signals: Mutex::new(Signals::default()),
             wake: Condvar::new(),
+            wake_sync: Condvar::new(),
             progress_epoch: Mutex::new(0),
             progressed: Condvar::new(),
             threads: Mutex::new(Vec::new()),
@@ -128,6 +131,7 @@ impl Background {
     fn signal(&self, set: impl FnOnce(&mut Signals)) {
         set(&mut self.signals.lock());
         self.wake.notify_all();
+        self.wake_sync.notify_all();
     }
 
     /// Asks for a checkpoint that brings at least so much home.
@@ -172,7 +176,9 @@ impl Background {
     /// Leaves a sync to the sync threads.
     pub fn defer(&self, job: SyncJob) {
         self.jobs.lock().push_back(job);
-        self.signal(|_| {});
+        // Whoever was about to sleep has seen the job, or sleeps once it lets this lock go.
+        drop(self.signals.lock());
+        self.wake_sync.notify_one();
     }
 
     /// The oldest deferred sync.
@@ -183,6 +189,7 @@ impl Background {
     /// Wakes everybody (the volume was shut down).
     pub fn wake_all(&self) {
         self.wake.notify_all();
+        self.wake_sync.notify_all();
         self.progress();
     }
 
@@ -211,6 +218,17 @@ impl Background {
         timeout_us: u64,
         ready: impl Fn(&mut Signals) -> bool,
     ) -> bool {
+        self.wait_on(&self.wake, clock, timeout_us, ready)
+    }
+
+    /// As [`Background::wait_signal`], woken by `wake`.
+    fn wait_on(
+        &self,
+        wake: &Condvar,
+        clock: &dyn Clock,
+        timeout_us: u64,
+        ready: impl Fn(&mut Signals) -> bool,
+    ) -> bool {
         let mut left_us = timeout_us;
         let began_ns = clock.monotonic_ns();
         let mut signals = self.signals.lock();
@@ -218,7 +236,7 @@ impl Background {
             if signals.stop {
                 return false;
             }
-            if ready(&mut signals) || left_us == 0 || wait_for(&self.wake, &mut signals, left_us) {
+            if ready(&mut signals) || left_us == 0 || wait_for(wake, &mut signals, left_us) {
                 return !signals.stop;
             }
             // Woken for others: what they are woken for must not lengthen the wait.
@@ -401,7 +419,8 @@ impl Engine {
     fn sync_loop(self: &Arc<Self>) {
         loop {
             let waiting = |_: &mut Signals| !self.background.jobs.lock().is_empty();
-            let go_on = self.background.wait_signal(&*self.clock, FLUSH_INTERVAL_US, waiting);
+            let wake = &self.background.wake_sync;
+            let go_on = self.background.wait_on(wake, &*self.clock, FLUSH_INTERVAL_US, waiting);
             // What was asked for before the end is still done.
             while self.sync_step() {}
             if !go_on {

@@ -270,9 +270,10 @@ impl Engine {
                 self.store.obligations.release(older);
             }
         }
+        // Dirty pages, as all that were just logged are, keep it on the list; an inode with nothing else to write leaves it.
+        let is_listed_for_pages = map.counts().dirty > 0;
         drop(map);
-        if !times_left {
-            // Dirty pages keep it on the list; an inode with nothing else to write leaves it.
+        if !times_left && !is_listed_for_pages {
             self.dirty.remove_if_clean(inode);
         }
         Ok(Logged::Done)

@@ -128,11 +128,14 @@ impl Engine {
 
     fn admit_ticket(self: &Arc<Self>, when_full: WhenFull) -> Result<()> {
         loop {
-            let moment = self.background.moment();
-            if self.tickets.fetch_add(1, Ordering::AcqRel) < MAX_TICKETS {
+            if self.take_ticket() {
                 return Ok(());
             }
-            self.tickets.fetch_sub(1, Ordering::AcqRel);
+            let moment = self.background.moment();
+            // One may have ended before that moment.
+            if self.take_ticket() {
+                return Ok(());
+            }
             if when_full == WhenFull::WouldBlock {
                 return Err(Error::WouldBlock);
             }
@@ -143,6 +146,15 @@ impl Engine {
                 return Err(Error::WouldBlock);
             }
         }
+    }
+
+    /// Counts one more ticket, unless there are too many.
+    fn take_ticket(&self) -> bool {
+        let taken = self.tickets.fetch_add(1, Ordering::AcqRel) < MAX_TICKETS;
+        if !taken {
+            self.tickets.fetch_sub(1, Ordering::AcqRel);
+        }
+        taken
     }
 
     fn end_ticket(&self, promise: Promise, result: Result<()>) {

@@ -553,8 +553,13 @@ fn last<T>(waiters: &Waiters<T>) -> Option<Lsn> {
 
 /// Behind those that wait for the same.
 fn insert<T>(waiters: &mut Waiters<T>, lsn: Lsn, waiter: T) {
-    let same = waiters.range((lsn, 0)..=(lsn, u64::MAX)).next_back();
-    let place = same.map_or(0, |(key, _)| key.1 + 1);
+    // Nearly always it waits for more than all others.
+    let place = if last(waiters).is_none_or(|last| last < lsn) {
+        0
+    } else {
+        let same = waiters.range((lsn, 0)..=(lsn, u64::MAX)).next_back();
+        same.map_or(0, |(key, _)| key.1 + 1)
+    };
     waiters.insert((lsn, place), waiter);
 }
 
