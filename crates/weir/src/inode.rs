@@ -104,7 +104,7 @@ impl Inode {
             listed: AtomicBool::new(false),
             atime_settled: AtomicBool::new(false),
             unwritten: AtomicBool::new(item.blocks > 0),
-            referenced: AtomicBool::new(true),
+            referenced: AtomicBool::new(false),
             write_error: Mutex::new((0, None)),
         }
     }

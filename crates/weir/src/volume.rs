@@ -395,9 +395,8 @@ impl Volume {
             Located::Present(_) if flags.create && flags.exclusive => return Err(Error::Exists),
             Located::Present(number) => self.engine.inode(number)?,
             Located::Absent { .. } if !flags.create => return Err(Error::NotFound),
-            Located::Absent { dir, name } => {
-                let new = NewInode::new(FileType::Regular, flags.permissions);
-                match self.engine.make(dir, name, &new) {
+            Located::Absent { dir, name, place } => {
+                match self.engine.make_at(dir, (name, place), flags.permissions) {
                     Err(Error::Exists) if !flags.exclusive => {
                         self.engine.inode(self.engine.resolve(path, true)?)?
                     }

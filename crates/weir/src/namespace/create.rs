@@ -1,5 +1,6 @@
 //! New inodes and new names.
 
+use super::entry::FreePlace;
 use super::rules::Metas as _;
 use super::rules::{self, Side};
 use super::{MetaLocks, OP_RECORD_BYTES, OP_SPACE_BLOCKS, check_name};
@@ -9,6 +10,7 @@ use crate::format::{Key, MAX_SYMLINK_BYTES};
 use crate::inode::Inode;
 use crate::sync::Arc;
 use crate::txn::Op;
+use crate::txn::names::Named;
 use crate::types::{FileType, NewInode};
 
 impl Engine {
@@ -17,7 +19,18 @@ impl Engine {
         if new.file_type == FileType::Symlink {
             return Err(Error::Invalid("a symbolic link is made with symlink"));
         }
-        self.make_named(dir, name, new, None)
+        self.make_named(dir, (name, None), new, None)
+    }
+
+    /// As [`Engine::make`], of a regular file, where a look-up has just found this place.
+    pub fn make_at(
+        &self,
+        dir: u64,
+        (name, place): (&[u8], FreePlace),
+        permissions: u32,
+    ) -> Result<Arc<Inode>> {
+        let new = NewInode::new(FileType::Regular, permissions);
+        self.make_named(dir, (name, Some(place)), &new, None)
     }
 
     /// A new symbolic link to `target`.
@@ -30,13 +43,13 @@ impl Engine {
     ) -> Result<Arc<Inode>> {
         check_target(target)?;
         let new = NewInode { uid, gid, ..NewInode::new(FileType::Symlink, 0o777) };
-        self.make_named(dir, name, &new, Some(target))
+        self.make_named(dir, (name, None), &new, Some(target))
     }
 
     fn make_named(
         &self,
         dir: u64,
-        name: &[u8],
+        (name, known_place): (&[u8], Option<FreePlace>),
         new: &NewInode,
         target: Option<&[u8]>,
     ) -> Result<Arc<Inode>> {
@@ -46,7 +59,7 @@ impl Engine {
         let parent = self.directory(dir)?;
         let _ops = parent.ops.lock();
         parent.check_alive()?;
-        let place = self.absent(dir, name)?;
+        let place = self.absent_as_known(dir, name, known_place)?;
         let number = self.store.allocate_inode();
         let mut metas = MetaLocks::new(&[&parent]);
         let target_bytes = target.map_or(0, <[u8]>::len) as u64;
@@ -55,14 +68,21 @@ impl Engine {
         let to = Side { parent: &parent, name };
         rules::make(&mut metas, &mut op, (to, place), (number, &item), target)?;
         let mut commit = Some((metas, op, admission));
-        self.inode_with(number, || match commit.take() {
+        let made = self.inode_with(number, || match commit.take() {
             Some((mut metas, op, admission)) => {
                 let lsn = metas.commit(self, op, admission)?;
                 Ok(Inode::committed(number, item, lsn))
             }
             // It was found, changed and forgotten already: what counts is what the store says.
             None => self.load_inode(number),
-        })
+        })?;
+        if known_place.is_some() {
+            // Made by way of a path, and likely to be asked for by way of that path. As long as `ops` is held, the entry is what
+            // was made.
+            let named = Named { inode: number, file_type: new.file_type };
+            self.store.names.remember(self.store.names.moment(&place), (dir, name), named);
+        }
+        Ok(made)
     }
 
     /// A new regular file without a name; it is purged when its last user goes, unless it is linked

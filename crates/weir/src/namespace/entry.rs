@@ -6,6 +6,7 @@ use crate::format::item::{Dirent, name_hash};
 use crate::format::{Key, Kind};
 use crate::inode::Inode;
 use crate::txn::View;
+use crate::txn::names::{Moment, Named};
 use crate::types::{DirEntry, FileType};
 
 /// An entry that exists.
@@ -19,6 +20,13 @@ pub struct Found {
     pub file_type: FileType,
 }
 
+impl Found {
+    /// What the entry names.
+    pub fn named(&self) -> Named {
+        Named { inode: self.inode, file_type: self.file_type }
+    }
+}
+
 /// What a look-up in a directory found.
 #[derive(Debug, Clone, Copy)]
 pub enum Lookup {
@@ -26,6 +34,15 @@ pub enum Lookup {
     Present(Found),
     /// No such name; it would go here.
     Absent(Key),
+}
+
+/// A place that was free for a new entry, and when.
+#[derive(Debug, Clone, Copy)]
+pub struct FreePlace {
+    /// The place.
+    pub key: Key,
+    /// Before it was found.
+    pub moment: Moment,
 }
 
 /// How many entries a directory listing reads at a time.
@@ -68,6 +85,21 @@ impl Engine {
             Lookup::Present(found) => Ok(found),
             Lookup::Absent(_) => Err(Error::NotFound),
         }
+    }
+
+    /// As [`Engine::absent`], which it does not ask if `known`, a place for this entry, is free for sure. The caller holds the
+    /// directory's `ops` lock.
+    pub fn absent_as_known(&self, dir: u64, name: &[u8], known: Option<FreePlace>) -> Result<Key> {
+        if let Some(FreePlace { key, moment }) = known
+            && self.store.names.is_unchanged(moment)
+        {
+            debug_assert!(match self.find_entry(dir, name) {
+                Ok(Lookup::Absent(free)) => free == key,
+                found => found.is_err(),
+            });
+            return Ok(key);
+        }
+        self.absent(dir, name)
     }
 
     /// A free place for `name` in `dir`, or [`Error::Exists`].

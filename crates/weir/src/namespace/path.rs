@@ -1,10 +1,12 @@
 //! The namespace by path, for programs that link the engine: `/`-separated, from the root.
 
 use super::check_name;
-use super::entry::Lookup;
+use super::entry::{FreePlace, Lookup};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::format::MAX_SYMLINK_BYTES;
+use crate::format::item::name_hash;
+use crate::format::{Key, Kind, MAX_SYMLINK_BYTES};
+use crate::txn::names::Named;
 use crate::types::FileType;
 
 /// Symbolic links followed before a path is given up on, as in Linux.
@@ -21,13 +23,15 @@ pub enum Located<'p> {
         dir: u64,
         /// The last component.
         name: &'p [u8],
+        /// The entry's place there.
+        place: FreePlace,
     },
 }
 
 impl Engine {
     /// The inode that `path` names. `follow_last`: a symbolic link at the end is followed.
     pub fn resolve(&self, path: &[u8], follow_last: bool) -> Result<u64> {
-        self.walk(crate::Volume::ROOT, path, follow_last, &mut 0)
+        Ok(self.walk(crate::Volume::ROOT, path, follow_last, &mut 0)?.0)
     }
 
     /// What `path` names, or where it could be made: one look-up of each component.
@@ -44,17 +48,16 @@ impl Engine {
             },
         };
         let must_be_directory = path.last() == Some(&b'/');
-        match self.find_entry(dir, name)? {
-            Lookup::Absent(_) => Ok(Located::Absent { dir, name }),
-            Lookup::Present(found)
-                if found.file_type == FileType::Directory
-                    || (!must_be_directory
-                        && (found.file_type != FileType::Symlink || !follow_last)) =>
-            {
-                Ok(Located::Present(found.inode))
-            }
-            Lookup::Present(_) => self.resolve(path, follow_last).map(Located::Present),
+        let named = match self.look_up(dir, name)? {
+            LookedUp::Absent(place) => return Ok(Located::Absent { dir, name, place }),
+            LookedUp::Present(named) => named,
+        };
+        let is_end = named.file_type == FileType::Directory
+            || (!must_be_directory && (named.file_type != FileType::Symlink || !follow_last));
+        if is_end {
+            return Ok(Located::Present(named.inode));
         }
+        self.resolve(path, follow_last).map(Located::Present)
     }
 
     /// The directory that the last component of `path` is in, and that component.
@@ -69,31 +72,40 @@ impl Engine {
         let start = path.iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1);
         let (parent, name) = path.split_at(start);
         check_name(name)?;
-        let dir = self.resolve(parent, true)?;
-        if self.inode(dir)?.file_type != FileType::Directory {
-            return Err(Error::NotDirectory);
+        match self.walk(crate::Volume::ROOT, parent, true, &mut 0)? {
+            (dir, FileType::Directory) => Ok((dir, name)),
+            _ => Err(Error::NotDirectory),
         }
-        Ok((dir, name))
     }
 
-    fn walk(&self, start: u64, path: &[u8], follow: bool, links: &mut usize) -> Result<u64> {
+    /// What `path` names, from the directory `start` on, and what that is.
+    fn walk(
+        &self,
+        start: u64,
+        path: &[u8],
+        follow: bool,
+        links: &mut usize,
+    ) -> Result<(u64, FileType)> {
         if path.len() > MAX_SYMLINK_BYTES {
             return Err(Error::NameTooLong);
         }
-        let mut at = if path.first() == Some(&b'/') { crate::Volume::ROOT } else { start };
+        let start = if path.first() == Some(&b'/') { crate::Volume::ROOT } else { start };
+        let mut at = (start, FileType::Directory);
         let mut parts = path.split(|&byte| byte == b'/').filter(|part| !part.is_empty()).peekable();
         let must_be_directory = path.last() == Some(&b'/');
         while let Some(part) = parts.next() {
-            let dir = self.directory(at)?;
+            let (dir, FileType::Directory) = at else { return Err(Error::NotDirectory) };
             let (found, file_type) = match part {
-                b"." => (at, FileType::Directory),
-                b".." => (dir.meta.lock().item.parent, FileType::Directory),
+                b"." => at,
+                b".." => (self.directory(dir)?.meta.lock().item.parent, FileType::Directory),
                 name if name.len() > crate::format::MAX_NAME_BYTES => {
                     return Err(Error::NameTooLong);
                 }
                 name => {
-                    let found = self.present(at, name)?;
-                    (found.inode, found.file_type)
+                    let LookedUp::Present(named) = self.look_up(dir, name)? else {
+                        return Err(Error::NotFound);
+                    };
+                    (named.inode, named.file_type)
                 }
             };
             let is_last = parts.peek().is_none();
@@ -103,14 +115,42 @@ impl Engine {
                     return Err(Error::TooManySymlinks);
                 }
                 let target = self.readlink(found)?;
-                self.walk(at, &target, true, links)?
+                self.walk(dir, &target, true, links)?
             } else {
-                found
+                (found, file_type)
             };
         }
-        if must_be_directory {
-            self.directory(at)?;
+        if must_be_directory && at.1 != FileType::Directory {
+            return Err(Error::NotDirectory);
         }
         Ok(at)
     }
+
+    /// Looks `name` up in `dir` as part of a path. Remembers what is there.
+    fn look_up(&self, dir: u64, name: &[u8]) -> Result<LookedUp> {
+        let names = &self.store.names;
+        let moment = names.moment(&bucket_key(dir, name));
+        if let Some(named) = names.get(moment, (dir, name)) {
+            return Ok(LookedUp::Present(named));
+        }
+        Ok(match self.find_entry(dir, name)? {
+            Lookup::Absent(key) => LookedUp::Absent(FreePlace { key, moment }),
+            Lookup::Present(found) => {
+                let named = found.named();
+                names.remember(moment, (dir, name), named);
+                LookedUp::Present(named)
+            }
+        })
+    }
+}
+
+/// What a path leads to from a directory.
+enum LookedUp {
+    Present(Named),
+    Absent(FreePlace),
+}
+
+/// A key of the bucket that the entry `name` of `dir` is in, if it exists.
+fn bucket_key(dir: u64, name: &[u8]) -> Key {
+    Key::new(dir, Kind::Dirent, name_hash(name))
 }

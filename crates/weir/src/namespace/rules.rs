@@ -108,6 +108,9 @@ pub fn make(
     target: Option<&[u8]>,
 ) -> Result<()> {
     op.inode_added();
+    if item.file_type == FileType::Directory {
+        op.directory_added(number);
+    }
     op.put(Key::inode(number), &item.encode());
     if let Some(target) = target {
         op.put(Key::inline(number), target);

@@ -34,10 +34,22 @@ const FILTER_FROM: usize = 4096;
 /// 128 KiB: with 200,000 names one look-up in six is not spared.
 const FILTER_BITS: u32 = 20;
 
+/// The same for all entries that share a bucket; its high bits are spread well.
+pub(super) fn name_bucket_hash(key: &Key) -> u64 {
+    let mixed = key.inode.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (key.offset >> BUCKET_SHIFT);
+    mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+/// The two keys are of one bucket of directory entries.
+pub(super) fn is_one_bucket(from: &Key, to: &Key) -> bool {
+    from.kind == Kind::Dirent
+        && (from.inode, from.kind) == (to.inode, to.kind)
+        && from.offset >> BUCKET_SHIFT == to.offset >> BUCKET_SHIFT
+}
+
 impl NameFilter {
     fn place(key: &Key) -> (usize, u64) {
-        let mixed = key.inode.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (key.offset >> BUCKET_SHIFT);
-        let hash = mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - FILTER_BITS);
+        let hash = name_bucket_hash(key) >> (u64::BITS - FILTER_BITS);
         ((hash / 64) as usize, 1 << (hash % 64))
     }
 
@@ -58,10 +70,7 @@ impl NameFilter {
 
     /// There is surely no entry between the two keys.
     fn excludes(&self, from: &Key, to: &Key) -> bool {
-        if from.kind != Kind::Dirent
-            || (from.inode, from.kind) != (to.inode, to.kind)
-            || from.offset >> BUCKET_SHIFT != to.offset >> BUCKET_SHIFT
-        {
+        if !is_one_bucket(from, to) {
             return false;
         }
         let (word, bit) = Self::place(from);

@@ -4,6 +4,8 @@
 //! * [`delta`]: the ordered map of after-images (pure data)
 //! * [`op`]: one operation, put together (pure data)
 //! * [`store`]: look-ups through delta and tree, commit, freeze
+//! * [`names`]: names that paths have led to, and how often directory entries have changed
+//! * [`new_directories`]: filters of the names in directories that were made since opening
 //! * [`view`]: the same look-ups through changes that are not committed yet
 //! * [`checkpoint`]: the transaction's states and the work of each
 //!
@@ -12,6 +14,8 @@
 
 pub mod checkpoint;
 pub mod delta;
+pub mod names;
+pub mod new_directories;
 pub mod obligations;
 pub mod op;
 pub mod store;

@@ -22,6 +22,8 @@ pub struct Op {
     /// Whose pages travel along, if they are of one inode.
     pub(super) payload_inode: Option<u64>,
     pub(super) inodes_added: i64,
+    /// Directories that begin to exist.
+    pub(super) new_directories: Vec<u64>,
 }
 
 impl Op {
@@ -93,6 +95,11 @@ impl Op {
         self.inodes_added += 1;
     }
 
+    /// The directory `number`, an inode added in this operation, begins to exist, empty.
+    pub fn directory_added(&mut self, number: u64) {
+        self.new_directories.push(number);
+    }
+
     /// An inode ceases to exist in this operation.
     pub fn inode_removed(&mut self) {
         self.inodes_added -= 1;
@@ -112,6 +119,7 @@ impl Op {
             self.count_payload(other.payload_pages, other.payload_inode);
         }
         self.inodes_added += other.inodes_added;
+        self.new_directories.extend(other.new_directories);
     }
 
     /// Pages that travel along.

@@ -10,11 +10,13 @@
 
 use super::Lsn;
 use super::delta::Delta;
+use super::names::NameCache;
+use super::new_directories::NewDirectories;
 use super::obligations::Obligations;
 use super::op::Op;
 use crate::alloc::{Allocator, FrozenSpace};
 use crate::error::{Error, Result};
-use crate::format::{BLOCK_BYTES, Key, NODE_BLOCKS};
+use crate::format::{BLOCK_BYTES, Key, Kind, NODE_BLOCKS};
 use crate::log::{Admission, Boundary, Log};
 use crate::sync::{Arc, RwLock};
 use crate::tree::{self, InLeaf, LeafSpan, Span, TreeRoot, Value, cache::NodeCache};
@@ -31,6 +33,16 @@ struct State {
     tree: TreeRoot,
     next_inode: u64,
     inode_count: u64,
+    new_directories: NewDirectories,
+}
+
+/// What the store keeps about names, besides the items.
+#[derive(Debug, Clone, Copy)]
+pub struct NameMemory {
+    /// Names in the cache of names; a power of two.
+    pub cached_names: usize,
+    /// Most memory for filters of the names in new directories.
+    pub new_directory_bytes: usize,
 }
 
 /// What a freeze takes out of the running transaction.
@@ -62,6 +74,8 @@ pub struct Store {
     pub alloc: Arc<Allocator>,
     /// What the log must keep besides.
     pub obligations: Obligations,
+    /// Names that were found, and which of them may have changed.
+    pub names: NameCache,
     base_reserve_blocks: u64,
 }
 
@@ -74,15 +88,18 @@ impl Store {
         tree: TreeRoot,
         (next_inode, inode_count): (u64, u64),
         base_reserve_blocks: u64,
+        names: NameMemory,
     ) -> Self {
         let running = Delta::default();
-        let state = State { running, frozen: None, tree, next_inode, inode_count };
+        let new_directories = NewDirectories::new(names.new_directory_bytes);
+        let state = State { running, frozen: None, tree, next_inode, inode_count, new_directories };
         let store = Self {
             state: RwLock::new(state),
             nodes,
             log,
             alloc,
             obligations: Obligations::default(),
+            names: NameCache::new(names.cached_names),
             base_reserve_blocks,
         };
         store.update_reserve(&store.state.read());
@@ -160,6 +177,9 @@ impl Store {
         to: Key,
         visit: &mut dyn FnMut(Key, &[u8]) -> Result<bool>,
     ) -> Result<()> {
+        if self.is_surely_empty(&from, &to) {
+            return Ok(());
+        }
         let mut result = Ok(());
         let settled = self.overlaid(from, to, |state, in_tree| {
             state.overlay(in_tree, from, to, |key, value| {
@@ -177,6 +197,22 @@ impl Store {
             return result;
         }
         super::view::scan_collected(self, from, to, visit)
+    }
+
+    /// There is nothing in the range, as a new directory's filter knows.
+    fn is_surely_empty(&self, from: &Key, to: &Key) -> bool {
+        if from.kind != Kind::Dirent {
+            return false;
+        }
+        let moment = self.names.moment(from);
+        let excluded = self.state.read().new_directories.excludes(from, to);
+        debug_assert!(
+            !excluded || {
+                let there = self.collect(*from, *to, 1).is_ok_and(|(items, _)| !items.is_empty());
+                !there || !self.names.is_unchanged(moment)
+            }
+        );
+        excluded
     }
 
     /// Calls `read` with the deltas and the tree's items of the range at one moment. `None`: the range is not in one
@@ -307,7 +343,12 @@ impl Store {
 
     /// The log has `op` as `lsn`.
     fn apply(&self, state: &mut State, lsn: Lsn, op: Op) {
+        for number in op.new_directories {
+            state.new_directories.made(number);
+        }
         for (key, value) in op.changes {
+            self.names.note(&key);
+            state.new_directories.note(&key, value.is_none());
             state.running.set(key, value);
         }
         if !op.space.is_empty() {
@@ -322,7 +363,9 @@ impl Store {
 
     /// Applies one recovered change; only while nobody else uses the store.
     pub fn replay(&self, key: Key, value: Option<Value>) {
-        self.state.write().running.set(key, value);
+        let mut state = self.state.write();
+        self.names.note(&key);
+        state.running.set(key, value);
     }
 
     /// Recovered inode numbers, and the number of inodes.

@@ -25,6 +25,8 @@ use crate::sync::{Arc, Mutex};
 use crate::tree::{NodeCache, TreeRoot};
 use crate::txn::Store;
 use crate::txn::checkpoint::{Checkpointer, loaded_tree};
+use crate::txn::names::CACHED_NAME_BYTES;
+use crate::txn::store::NameMemory;
 use crate::types::{BackgroundMode, VolumeOptions};
 use std::path::Path;
 
@@ -38,6 +40,9 @@ pub(crate) fn posix_device(path: &Path, read_only: bool) -> Result<Arc<dyn Devic
     let mode = if read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
     Ok(Arc::new(PosixDevice::open(path, mode)?))
 }
+
+/// Most names in the cache of names.
+const MOST_NAMES: u64 = 1 << 16;
 
 /// min(1 GiB, RAM / 8).
 fn default_memory_bytes() -> u64 {
@@ -56,6 +61,8 @@ struct Shares {
     nodes: u64,
     delta: u64,
     inodes: usize,
+    names: usize,
+    new_directory_bytes: usize,
 }
 
 impl Shares {
@@ -64,11 +71,15 @@ impl Shares {
         let nodes = memory_bytes / 8;
         let delta = memory_bytes / 8;
         let inodes = memory_bytes / 16;
+        let names = (memory_bytes / 128).min(MOST_NAMES * CACHED_NAME_BYTES);
+        let new_directories = memory_bytes / 128;
         Self {
-            pages: memory_bytes - nodes - delta - inodes,
+            pages: memory_bytes - nodes - delta - inodes - names - new_directories,
             nodes,
             delta: delta.max(128 << 10),
             inodes: ((inodes / 1024) as usize).max(64),
+            names: 1 << (names / CACHED_NAME_BYTES).max(16).ilog2(),
+            new_directory_bytes: new_directories as usize,
         }
     }
 }
@@ -96,7 +107,10 @@ pub(super) fn assemble(device: Arc<dyn Device>, options: VolumeOptions, parts: P
     let alloc = Arc::new(alloc);
     let nodes = NodeCache::new(device.clone(), volume_id, geometry.total_blocks(), shares.nodes);
     let counts = (next_inode, inode_count);
-    let store = Store::new(nodes, log.clone(), alloc.clone(), tree, counts, BASE_RESERVE_BLOCKS);
+    let names =
+        NameMemory { cached_names: shares.names, new_directory_bytes: shares.new_directory_bytes };
+    let store =
+        Store::new(nodes, log.clone(), alloc.clone(), tree, counts, BASE_RESERVE_BLOCKS, names);
     // Foreground operations may fill half of the ring: delays end there.
     let usable_log_bytes = geometry.log_blocks() * BLOCK_BYTES_U64 / 2;
     let limits = Limits::new(shares.pages, shares.delta, usable_log_bytes);
