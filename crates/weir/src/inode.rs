@@ -261,11 +261,7 @@ impl InodeTable {
 
     /// The inode if it is in memory.
     pub fn find(&self, number: u64) -> Option<Arc<Inode>> {
-        let inode = self.shard(number).lock().inodes.get(&number).cloned()?;
-        if !inode.referenced.load(Ordering::Relaxed) {
-            inode.referenced.store(true, Ordering::Relaxed);
-        }
-        Some(inode)
+        self.shard(number).lock().find(number)
     }
 
     /// As [`InodeTable::find`], without counting as use.
@@ -284,11 +280,11 @@ impl InodeTable {
         mut load: impl FnMut() -> Result<Inode>,
     ) -> Result<(Arc<Inode>, Vec<Arc<Inode>>)> {
         loop {
-            if let Some(inode) = self.find(number) {
-                return Ok((inode, Vec::new()));
-            }
             let departures = {
                 let mut shard = self.shard(number).lock();
+                if let Some(inode) = shard.find(number) {
+                    return Ok((inode, Vec::new()));
+                }
                 let loading = shard.loading.entry(number).or_default();
                 loading.readers += 1;
                 loading.departures
@@ -328,6 +324,14 @@ impl InodeTable {
 }
 
 impl Shard {
+    fn find(&self, number: u64) -> Option<Arc<Inode>> {
+        let inode = self.inodes.get(&number)?;
+        if !inode.referenced.load(Ordering::Relaxed) {
+            inode.referenced.store(true, Ordering::Relaxed);
+        }
+        Some(Arc::clone(inode))
+    }
+
     fn insert(&mut self, number: u64, inode: Arc<Inode>) {
         self.inodes.insert(number, inode);
         self.clock.push_back(number);
