@@ -5,8 +5,8 @@
 //! machine would stop every other program. The rule here:
 //!
 //! - [`Class::Quick`] requests are served where they were read.
-//! - [`Class::Normal`] requests too, unless some request was lately held up (the engine throttles
-//!   writers, or reads tree nodes from the device); then they are treated as blocking.
+//! - [`Class::Normal`] requests too, unless requests are being held up (the engine throttles writers, or reads tree nodes from
+//!   the device); then they are treated as blocking. One alone that took long says nothing: as a rule its thread was preempted.
 //! - [`Class::Blocking`] requests are served where they were read only while at least one other
 //!   transport thread stays free; otherwise a pool takes them. A hand-over costs a thread wake-up,
 //!   which is what a single `fsync` at a time must not pay.
@@ -23,7 +23,7 @@ use std::any::Any;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -53,6 +53,9 @@ pub enum Place {
 
 /// A request that took longer than this was held up.
 const HELD_UP_US: u64 = 1_000;
+/// Two held up among so many requests mean that requests wait. On a busy machine a thread loses its core for milliseconds now and
+/// then; in a time slice it serves hundreds of requests, so that this seldom happens twice in a row.
+const HELD_UP_WITHIN: u32 = 32;
 /// For how long after that `Normal` requests are taken for blocking ones.
 const PRESSURE_US: u64 = 100_000;
 /// Most threads of the pool; more requests than that wait for a free one. Enough for a group commit
@@ -87,6 +90,11 @@ impl Placement {
     }
 }
 
+/// How many more requests a held up one is remembered for, after one more request. No locks, no clock.
+const fn remembered(before: u32, held_up: bool) -> u32 {
+    if held_up { HELD_UP_WITHIN } else { before.saturating_sub(1) }
+}
+
 type Job = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]
@@ -108,6 +116,8 @@ pub struct Dispatcher {
     transport_threads: usize,
     waiting_here: AtomicUsize,
     started: Instant,
+    /// How many more requests the last held up one is remembered for.
+    held_up: AtomicU32,
     /// Microseconds since `started` until which there is pressure.
     pressure_until_us: AtomicU64,
     shared: Arc<Shared>,
@@ -142,6 +152,7 @@ impl Dispatcher {
             transport_threads,
             waiting_here: AtomicUsize::new(0),
             started: Instant::now(),
+            held_up: AtomicU32::new(0),
             pressure_until_us: AtomicU64::new(0),
             shared: Arc::new(Shared {
                 queue: Mutex::default(),
@@ -182,8 +193,25 @@ impl Dispatcher {
         // One that waits as a rule says nothing of the others.
         let expected = matches!(permission, Here::Waiting(_));
         drop(permission);
-        if !expected && now_us - began_us > HELD_UP_US {
+        if !expected {
+            self.note(now_us - began_us > HELD_UP_US, now_us);
+        }
+    }
+
+    /// Serves `job` on a thread that is there to wait.
+    pub fn run_waiting(&self, job: impl FnOnce()) {
+        self.shared.guarded(job);
+    }
+
+    /// Threads may miss each other's requests here: it is a rule of thumb.
+    fn note(&self, held_up: bool, now_us: u64) {
+        let before = self.held_up.load(Ordering::Relaxed);
+        if held_up && before > 0 {
             self.pressure_until_us.store(now_us + PRESSURE_US, Ordering::Relaxed);
+        }
+        let after = remembered(before, held_up);
+        if after != before {
+            self.held_up.store(after, Ordering::Relaxed);
         }
     }
 
@@ -296,6 +324,36 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn two_requests_held_up_among_a_few_make_pressure_and_one_alone_does_not() {
+        let dispatcher = Dispatcher::new(1, |_| {});
+        let note = |held_up: bool, times: u32| {
+            for _ in 0..times {
+                dispatcher.note(held_up, dispatcher.now_us());
+            }
+        };
+        let admitted = || dispatcher.admit(Class::Normal).is_some();
+        note(true, 1);
+        note(false, HELD_UP_WITHIN);
+        note(true, 1);
+        assert!(admitted());
+        note(false, HELD_UP_WITHIN - 1);
+        note(true, 1);
+        assert!(!admitted());
+        dispatcher.close();
+    }
+
+    #[test]
+    fn a_thread_that_is_there_to_wait_may_take_its_time() {
+        let dispatcher = Dispatcher::new(1, |_| {});
+        let long = || std::thread::sleep(std::time::Duration::from_micros(2 * HELD_UP_US));
+        (0..3).for_each(|_| dispatcher.run_waiting(long));
+        assert!(dispatcher.admit(Class::Normal).is_some());
+        (0..3).for_each(|_| dispatcher.run_here(Here::Free, long));
+        assert!(dispatcher.admit(Class::Normal).is_none());
+        dispatcher.close();
     }
 
     #[test]

@@ -229,6 +229,22 @@ fn detach_with_helper(dir: &Path, lazy: bool) -> Result<(), UnmountError> {
     Err(UnmountError::Io(io::Error::other(said.lines().next().unwrap_or("failed").to_owned())))
 }
 
+/// Ends the connection of the mount with this device number at `dir`, whoever uses it: every request gets an error, those under way and
+/// those to come. The mount stays until it is taken off.
+pub fn abort(dir: &Path, device: &str) -> io::Result<()> {
+    let number = device.rsplit(':').next().unwrap_or_default();
+    let by_file = fs::write(format!("/sys/fs/fuse/connections/{number}/abort"), "1");
+    let Err(error) = by_file else { return Ok(()) };
+    // That file system need not be mounted. A forced unmount aborts as well, even if it does not take the mount off.
+    if mount_at(dir)?.is_none_or(|entry| entry.device != device) {
+        return Err(error);
+    }
+    match rustix::mount::unmount(dir, UnmountFlags::FORCE | UnmountFlags::NOFOLLOW) {
+        Ok(()) | Err(Errno::BUSY) => Ok(()),
+        Err(_) => Err(error),
+    }
+}
+
 /// Processes that keep `dir` busy: by working directory, root, or an open file.
 pub fn users_of(dir: &Path) -> Vec<User> {
     let Ok(processes) = fs::read_dir("/proc") else { return Vec::new() };

@@ -19,7 +19,7 @@ pub struct TransportOptions {
     /// Extended attributes can be read. Without, the kernel does not ask for `security.capability`
     /// when a file is first written: one round trip less for each new file.
     pub xattr: bool,
-    /// Requests come over `io_uring` where the kernel offers it.
+    /// Requests come over `io_uring` where the kernel offers it, or can be told to by this process.
     pub io_uring: bool,
 }
 

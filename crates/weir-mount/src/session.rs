@@ -1,5 +1,6 @@
 //! One mount, from attaching to the last answer.
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,8 +12,8 @@ use crate::fuser_transport::{FuserKernelCache, FuserTransport};
 use crate::mount_point;
 use crate::ops::FileSystemOps;
 use crate::options::MountOptions;
-use crate::uring::Rings;
 use crate::uring::serve::Server;
+use crate::uring::{Rings, Switch};
 
 /// A mount that is attached: requests wait until [`Session::serve`] runs. Dropping it unserved takes
 /// it off.
@@ -53,11 +54,13 @@ pub fn mount(
     }
     let threads = options.transport.threads.unwrap_or_else(default_threads);
     let transport_options = options.transport;
+    // The parameter is turned last: who cannot have rings leaves it alone.
     let rings = if transport_options.io_uring {
-        Rings::new(transport_options.max_write_bytes)
+        Rings::new(transport_options.max_write_bytes).and_then(|rings| Some((rings, Switch::on()?)))
     } else {
         None
     };
+    let (rings, switch) = rings.unzip();
     let taken = Arc::new(AtomicBool::new(rings.is_some()));
     let (reporter, served) = (Arc::clone(&ops), Arc::clone(&ops));
     let dispatcher = Dispatcher::new(threads, move |what| reporter.panicked(what));
@@ -72,6 +75,8 @@ pub fn mount(
         let device = entry.map_or_else(String::new, |entry| entry.device);
         Ok((inner, device))
     });
+    // The kernel has said what it offers.
+    drop(switch);
     match mounted {
         Ok((inner, device)) => {
             mount_point::set_read_ahead(&device, options.transport.max_write_bytes);
@@ -132,11 +137,15 @@ impl Session {
         let Some(inner) = self.inner.take() else { return Ok(()) };
         let rings = self.rings.take();
         let server = rings.as_ref().map(|(_, _, server)| Arc::clone(server));
-        let running = rings.map(|(rings, connection, server)| rings.start(&connection, &server));
+        let controller = self.controller.clone();
+        let running = rings.map(|(rings, connection, server)| {
+            rings.start(&connection, &server, move || controller.abort())
+        });
         let running = match running.transpose() {
             Ok(running) => running,
             Err(error) => {
                 // The kernel waits for rings that will not come.
+                let _ = self.controller.abort();
                 let _ = self.controller.unmount(true);
                 return Err(MountError::Session(error));
             }
@@ -180,5 +189,10 @@ impl Controller {
             return Err(UnmountError::NotMounted);
         }
         mount_point::detach(&self.dir, lazy)
+    }
+
+    /// Ends the connection to the kernel: whoever uses the mount gets errors.
+    pub fn abort(&self) -> io::Result<()> {
+        mount_point::abort(&self.dir, &self.device)
     }
 }

@@ -25,6 +25,8 @@ const SHARDS: usize = 64;
 #[derive(Debug)]
 pub struct Facts {
     epoch: AtomicU64,
+    /// Grows with the epoch of any inode.
+    changes: Arc<AtomicU64>,
     /// Neither set-user-id nor set-group-id nor `security.capability`.
     unprivileged_at: AtomicU64,
     /// No default ACL.
@@ -45,9 +47,10 @@ pub enum Fact {
 }
 
 impl Facts {
-    fn new() -> Self {
+    fn new(changes: &Arc<AtomicU64>) -> Self {
         Self {
             epoch: AtomicU64::new(1),
+            changes: Arc::clone(changes),
             unprivileged_at: AtomicU64::new(0),
             no_default_acl_at: AtomicU64::new(0),
             no_access_acl_at: AtomicU64::new(0),
@@ -81,7 +84,18 @@ impl Facts {
     }
     /// To be called before and after a change that could end any fact.
     pub fn changes(&self) {
+        self.changes.fetch_add(1, Ordering::SeqCst);
         self.epoch.fetch_add(1, Ordering::SeqCst);
+    }
+    /// Runs a change that leaves `fact` as it is, and answers whether that is known to hold.
+    pub fn changing_but<T>(&self, fact: Fact, change: impl FnOnce(bool) -> T) -> T {
+        let (held, before) = (self.holds(fact), self.epoch());
+        let result = self.changing(|| change(held));
+        // Unless somebody else changed something meanwhile.
+        if held {
+            self.establish(fact, before + 2);
+        }
+        result
     }
 }
 
@@ -94,11 +108,13 @@ struct Node {
 /// Inodes that the kernel knows.
 pub struct InodeTable {
     shards: Vec<Mutex<HashMap<u64, Node>>>,
+    /// Changes of any inode that could end facts.
+    changes: Arc<AtomicU64>,
 }
 
 impl Default for InodeTable {
     fn default() -> Self {
-        Self { shards: (0..SHARDS).map(|_| Mutex::default()).collect() }
+        Self { shards: (0..SHARDS).map(|_| Mutex::default()).collect(), changes: Arc::default() }
     }
 }
 
@@ -115,8 +131,24 @@ impl InodeTable {
             return Ok(());
         }
         let hold = volume.hold(ino)?;
-        shard.insert(ino, Node { lookups: 1, facts: Arc::new(Facts::new()), hold });
+        let facts = Arc::new(Facts::new(&self.changes));
+        shard.insert(ino, Node { lookups: 1, facts, hold });
         Ok(())
+    }
+
+    /// To be read before an inode is made, for [`Self::establish_new`].
+    pub fn changes(&self) -> u64 {
+        self.changes.load(Ordering::SeqCst)
+    }
+
+    /// `facts` hold of the inode that was made, and acquired, since there were so many `changes`. That says nothing where others changed
+    /// something meanwhile: it could have been this inode, even if nobody was told of it yet.
+    pub fn establish_new(&self, ino: u64, facts: impl Iterator<Item = Fact>, changes: u64) {
+        let known = self.facts(ino);
+        let epoch = known.epoch();
+        if self.changes() == changes {
+            facts.for_each(|fact| known.establish(fact, epoch));
+        }
     }
 
     /// The kernel gives `count` references back.
@@ -136,7 +168,8 @@ impl InodeTable {
     /// nothing is kept.
     pub fn facts(&self, ino: u64) -> Arc<Facts> {
         let shard = self.shard(ino).lock();
-        shard.get(&ino).map_or_else(|| Arc::new(Facts::new()), |node| Arc::clone(&node.facts))
+        let known = shard.get(&ino).map(|node| Arc::clone(&node.facts));
+        known.unwrap_or_else(|| Arc::new(Facts::new(&self.changes)))
     }
 
     /// Inodes the kernel knows.
@@ -216,7 +249,7 @@ mod tests {
 
     #[test]
     fn a_fact_ends_with_any_change_even_one_that_was_under_way_when_it_was_found() {
-        let facts = Facts::new();
+        let facts = Facts::new(&Arc::default());
         assert!(!facts.holds(Fact::Unprivileged));
         let epoch = facts.epoch();
         facts.establish(Fact::Unprivileged, epoch);
@@ -229,5 +262,39 @@ mod tests {
             facts.establish(Fact::Unprivileged, epoch);
         });
         assert!(!facts.holds(Fact::Unprivileged));
+    }
+    #[test]
+    fn a_fact_outlives_a_change_that_leaves_it_alone_but_not_another_at_the_same_time() {
+        let facts = Facts::new(&Arc::default());
+        let change = |known: bool| assert!(!known);
+        facts.changing_but(Fact::NoAccessAcl, change);
+        assert!(!facts.holds(Fact::NoAccessAcl), "what was not known still is not");
+        for fact in [Fact::NoAccessAcl, Fact::Unprivileged] {
+            facts.establish(fact, facts.epoch());
+        }
+        facts.changing_but(Fact::NoAccessAcl, |known| assert!(known));
+        assert!(facts.holds(Fact::NoAccessAcl) && !facts.holds(Fact::Unprivileged));
+        facts.changing_but(Fact::NoAccessAcl, |_| facts.changing(|| {}));
+        assert!(!facts.holds(Fact::NoAccessAcl));
+    }
+
+    #[test]
+    fn of_a_new_inode_nothing_is_known_if_anything_changed_while_it_was_made() {
+        let device = Arc::new(weir::device::memory::MemoryDevice::new(64 << 20));
+        let device: Arc<dyn weir::device::Device> = device;
+        Volume::format_device(&device, &weir::CreateOptions::default()).unwrap();
+        let volume = Volume::open_device(device, weir::VolumeOptions::default()).unwrap();
+        let inodes = InodeTable::default();
+        inodes.acquire(&volume, Volume::ROOT).unwrap();
+        let establish = |changes| {
+            inodes.establish_new(Volume::ROOT, [Fact::Unprivileged].into_iter(), changes);
+            inodes.facts(Volume::ROOT).holds(Fact::Unprivileged)
+        };
+        let before = inodes.changes();
+        Facts::new(&inodes.changes).changing(|| {});
+        assert!(!establish(before));
+        assert!(establish(inodes.changes()));
+        inodes.clear();
+        volume.close().unwrap();
     }
 }

@@ -325,15 +325,8 @@ impl WeirFs {
     }
 
     /// `chmod` of an inode with an access list changes the list too.
-    fn chmod_list(&self, ino: u64, facts: &Facts, permissions: u32) -> OpResult<()> {
-        if !self.posix_acl || facts.holds(Fact::NoAccessAcl) {
-            return Ok(());
-        }
-        let epoch = facts.epoch();
-        let Some(value) = self.optional_xattr(ino, acl::ACCESS)? else {
-            facts.establish(Fact::NoAccessAcl, epoch);
-            return Ok(());
-        };
+    fn chmod_list(&self, ino: u64, permissions: u32) -> OpResult<()> {
+        let Some(value) = self.optional_xattr(ino, acl::ACCESS)? else { return Ok(()) };
         if let Some(mut list) = Acl::parse(&value) {
             list.set_mode_bits(permissions);
             self.check(self.volume.setxattr(ino, acl::ACCESS, &list.encode(), XattrMode::Set))?;
@@ -406,6 +399,18 @@ struct Planned {
     inherited: Option<Acl>,
 }
 
+impl Planned {
+    /// What is known of the inode that was made, with these attributes.
+    fn facts(&self, attr: &Attr) -> impl Iterator<Item = Fact> {
+        let facts = [
+            (attr.permissions & SUID_SGID == 0, Fact::Unprivileged),
+            (self.access.is_none(), Fact::NoAccessAcl),
+            (self.inherited.is_none(), Fact::NoDefaultAcl),
+        ];
+        facts.into_iter().filter(|(holds, _)| *holds).map(|(_, fact)| fact)
+    }
+}
+
 /// Whether the caller has `CAP_FSETID`, as far as a request tells.
 fn is_privileged(caller: Caller) -> bool {
     caller.uid == 0
@@ -459,9 +464,11 @@ impl FileSystemOps for WeirFs {
         }
         match change.permissions {
             None => self.check(self.volume.setattr(ino, change)),
-            Some(permissions) => facts.changing(|| {
+            Some(permissions) => facts.changing_but(Fact::NoAccessAcl, |no_list| {
                 let attr = self.check(self.volume.setattr(ino, change))?;
-                self.chmod_list(ino, &facts, permissions)?;
+                if self.posix_acl && !no_list {
+                    self.chmod_list(ino, permissions)?;
+                }
                 Ok(attr)
             }),
         }
@@ -469,9 +476,12 @@ impl FileSystemOps for WeirFs {
 
     fn make(&self, caller: Caller, parent: u64, name: &[u8], new: &Make) -> OpResult<Attr> {
         let planned = self.plan(caller, parent, new)?;
+        let changes = self.inodes.changes();
         let attr = self.check(self.volume.make(parent, name, &planned.inode))?;
         self.store_lists(attr.ino, &planned)?;
-        self.entry(attr)
+        let attr = self.entry(attr)?;
+        self.inodes.establish_new(attr.ino, planned.facts(&attr), changes);
+        Ok(attr)
     }
 
     fn create(

@@ -42,8 +42,11 @@ const READY: &str = "ready ";
         sync dirsync               every write, every change of a directory is synchronous\n  \
         acl noacl                  POSIX access control lists (default: acl)\n  \
         xattr noxattr              extended attributes (without: new files are made faster)\n  \
-        io_uring no_io_uring       rings instead of /dev/fuse, where the kernel offers them:\n  \
-                                   echo Y > /sys/module/fuse/parameters/enable_uring\n  \
+        io_uring no_io_uring       requests come through a ring for each core instead of\n  \
+                                   /dev/fuse, where the kernel offers that (Linux 6.14; for\n  \
+                                   others than root only while\n  \
+                                   /sys/module/fuse/parameters/enable_uring is Y)\n  \
+                                   (default: io_uring)\n  \
         writeback_cache            the kernel collects small writes (default: off)\n  \
         fsname=NAME                what mount and df show\n  \
         threads=N max_background=N max_write=BYTES   tuning of the connection\n\n\

@@ -27,6 +27,26 @@ pub fn command(commit_id: u64, queue: u16) -> [u8; 80] {
     bytes
 }
 
+/// What a command has ended with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    /// Its entry holds a request.
+    Request,
+    /// The connection has ended.
+    Ended,
+    /// The kernel did not take it: an entry without a request, or an answer that nobody gets.
+    Refused,
+}
+
+/// From a completion's result.
+pub const fn fate(result: i32) -> Fate {
+    match -result {
+        ..=0 => Fate::Request,
+        libc::ENOTCONN | libc::ECONNABORTED | libc::ECANCELED | libc::ENODEV => Fate::Ended,
+        _ => Fate::Refused,
+    }
+}
+
 /// Operations (`enum fuse_opcode`).
 pub mod op {
     #![allow(missing_docs)]
@@ -257,6 +277,17 @@ const BLOCK_BYTES: u32 = 4096;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_refused_command_is_not_taken_for_the_end_of_the_connection() {
+        assert_eq!(fate(0), Fate::Request);
+        for error in [libc::ENOTCONN, libc::ECONNABORTED, libc::ECANCELED, libc::ENODEV] {
+            assert_eq!(fate(-error), Fate::Ended);
+        }
+        for error in [libc::EINVAL, libc::ENOENT, libc::EIO, libc::ENOMEM, libc::EFAULT] {
+            assert_eq!(fate(-error), Fate::Refused);
+        }
+    }
 
     fn attr() -> Attr {
         Attr {

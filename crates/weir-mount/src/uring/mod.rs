@@ -1,9 +1,12 @@
-//! FUSE over `io_uring` (Linux 6.14 and later, where the superuser has switched it on): requests come through a ring for each core,
-//! and the answer to one is handed in with the wait for the next.
+//! FUSE over `io_uring` (Linux 6.14 and later): requests come through a ring for each core, and the answer to one is handed in with
+//! the wait for the next.
+//!
+//! The kernel offers it to new connections while `/sys/module/fuse/parameters/enable_uring` says so, and by default that does not. A
+//! connection keeps what it was offered. So [`Switch`] turns the parameter on for the moment of our own handshake,
+//! where we may, and back.
 //!
 //! `/dev/fuse` stays: the first request comes there, and so do those that have no answer. `fuser` serves it, and everything,
-//! where there are no rings: an older kernel, one where they are switched off (`/sys/module/fuse/parameters/enable_uring`), a
-//! sandbox that refuses them.
+//! where there are no rings: an older kernel, one that we may not ask for them, a sandbox that refuses them.
 //!
 //! | module | does |
 //! |---|---|
@@ -17,14 +20,22 @@ pub mod helper;
 pub mod queue;
 pub mod serve;
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use queue::Queue;
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
 use serve::Server;
+
+use crate::dispatch::panic_message;
 
 /// A header has a page of its own.
 const PAGE_BYTES: usize = 4096;
@@ -37,6 +48,54 @@ const ENTRIES: usize = 256;
 /// More queues than this are not tried.
 const MAX_QUEUES: usize = 64;
 
+/// Whether the kernel offers rings to new connections.
+const PARAMETER: &str = "/sys/module/fuse/parameters/enable_uring";
+/// How often and how long a mount waits for another that begins.
+const LOCK_TRIES: usize = 50;
+const LOCK_RETRY: Duration = Duration::from_millis(10);
+
+/// Has the kernel offer rings to new connections for as long as it lives, where it did not and this process may tell it.
+pub struct Switch {
+    /// Locked, so that mounts that begin at the same time do not undo each other's offer.
+    parameter: File,
+    turned: bool,
+}
+
+impl Switch {
+    /// Turns it on; `None` where it stays off.
+    pub fn on() -> Option<Self> {
+        Self::of(Path::new(PARAMETER))
+    }
+
+    fn of(path: &Path) -> Option<Self> {
+        let may_write = File::options().read(true).write(true).open(path);
+        let parameter = may_write.or_else(|_| File::open(path)).ok()?;
+        // A lock that somebody keeps is not worth waiting for long: without it, rings may be missed, no more.
+        for _ in 0..LOCK_TRIES {
+            match rustix::fs::flock(&parameter, FlockOperation::NonBlockingLockExclusive) {
+                Err(Errno::WOULDBLOCK) => std::thread::sleep(LOCK_RETRY),
+                _ => break,
+            }
+        }
+        let mut value = [0];
+        parameter.read_at(&mut value, 0).ok()?;
+        let turned = value != *b"Y";
+        if turned {
+            parameter.write_at(b"Y", 0).ok()?;
+        }
+        Some(Self { parameter, turned })
+    }
+}
+
+impl Drop for Switch {
+    fn drop(&mut self) {
+        if self.turned {
+            // Left on it does no harm: who does not ask for rings gets none.
+            let _ = self.parameter.write_at(b"N", 0);
+        }
+    }
+}
+
 /// Rings that are ready, before the kernel is asked whether it wants them.
 pub struct Rings(Vec<Queue>);
 
@@ -47,10 +106,9 @@ fn possible_cores(text: &str) -> Option<usize> {
 }
 
 impl Rings {
-    /// One for each core, if the kernel offers this and the process may have them.
+    /// One for each core, if the process may have them.
     pub fn new(max_write_bytes: u32) -> Option<Self> {
-        let enabled = fs::read("/sys/module/fuse/parameters/enable_uring").ok()?;
-        if !enabled.starts_with(b"Y") || max_write_bytes < MIN_WRITE_BYTES {
+        if max_write_bytes < MIN_WRITE_BYTES {
             return None;
         }
         let text = fs::read_to_string("/sys/devices/system/cpu/possible").ok()?;
@@ -65,19 +123,34 @@ impl Rings {
         self.0.len()
     }
 
-    /// Serves requests on a thread for each ring, until the connection ends.
-    pub fn start(self, device: &OwnedFd, server: &Arc<Server>) -> io::Result<Running> {
+    /// Serves requests on a thread for each ring, until the connection ends. A ring that fails has `abort` end it: the kernel would give
+    /// it requests for ever, and who made them would wait as long.
+    pub fn start(
+        self,
+        device: &OwnedFd,
+        server: &Arc<Server>,
+        abort: impl Fn() -> io::Result<()> + Clone + Send + 'static,
+    ) -> io::Result<Running> {
         let mut running = Running { threads: Vec::new() };
         for (core, queue) in self.0.into_iter().enumerate() {
-            let (device, server) = (device.try_clone()?, Arc::clone(server));
+            let (device, server, abort) = (device.try_clone()?, Arc::clone(server), abort.clone());
             let thread = std::thread::Builder::new().name(format!("weir-fuse-{core}"));
             running.threads.push(thread.spawn(move || {
                 stay_on(core);
-                let ended = queue.run(&device, &|held| server.serve(held));
-                if let Err(error) = &ended {
-                    server.failed(error);
-                }
-                ended
+                let serve = || queue.run(&device, &|held| server.serve(held));
+                let ended = catch_unwind(AssertUnwindSafe(serve)).unwrap_or_else(|payload| {
+                    let text = panic_message(payload.as_ref());
+                    Err(io::Error::other(format!("it panicked: {text}")))
+                });
+                ended.map_err(|error| {
+                    let text = format!("the ring of core {core} failed: {error}");
+                    let text = match abort() {
+                        Ok(()) => format!("{text}: the mount was ended"),
+                        Err(error) => format!("{text}: and the mount cannot be ended: {error}"),
+                    };
+                    server.failed(&text);
+                    io::Error::other(text)
+                })
             })?);
         }
         Ok(running)
@@ -112,6 +185,22 @@ impl Running {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_parameter_is_on_while_it_is_needed_and_as_it_was_afterwards() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("enable_uring");
+        let said = || fs::read_to_string(&file).unwrap().trim().to_owned();
+        assert!(Switch::of(&file).is_none(), "there is no such parameter");
+        fs::write(&file, "N\n").unwrap();
+        let switch = Switch::of(&file).unwrap();
+        assert_eq!(said(), "Y");
+        drop(switch);
+        assert_eq!(said(), "N");
+        fs::write(&file, "Y\n").unwrap();
+        drop(Switch::of(&file).unwrap());
+        assert_eq!(said(), "Y");
+    }
 
     #[test]
     fn cores_are_counted_up_to_the_last_possible_one() {

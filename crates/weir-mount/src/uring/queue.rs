@@ -8,6 +8,8 @@
 //! **Invariant:** an entry's memory is touched through its only [`Held`], which exists from the completion of the command that
 //! filled it until its answer is left in `answered`; the kernel touches it only while a command of it is submitted.
 //! **Invariant:** each [`Held`] is answered once: dropping it unanswered answers EIO.
+//! **Invariant:** a queue that can serve no more returns an error, even if its connection lives: whoever runs it has to end that, since
+//! the kernel goes on giving it the requests of its core.
 //!
 //! `unsafe` here: memory of entries, which the kernel uses after a call; commands that carry its addresses.
 
@@ -24,7 +26,7 @@ use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use parking_lot::Mutex;
 use rustix::event::EventfdFlags;
 
-use super::abi::{self, HEADER_BYTES, Request};
+use super::abi::{self, Fate, HEADER_BYTES, Request};
 use crate::errno::Errno;
 
 /// The ring of a queue: commands need the large entries.
@@ -224,6 +226,9 @@ impl Queue {
         }
         // Entries with the kernel. When none is and the connection has ended, nobody will ask any more.
         let mut submitted = self.shared.entries;
+        // Entries that have held a request, so that the command under way is an answer; and those that the kernel did not want.
+        let mut used = vec![false; self.shared.entries];
+        let mut unwanted = 0;
         let mut ended = false;
         let mut listening = true;
         let mut completed: Vec<(u64, i32)> = Vec::new();
@@ -258,10 +263,22 @@ impl Queue {
                     continue;
                 }
                 submitted -= 1;
-                if result < 0 {
-                    ended = true;
-                } else {
-                    serve(self.held(user_data as usize));
+                let index = user_data as usize;
+                match abi::fate(result) {
+                    Fate::Request => {
+                        used[index] = true;
+                        serve(self.held(index));
+                    }
+                    Fate::Ended => ended = true,
+                    Fate::Refused if used[index] => {
+                        let error = io::Error::from_raw_os_error(-result);
+                        return Err(io::Error::other(format!("an answer was refused: {error}")));
+                    }
+                    // Fewer entries do; and where the kernel wants none, requests come over `/dev/fuse`.
+                    Fate::Refused => {
+                        unwanted += 1;
+                        ended |= unwanted == self.shared.entries;
+                    }
                 }
             }
         }

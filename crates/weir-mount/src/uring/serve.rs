@@ -116,16 +116,16 @@ impl Server {
         let helper = |core| {
             let (ops, dispatcher) = (Arc::clone(&ops), Arc::clone(&dispatcher));
             Helper::new(core, move |(target, done): (SyncTarget, Done)| {
-                dispatcher.run_here(Here::Free, || done(ops.sync(&target)));
+                dispatcher.run_waiting(|| done(ops.sync(&target)));
             })
         };
         let helpers = (0..queues).map_while(|core| helper(core).ok()).collect();
         Self { ops, dispatcher, context, helpers, crowd: Arc::default() }
     }
 
-    /// A ring gave up: requests from its core are not answered any more.
-    pub fn failed(&self, error: &std::io::Error) {
-        self.ops.panicked(&format!("a ring of the mount failed: {error}"));
+    /// A ring gave up, and the mount with it.
+    pub fn failed(&self, what: &str) {
+        self.ops.panicked(what);
     }
 
     /// Serves what is queued, and ends the pool.

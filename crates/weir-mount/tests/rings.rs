@@ -1,0 +1,91 @@
+//! When there are rings, and what a ring that fails does to programs. Skipped, with a word, where this machine cannot mount.
+//!
+//! `unsafe` here: taking a ring's descriptor away from its thread, which is how a ring is made to fail.
+#![allow(missing_docs, unsafe_code)]
+
+mod common;
+
+use std::fs;
+use std::os::fd::{AsRawFd, RawFd};
+use std::path::Path;
+use std::sync::{Mutex, mpsc};
+use std::time::Duration;
+
+use weir_mount::FileSystemOps;
+
+/// Rings are told apart by when they came.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+fn has_thread(prefix: &str) -> bool {
+    let Ok(tasks) = fs::read_dir("/proc/self/task") else { return false };
+    tasks.flatten().any(|task| {
+        fs::read_to_string(task.path().join("comm")).is_ok_and(|name| name.starts_with(prefix))
+    })
+}
+
+/// The kernel has rings; root can have them offered.
+fn has_rings() -> bool {
+    let has = Path::new("/sys/module/fuse/parameters/enable_uring").exists();
+    if !has {
+        eprintln!("the rings were not tested: the kernel does not have them");
+    }
+    has
+}
+
+#[test]
+fn rings_are_used_where_the_kernel_has_them_and_the_offer_is_as_it_was_afterwards() {
+    let offer = || fs::read_to_string("/sys/module/fuse/parameters/enable_uring").ok();
+    let _one_at_a_time = ONE_AT_A_TIME.lock();
+    let before = offer();
+    let ops: std::sync::Arc<dyn FileSystemOps> = common::MemoryFs::new();
+    let Some(mount) = common::TestMount::new(ops, "io_uring") else { return };
+    assert_eq!(offer(), before);
+    fs::write(mount.path().join("file"), "x").unwrap();
+    assert_eq!(has_thread("weir-fuse-"), has_rings());
+}
+
+fn rings_of_this_process() -> Vec<RawFd> {
+    let descriptors = fs::read_dir("/proc/self/fd").unwrap().flatten();
+    let is_ring = |path: &Path| {
+        fs::read_link(path).is_ok_and(|target| target.to_string_lossy().contains("[io_uring]"))
+    };
+    let rings = descriptors.filter(|entry| is_ring(&entry.path()));
+    rings.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// Asks the mount for something on every core, in turn.
+fn ask_on_every_core(dir: &Path) -> Vec<std::io::Result<()>> {
+    let cores = std::thread::available_parallelism().unwrap().get();
+    let results = (0..cores).map(|core| {
+        let mut set = rustix::thread::CpuSet::new();
+        set.set(core);
+        rustix::thread::sched_setaffinity(None, &set).unwrap();
+        fs::write(dir.join(format!("on-{core}")), "x")
+    });
+    results.collect()
+}
+
+#[test]
+fn a_ring_that_fails_ends_the_mount_with_errors_and_not_with_programs_that_wait() {
+    if !has_rings() {
+        return;
+    }
+    let _one_at_a_time = ONE_AT_A_TIME.lock();
+    let before = rings_of_this_process();
+    let ops = common::MemoryFs::new();
+    let Some(mount) = common::TestMount::new(ops.clone(), "io_uring") else { return };
+    assert!(ask_on_every_core(mount.path()).iter().all(Result::is_ok));
+    let victim = rings_of_this_process().into_iter().find(|ring| !before.contains(ring)).unwrap();
+    let null = fs::File::open("/dev/null").unwrap();
+    // SAFETY: the number stays open, and its owner closes it once; what it meets there now is an error, which is the point.
+    assert_eq!(unsafe { libc::dup2(null.as_raw_fd(), victim) }, victim);
+
+    let (done, is_done) = mpsc::channel();
+    let dir = mount.path().to_path_buf();
+    std::thread::spawn(move || done.send(ask_on_every_core(&dir)));
+    let answers = is_done.recv_timeout(Duration::from_secs(60)).expect("a program waits for ever");
+    assert!(answers.iter().any(Result::is_err), "{answers:?}");
+    let ended = mount.join().unwrap_err().to_string();
+    assert!(ended.contains("failed") && ended.contains("the mount was ended"), "{ended}");
+    assert!(ops.panics().iter().any(|text| text.contains("the ring of core")));
+}
