@@ -1,10 +1,17 @@
 //! Exhaustive exploration of [`Core`]: every interleaving of a few submitters, the drivers, a checkpoint that
 //! flushes, and a device that may fail, to the end. States already seen are not
 //! visited twice, so the exploration is complete, not bounded in depth.
+//!
+//! States that behave alike are one ([`World::simplify`]), submitters that want the same come in the order of their
+//! numbers, and of a state that was seen only 128 bits are kept: so all mixes of four can be explored.
 
 use super::*;
 use std::collections::HashSet;
-use std::hash::{Hash, Hasher};
+use std::hash::{BuildHasherDefault, Hash, Hasher};
+
+/// Most submitters, and most drivers.
+const MOST: usize = 5;
+const MOST_DRIVERS: usize = 3;
 
 /// What a submitter wants after it has appended its operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -26,6 +33,8 @@ enum Want {
 enum At {
     /// A submitter that has not come yet; a driver that is about to take a step.
     Start,
+    /// Has opened a chain, with an operation.
+    Chaining,
     Appended,
     Asleep,
     /// A driver that sleeps with its alarm set.
@@ -35,8 +44,9 @@ enum At {
     /// Is the writer; has not sealed the group.
     Sealing,
     /// Frames up to this LSN are still to be written; true when by forced unit access.
-    Writing(Lsn, bool),
-    Flushing(Flush, Lsn),
+    Writing(u8, bool),
+    /// What had been written when the flush began.
+    Flushing(u8),
     /// Is about to look for callbacks to call; true after it has called one.
     Acking(bool),
     /// A driver that found nothing to do.
@@ -44,26 +54,32 @@ enum At {
     Done,
 }
 
+/// One who wants something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Submitter {
+    at: At,
+    /// What it waits for, until it is answered.
+    goal: Option<Goal>,
+    /// Its callback came when its LSN was durable already.
+    late: bool,
+    /// Of a checkpoint, until it is answered: what was written when it came.
+    to_cover: u8,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct World {
     core: Core<u8, u8>,
-    submitters: Vec<At>,
-    drivers: Vec<At>,
+    /// Those that do not take part are done: so are drivers.
+    submitters: [Submitter; MOST],
+    drivers: [At; MOST_DRIVERS],
     driver_calls: usize,
-    results: Vec<Option<bool>>,
-    goals: Vec<Option<Goal>>,
     appended: Lsn,
     written: Lsn,
-    /// Of the checkpoint: what was written when it came.
-    to_cover: Lsn,
     /// What really survives a power cut.
     stable: Lsn,
-    failures_left: u8,
     last_ack: Lsn,
-    /// Callbacks that came when their LSN was durable already.
-    late: Vec<bool>,
-    /// A flush has failed: the device promises nothing any more.
-    broken: bool,
+    /// First and last LSN of the chain; 0 while there is none.
+    chain: (Lsn, Lsn),
 }
 
 /// A submitter or a driver.
@@ -78,17 +94,50 @@ enum Who {
 struct Scenario {
     wants: Vec<Want>,
     drivers: usize,
-    failures: u8,
+    /// Any of its writes and flushes may fail.
+    fails: bool,
     /// The device has forced unit access.
     fua: bool,
-    /// LSN 1 is the first part of a batch that LSN 2 ends.
-    batch: bool,
+    /// The first submitter opens a chain before it appends its operation, which ends it: what others append meanwhile belongs to it.
+    chain: bool,
+}
+
+/// An error in the core's rules, or in how they are followed, that the explorer must find.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Planted {
+    /// A flush acknowledges frames that were written after it began.
+    FlushCoversLaterFrames,
+    /// A flush acknowledges what it covers although the log has failed meanwhile.
+    AcknowledgesAfterFailure,
+    /// Who asks for a flush is content with the one in flight.
+    TakesFlushInFlight,
+    /// The part of a chain that is written counts as if it were complete.
+    CutsChain,
+    /// A frame is forced although others before it are not durable.
+    ForcesTooMuch,
+    /// The writer's role is free for everybody.
+    SharesWriter,
+    /// The last callback is called first.
+    CallsBackwards,
+    /// Nobody is called for a role that has become free.
+    CallsNobody,
+    /// A driver that was called counts as looking for ever.
+    LooksForEver,
+    /// A failure wakes nobody.
+    FailsSilently,
+    /// No driver sets its alarm.
+    SetsNoAlarm,
+    /// Callbacks that come after a failure are kept.
+    KeepsCallbacksAfterFailure,
 }
 
 struct Explorer {
     scenario: Scenario,
+    planted: Option<Planted>,
     /// Hashes of the states visited: 128 bits, so that none is taken for another.
-    seen: HashSet<(u64, u64)>,
+    seen: HashSet<u128, BuildHasherDefault<Taken>>,
+    /// Longest way that was gone from the start.
+    depth: u32,
     ends: usize,
     failed_ends: usize,
 }
@@ -101,20 +150,123 @@ fn lsn_of(goal: Goal) -> Lsn {
 }
 
 impl World {
+    fn new(scenario: &Scenario) -> Self {
+        let mut core = Core::new(0);
+        // As if many had come at once before: one alone is gathered.
+        core.gathering.expect(2);
+        let mut submitters =
+            [Submitter { at: At::Done, goal: None, late: false, to_cover: 0 }; MOST];
+        for submitter in &mut submitters[..scenario.wants.len()] {
+            submitter.at = At::Start;
+        }
+        let mut drivers = [At::Done; MOST_DRIVERS];
+        drivers[..scenario.drivers].fill(At::Start);
+        Self {
+            core,
+            submitters,
+            drivers,
+            driver_calls: 0,
+            appended: 0,
+            written: 0,
+            stable: 0,
+            last_ack: 0,
+            chain: (0, 0),
+        }
+    }
+
     fn at(&mut self, who: Who) -> &mut At {
         match who {
-            Who::Submitter(number) => &mut self.submitters[number],
+            Who::Submitter(number) => &mut self.submitters[number].at,
             Who::Driver(number) => &mut self.drivers[number],
         }
     }
 
+    fn goal(&self, number: usize) -> Goal {
+        self.submitters[number].goal.unwrap_or_else(|| panic!("{number} has no goal: {self:?}"))
+    }
+
+    /// Makes states equal that behave alike: drivers at the same point are interchangeable; flushes are numbered from
+    /// the last that has ended; nothing is remembered that nobody will ask for.
+    fn simplify(&mut self, scenario: &Scenario) {
+        self.drivers.sort_unstable();
+        let left = |wanted: &[Want], done: bool| {
+            let mut all = self.submitters.iter().zip(&scenario.wants);
+            all.any(|(submitter, want)| {
+                let is_left = matches!(submitter.at, At::Start | At::Chaining | At::Appended);
+                wanted.contains(want) && (is_left || done && submitter.goal.is_some())
+            })
+        };
+        if !left(&[Want::Callback, Want::Patient], true) {
+            self.last_ack = 0;
+        }
+        if self.core.failed || !left(&[Want::Patient], false) {
+            self.core.gathering.expect(2);
+        }
+        self.renumber_flushes();
+    }
+
+    fn renumber_flushes(&mut self) {
+        let ended = std::mem::take(&mut self.core.flushes_ended);
+        if ended == 0 {
+            return;
+        }
+        let shift = |goal: &mut Goal| {
+            if let Goal::Flushed(number) = goal {
+                *number = number.saturating_sub(ended);
+            }
+        };
+        self.core.flushes_begun -= ended;
+        if let Some((flush, by)) = &mut self.core.flusher {
+            flush.number -= ended;
+            by.own.iter_mut().for_each(shift);
+        }
+        if let Some(by) = &mut self.core.writer {
+            by.own.iter_mut().for_each(shift);
+        }
+        self.submitters.iter_mut().filter_map(|submitter| submitter.goal.as_mut()).for_each(shift);
+        if !self.core.flush_callers.is_empty() {
+            let callers = std::mem::take(&mut self.core.flush_callers);
+            let shifted = callers
+                .into_iter()
+                .map(|((number, place), caller)| ((number - ended, place), caller));
+            self.core.flush_callers = shifted.collect();
+        }
+    }
+
+    /// The frame that ends with `lsn` is one of a chain, and not its last.
+    fn continues(&self, lsn: Lsn) -> bool {
+        let (first, end) = self.chain;
+        first > 0 && lsn >= first && (end == 0 || lsn < end)
+    }
+
+    /// What replay keeps of the frames up to `lsn`: nothing of a chain that is not complete.
+    fn kept(&self, lsn: Lsn) -> Lsn {
+        if self.continues(lsn) { self.chain.0 - 1 } else { lsn }
+    }
+
+    /// Nobody waits for what is in a chain before that is closed, unless all is lost anyway.
+    fn must_wait_for_chain(&self, number: usize) -> bool {
+        let open = self.chain.0 > 0 && self.chain.1 == 0;
+        let inside = |goal| matches!(goal, Goal::Durable(lsn) if lsn >= self.chain.0);
+        open && self.submitters[number].goal.is_some_and(inside) && !self.core.is_failed()
+    }
+}
+
+impl Explorer {
+    fn has(&self, planted: Planted) -> bool {
+        self.planted == Some(planted)
+    }
+
     /// Calls those for whom there is work.
-    fn call(&mut self, beside: Beside) {
-        while let Some(call) = self.core.call(beside) {
+    fn call(&self, world: &mut World, beside: Beside) {
+        if self.has(Planted::CallsNobody) {
+            return;
+        }
+        while let Some(call) = world.core.call(beside) {
             match call {
-                Call::Driver => self.driver_calls += 1,
+                Call::Driver => world.driver_calls += 1,
                 Call::Caller(number) => {
-                    let at = &mut self.submitters[usize::from(number)];
+                    let at = world.at(Who::Submitter(usize::from(number)));
                     assert_eq!(*at, At::Asleep, "called but not asleep");
                     *at = At::Called;
                 }
@@ -122,61 +274,53 @@ impl World {
         }
     }
 
-    fn continues(scenario: &Scenario, lsn: Lsn) -> bool {
-        scenario.batch && lsn == 1
-    }
-
-    /// What replay keeps of the frames up to `lsn`: nothing of a batch that is not complete.
-    fn kept(scenario: &Scenario, lsn: Lsn) -> Lsn {
-        if Self::continues(scenario, lsn) { lsn - 1 } else { lsn }
-    }
-}
-
-impl Explorer {
     fn answer(&self, world: &mut World, number: usize, success: bool) {
-        assert_eq!(world.results[number], None, "{number} was answered twice");
-        let lsn = world.goals[number].map_or(0, lsn_of);
+        let goal = world.submitters[number].goal.take();
+        let to_cover = std::mem::take(&mut world.submitters[number].to_cover);
+        let Some(goal) = goal else { panic!("{number} was answered twice: {world:?}") };
         match self.scenario.wants[number] {
             Want::Durable | Want::Callback | Want::Patient if success => {
-                assert!(lsn <= world.stable, "acknowledged before durable: {world:?}");
+                assert!(lsn_of(goal) <= world.stable, "acknowledged before durable: {world:?}");
             }
-            Want::Written if success => assert!(lsn <= world.written),
-            Want::Flush if success => assert!(world.to_cover <= world.stable, "{world:?}"),
+            Want::Written if success => assert!(lsn_of(goal) <= world.written, "{world:?}"),
+            Want::Flush if success => assert!(Lsn::from(to_cover) <= world.stable, "{world:?}"),
             _ => {}
         }
-        world.results[number] = Some(success);
     }
 
     fn wake(&self, world: &mut World, wake: Vec<u8>) {
         for number in wake.into_iter().map(usize::from) {
-            assert_eq!(world.submitters[number], At::Asleep, "woken but not asleep");
-            let reached = world.goals[number].is_some_and(|goal| world.core.reached(goal));
+            assert_eq!(world.submitters[number].at, At::Asleep, "woken but not asleep");
+            let reached = world.core.reached(world.goal(number));
             self.answer(world, number, reached && !world.core.is_failed());
-            world.submitters[number] = At::Done;
+            world.submitters[number].at = At::Done;
         }
     }
 
     /// What `who` does next, in the critical section in which it has booked what it did before.
     fn go_on(&self, world: &mut World, who: Who, looks: bool) {
+        if self.has(Planted::SharesWriter) {
+            world.core.writer = None;
+        }
         let step = match who {
             Who::Driver(_) => world.core.driver_step(),
             Who::Submitter(number) => {
-                let Some(goal) = world.goals[number] else { panic!("no goal") };
+                let goal = world.goal(number);
                 if looks { world.core.look(goal) } else { world.core.step(goal) }
             }
         };
-        world.call(match who {
+        let beside = match who {
             Who::Driver(_) if step == Step::Wait => Beside::Nothing,
             Who::Driver(_) => Beside::All,
             Who::Submitter(_) => Beside::Alarm,
-        });
+        };
+        self.call(world, beside);
         let next = match (step, who) {
             (Step::Write, _) => At::Sealing,
-            (Step::Flush(flush), _) => At::Flushing(flush, world.written),
+            (Step::Flush(_), _) => At::Flushing(world.written as u8),
             (_, Who::Driver(_)) => At::Acking(false),
             (Step::Wait, Who::Submitter(number)) => {
-                let Some(goal) = world.goals[number] else { panic!("no goal") };
-                world.core.park(goal, number as u8);
+                world.core.park(world.goal(number), number as u8);
                 At::Asleep
             }
             (_, Who::Submitter(number)) => {
@@ -188,118 +332,160 @@ impl Explorer {
     }
 
     fn arrive(&self, world: &mut World, number: usize) {
-        let lsn = world.goals[number].map_or(0, lsn_of);
         match self.scenario.wants[number] {
             Want::Callback | Want::Patient => {
-                world.late[number] = lsn <= world.core.durable();
+                let lsn = lsn_of(world.goal(number));
+                world.submitters[number].late = lsn <= world.core.durable();
                 let patient = self.scenario.wants[number] == Want::Patient;
+                let failed = world.core.failed;
+                world.core.failed &= !self.has(Planted::KeepsCallbacksAfterFailure);
                 world.core.arrive_callback(lsn, number as u8, patient);
-                world.call(Beside::All);
-                world.submitters[number] = At::Done;
+                world.core.failed = failed;
+                self.call(world, Beside::All);
+                world.submitters[number].at = At::Done;
             }
             Want::WriteOut => {
+                world.submitters[number].goal = None;
                 world.core.request_write_out();
-                world.call(Beside::All);
-                world.submitters[number] = At::Done;
+                self.call(world, Beside::All);
+                world.submitters[number].at = At::Done;
             }
             _ => self.go_on(world, Who::Submitter(number), false),
         }
     }
 
-    fn start(&self, world: &World, number: usize) -> Vec<World> {
+    /// Whether it can come: those that want the same are interchangeable, they come in order. The first has the
+    /// batch.
+    fn may_start(&self, world: &World, number: usize) -> bool {
         let wants = &self.scenario.wants;
-        // Submitters that want the same are interchangeable: they start in order. The first has the batch.
-        let twin_waits = (0..number)
-            .any(|twin| wants[twin] == wants[number] && world.submitters[twin] == At::Start);
-        let batch_waits = self.scenario.batch && number > 0 && world.submitters[0] == At::Start;
-        if twin_waits || batch_waits {
-            return Vec::new();
-        }
-        let mut next = world.clone();
-        if wants[number] == Want::Flush {
-            next.to_cover = World::kept(&self.scenario, next.written);
-            next.goals[number] = Some(next.core.next_flush());
-            self.go_on(&mut next, Who::Submitter(number), false);
-            return vec![next];
-        }
-        if wants[number] == Want::Hurry {
-            next.core.hurry();
-            next.call(Beside::All);
-            next.submitters[number] = At::Done;
-            return vec![next];
-        }
-        next.appended += if self.scenario.batch && number == 0 { 2 } else { 1 };
-        let lsn = next.appended;
-        let written = wants[number] == Want::Written;
-        next.goals[number] = Some(if written { Goal::Written(lsn) } else { Goal::Durable(lsn) });
-        next.submitters[number] = At::Appended;
-        vec![next]
+        let waits = |other: usize| world.submitters[other].at == At::Start;
+        let first = usize::from(self.scenario.chain);
+        !(first..number).any(|twin| wants[twin] == wants[number] && waits(twin))
     }
 
-    /// All worlds that one step of `who` can lead to.
-    fn steps(&self, world: &World, who: Who) -> Vec<World> {
+    fn start(&self, next: &mut World, number: usize) {
+        match self.scenario.wants[number] {
+            Want::Flush => {
+                next.submitters[number].to_cover = next.kept(next.written) as u8;
+                let flush = next.core.next_flush();
+                let in_flight = next.core.flusher.map(|(flush, _)| Goal::Flushed(flush.number));
+                let content = self.has(Planted::TakesFlushInFlight);
+                let goal = in_flight.filter(|_| content).unwrap_or(flush);
+                next.submitters[number].goal = Some(goal);
+                self.go_on(next, Who::Submitter(number), false);
+            }
+            Want::Hurry => {
+                next.core.hurry();
+                self.call(next, Beside::All);
+                next.submitters[number].at = At::Done;
+            }
+            want => {
+                next.appended += 1;
+                let lsn = next.appended;
+                if self.scenario.chain && number == 0 {
+                    if next.chain.0 == 0 {
+                        next.chain.0 = lsn;
+                        next.submitters[0].at = At::Chaining;
+                        return;
+                    }
+                    next.chain.1 = lsn;
+                }
+                let written = want == Want::Written;
+                let goal = if written { Goal::Written(lsn) } else { Goal::Durable(lsn) };
+                next.submitters[number].goal = Some(goal);
+                next.submitters[number].at = At::Appended;
+            }
+        }
+    }
+
+    /// Adds all worlds that one step of `who` can lead to.
+    fn steps(&self, world: &World, who: Who, worlds: &mut Vec<World>) {
+        let at = match who {
+            Who::Submitter(number) => world.submitters[number].at,
+            Who::Driver(number) => world.drivers[number],
+        };
+        let can = match (at, who) {
+            (At::Start, Who::Submitter(number)) => self.may_start(world, number),
+            (At::Asleep, Who::Driver(_)) => world.driver_calls > 0,
+            (At::Appended, Who::Submitter(number)) => !world.must_wait_for_chain(number),
+            (At::Asleep | At::Done, _) => false,
+            _ => true,
+        };
+        if !can {
+            return;
+        }
         let mut next = world.clone();
-        match (*next.at(who), who) {
-            (At::Start, Who::Submitter(number)) => return self.start(world, number),
+        match (at, who) {
+            (At::Start | At::Chaining, Who::Submitter(number)) => self.start(&mut next, number),
             (At::Start, Who::Driver(_)) => self.go_on(&mut next, who, false),
             (At::Appended, Who::Submitter(number)) => self.arrive(&mut next, number),
             (At::Called, _) => self.go_on(&mut next, who, true),
             (At::Asleep | At::Alarmed, Who::Driver(_)) if world.driver_calls > 0 => {
                 next.driver_calls -= 1;
-                next.core.driver_looks();
-                if *next.at(who) == At::Alarmed {
+                if !self.has(Planted::LooksForEver) {
+                    next.core.driver_looks();
+                }
+                if at == At::Alarmed {
                     next.core.alarm_off();
                 }
-                *next.at(who) = At::Start;
+                self.go_on(&mut next, who, false);
             }
             (At::Alarmed, _) => {
                 next.core.alarm_rings();
-                *next.at(who) = At::Start;
+                self.go_on(&mut next, who, false);
             }
-            (At::Asleep | At::Done | At::Appended, _) => return Vec::new(),
+            (At::Asleep | At::Done | At::Appended | At::Chaining, _) => return,
             (At::Sealing, _) => {
                 let one = next.appended == next.written + 1;
-                let forced = self.scenario.fua && one && next.core.may_force();
-                *next.at(who) = At::Writing(next.appended, forced);
+                let may = next.core.may_force() || self.has(Planted::ForcesTooMuch);
+                *next.at(who) = At::Writing(next.appended as u8, self.scenario.fua && one && may);
             }
-            (At::Writing(until, forced), _) => return self.write(world, who, until, forced),
-            (At::Flushing(flush, covers), _) => return self.flush(world, who, flush, covers),
+            (At::Writing(until, forced), _) => {
+                return self.write(next, who, until.into(), forced, worlds);
+            }
+            (At::Flushing(covers), _) => {
+                return self.flush(next, who, covers.into(), worlds);
+            }
             (At::Acking(called), _) => self.ack(&mut next, who, called),
             (At::Sleepy, _) if next.core.has_driver_work() => self.go_on(&mut next, who, false),
             (At::Sleepy, _) => {
-                let alarm = next.core.driver_sleeps();
+                let alarm = next.core.driver_sleeps() && !self.has(Planted::SetsNoAlarm);
                 *next.at(who) = if alarm { At::Alarmed } else { At::Asleep };
             }
         }
-        vec![next]
+        worlds.push(next);
     }
 
     fn fail(&self, world: &World) -> Option<World> {
+        if !self.scenario.fails {
+            return None;
+        }
         let mut failed = world.clone();
-        failed.failures_left = failed.failures_left.checked_sub(1)?;
         let mut wake = Vec::new();
         failed.core.fail(&mut wake);
+        if self.has(Planted::FailsSilently) {
+            wake.clear();
+        }
         self.wake(&mut failed, wake);
-        failed.call(Beside::All);
+        self.call(&mut failed, Beside::All);
         Some(failed)
     }
 
-    fn write(&self, world: &World, who: Who, until: Lsn, forced: bool) -> Vec<World> {
-        let mut worlds = Vec::new();
-        let mut next = world.clone();
+    fn write(&self, mut next: World, who: Who, until: Lsn, forced: bool, worlds: &mut Vec<World>) {
         if next.written < until && !next.core.is_failed() {
-            if let Some(mut failed) = self.fail(world) {
+            if let Some(mut failed) = self.fail(&next) {
                 failed.core.end_write();
                 self.go_on(&mut failed, who, false);
                 worlds.push(failed);
             }
             next.written += 1;
             let mut wake = Vec::new();
-            let continues = World::continues(&self.scenario, next.written);
-            next.core.frame_written(next.written, continues, &mut wake);
+            let continues = next.continues(next.written);
+            let told = continues && !self.has(Planted::CutsChain);
+            next.core.frame_written(next.written, told, &mut wake);
             if forced {
-                assert!(next.stable + 1 == next.written);
-                next.stable = next.written;
+                assert!(next.stable >= next.kept(next.written - 1), "forced too much: {next:?}");
+                next.stable = next.stable.max(next.kept(next.written));
                 next.core.frame_forced(&mut wake);
             }
             self.wake(&mut next, wake);
@@ -309,27 +495,36 @@ impl Explorer {
             self.go_on(&mut next, who, false);
         }
         worlds.push(next);
-        worlds
     }
 
-    fn flush(&self, world: &World, who: Who, flush: Flush, covers: Lsn) -> Vec<World> {
-        let mut worlds = Vec::new();
-        if let Some(mut failed) = self.fail(world) {
-            failed.broken = true;
+    fn flush(&self, mut next: World, who: Who, covers: Lsn, worlds: &mut Vec<World>) {
+        let Some((mut flush, _)) = next.core.flusher else { panic!("no flush: {next:?}") };
+        if let Some(mut failed) = self.fail(&next) {
             failed.core.drop_flush();
             self.go_on(&mut failed, who, false);
             worlds.push(failed);
         }
-        let mut next = world.clone();
-        if !next.broken {
-            next.stable = next.stable.max(World::kept(&self.scenario, covers));
+        // After a failure nothing that the device says counts: the strictest view of it.
+        if !next.core.is_failed() {
+            next.stable = next.stable.max(next.kept(covers));
+        }
+        let failed = next.core.failed;
+        next.core.failed &= !self.has(Planted::AcknowledgesAfterFailure);
+        if self.has(Planted::FlushCoversLaterFrames) {
+            flush.covers = next.core.complete;
+            if let Some((begun, _)) = &mut next.core.flusher {
+                begun.covers = flush.covers;
+            }
         }
         let mut wake = Vec::new();
         next.core.end_flush(flush, &mut wake);
+        if self.has(Planted::CallsBackwards) {
+            next.core.acks.make_contiguous().reverse();
+        }
         self.wake(&mut next, wake);
+        next.core.failed = failed;
         self.go_on(&mut next, who, false);
         worlds.push(next);
-        worlds
     }
 
     /// Calls one callback at a time. A caller leaves after one and calls a driver for the others.
@@ -340,7 +535,7 @@ impl Explorer {
             if is_driver {
                 *world.at(who) = At::Start;
             } else {
-                world.call(Beside::All);
+                self.call(world, Beside::All);
                 *world.at(who) = At::Done;
             }
             return;
@@ -350,11 +545,11 @@ impl Explorer {
             None => At::Done,
             Some(&(callback, success)) => {
                 let number = usize::from(callback);
+                let lsn = lsn_of(world.goal(number));
                 self.answer(world, number, success);
-                let lsn = world.goals[number].map_or(0, lsn_of);
+                let late = std::mem::take(&mut world.submitters[number].late);
                 if success {
-                    let in_order = world.late[number] || lsn >= world.last_ack;
-                    assert!(in_order, "called out of order");
+                    assert!(late || lsn >= world.last_ack, "called out of order: {world:?}");
                     world.last_ack = lsn.max(world.last_ack);
                 }
                 At::Acking(true)
@@ -363,180 +558,355 @@ impl Explorer {
     }
 
     fn check(world: &World) {
-        let writers = world.submitters.iter().chain(&world.drivers);
+        let submitters = world.submitters.iter().map(|submitter| &submitter.at);
+        let all = submitters.chain(&world.drivers);
         let writes = |at: &&At| matches!(at, At::Sealing | At::Writing(..));
-        assert!(writers.clone().filter(writes).count() <= 1, "two writers: {world:?}");
+        assert!(all.clone().filter(writes).count() <= 1, "two writers: {world:?}");
         let flushes = |at: &&At| matches!(at, At::Flushing(..));
-        assert!(writers.filter(flushes).count() <= 1, "two flushes: {world:?}");
+        assert!(all.filter(flushes).count() <= 1, "two flushes: {world:?}");
         let about_to_look = |at: &At| matches!(at, At::Start | At::Acking(_) | At::Sleepy);
         if world.drivers.iter().any(about_to_look) {
             return;
         }
-        let left = world.clone().core.call(Beside::Alarm);
+        let left = world.core.clone().call(Beside::Alarm);
         assert_eq!(left, None, "a role with work is free, and nobody was called: {world:?}");
     }
 
     fn check_end(&mut self, world: &World) {
         self.ends += 1;
         self.failed_ends += usize::from(world.core.is_failed());
-        for (number, want) in self.scenario.wants.iter().enumerate() {
-            assert_eq!(world.submitters[number], At::Done, "{number} waits for ever: {world:?}");
-            if !matches!(want, Want::WriteOut | Want::Hurry) {
-                assert!(world.results[number].is_some(), "{number} was never answered: {world:?}");
-            }
+        for (number, submitter) in world.submitters.iter().enumerate() {
+            assert_eq!(submitter.at, At::Done, "{number} waits for ever: {world:?}");
+            assert_eq!(submitter.goal, None, "{number} was never answered: {world:?}");
         }
-        assert!(world.drivers.iter().all(|at| *at == At::Asleep));
+        let drivers = &world.drivers[..self.scenario.drivers];
+        assert!(drivers.iter().all(|at| *at == At::Asleep), "{world:?}");
         let core = &world.core;
         assert!(core.writer.is_none() && core.flusher.is_none() && core.acks.is_empty());
-        assert!(core.looking == 0 && core.idle_drivers == world.drivers.len() && !core.write_out);
+        let idle = core.idle_drivers == self.scenario.drivers;
+        assert!(core.looking == 0 && idle && !core.write_out, "{world:?}");
     }
 
-    fn explore(scenario: Scenario) -> Self {
-        let count = scenario.wants.len();
-        let mut core = Core::new(0);
-        // As if many had come at once before: one alone is gathered.
-        core.gathering.expect(2);
-        let world = World {
-            core,
-            submitters: vec![At::Start; count],
-            drivers: vec![At::Start; scenario.drivers],
-            driver_calls: 0,
-            results: vec![None; count],
-            goals: vec![None; count],
-            appended: 0,
-            written: 0,
-            to_cover: 0,
-            stable: 0,
-            failures_left: scenario.failures,
-            last_ack: 0,
-            late: vec![false; count],
-            broken: false,
-        };
-        let mut explorer = Self { scenario, seen: HashSet::new(), ends: 0, failed_ends: 0 };
-        let mut todo = vec![world];
-        while let Some(world) = todo.pop() {
+    fn explore(scenario: Scenario, planted: Option<Planted>) -> Self {
+        let (count, drivers) = (scenario.wants.len(), scenario.drivers);
+        let mut todo = vec![World::new(&scenario)];
+        let mut depths = vec![0];
+        let (seen, depth, ends, failed_ends) = (HashSet::default(), 0, 0, 0);
+        let mut explorer = Self { scenario, planted, seen, depth, ends, failed_ends };
+        while let (Some(world), Some(depth)) = (todo.pop(), depths.pop()) {
+            explorer.depth = explorer.depth.max(depth);
             Self::check(&world);
-            let mut successors = Vec::new();
+            let from = todo.len();
             for number in 0..count {
-                successors.extend(explorer.steps(&world, Who::Submitter(number)));
+                explorer.steps(&world, Who::Submitter(number), &mut todo);
             }
-            for number in 0..world.drivers.len() {
+            for number in 0..drivers {
                 // Drivers that are at the same point are interchangeable.
                 if number == 0 || world.drivers[number] != world.drivers[number - 1] {
-                    successors.extend(explorer.steps(&world, Who::Driver(number)));
+                    explorer.steps(&world, Who::Driver(number), &mut todo);
                 }
             }
-            if successors.is_empty() {
+            if todo.len() == from {
                 explorer.check_end(&world);
             }
-            for mut next in successors {
-                next.drivers.sort_unstable();
-                if explorer.seen.insert(fingerprint(&next)) {
-                    todo.push(next);
+            for index in (from..todo.len()).rev() {
+                todo[index].simplify(&explorer.scenario);
+                if !explorer.seen.insert(fingerprint(&todo[index])) {
+                    todo.swap_remove(index);
                 }
             }
+            depths.resize(todo.len(), depth + 1);
         }
         assert!(explorer.ends > 0);
-        assert!(explorer.scenario.failures == 0 || explorer.failed_ends > 0);
+        let calls = explorer.scenario.wants.iter().any(|want| *want != Want::Hurry);
+        let fails = calls && explorer.scenario.fails;
+        assert_eq!(explorer.failed_ends > 0, fails);
         explorer
     }
 }
 
-fn fingerprint(world: &World) -> (u64, u64) {
-    let half = |salt: u64| {
-        let mut hasher = std::hash::DefaultHasher::new();
-        (salt, world).hash(&mut hasher);
-        hasher.finish()
-    };
-    (half(1), half(2))
+/// Hashes a state into 128 bits: what is written is packed, small numbers into a byte each, and each eight bytes go through
+/// two multiplications.
+struct Fingerprint {
+    low: u64,
+    high: u64,
+    packed: u64,
+    bytes: u32,
 }
 
+impl Fingerprint {
+    #[inline]
+    fn byte(&mut self, byte: u8) {
+        self.packed = self.packed << 8 | u64::from(byte);
+        self.bytes += 1;
+        if self.bytes.is_multiple_of(8) {
+            self.mix();
+        }
+    }
+
+    #[inline]
+    fn mix(&mut self) {
+        let fold = |number: u64, factor: u64| {
+            let product = u128::from(number) * u128::from(factor);
+            product as u64 ^ (product >> 64) as u64
+        };
+        self.low = fold(self.low ^ self.packed, 0x9e37_79b9_7f4a_7c15);
+        self.high = fold(self.high ^ self.packed.rotate_left(29), 0xd6e8_feb8_6659_fd93);
+        self.packed = 0;
+    }
+
+    fn finish(mut self) -> u128 {
+        self.packed ^= u64::from(self.bytes) << 32;
+        self.mix();
+        self.packed = self.high;
+        self.mix();
+        u128::from(self.low) << 64 | u128::from(self.high)
+    }
+}
+
+impl Hasher for Fingerprint {
+    fn finish(&self) -> u64 {
+        self.low ^ self.high
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.byte(byte));
+    }
+    fn write_u8(&mut self, number: u8) {
+        self.byte(number);
+    }
+    #[inline]
+    fn write_u64(&mut self, number: u64) {
+        if let Ok(small) = u8::try_from(number)
+            && small < u8::MAX
+        {
+            return self.byte(small);
+        }
+        self.byte(u8::MAX);
+        self.write(&number.to_le_bytes());
+    }
+    fn write_usize(&mut self, number: usize) {
+        self.write_u64(number as u64);
+    }
+    fn write_isize(&mut self, number: isize) {
+        self.write_u64(number as u64);
+    }
+}
+
+fn fingerprint(world: &World) -> u128 {
+    let (low, high) = (0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344);
+    let mut hasher = Fingerprint { low, high, packed: 0, bytes: 0 };
+    world.hash(&mut hasher);
+    Fingerprint::finish(hasher)
+}
+
+/// The hash of what is a hash already.
+#[derive(Default)]
+struct Taken(u64);
+
+impl Hasher for Taken {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("only fingerprints are kept");
+    }
+    fn write_u128(&mut self, number: u128) {
+        self.0 = number as u64;
+    }
+}
+
+const ALL_WANTS: [Want; 7] = [
+    Want::Durable,
+    Want::Written,
+    Want::Callback,
+    Want::Patient,
+    Want::Hurry,
+    Want::WriteOut,
+    Want::Flush,
+];
+
 /// All multisets of `count` wants (the submitters are symmetric).
-fn combinations(count: usize) -> Vec<Vec<Want>> {
-    let all = [
-        Want::Durable,
-        Want::Written,
-        Want::Callback,
-        Want::Patient,
-        Want::Hurry,
-        Want::WriteOut,
-        Want::Flush,
-    ];
+fn mixes(count: usize) -> Vec<Vec<Want>> {
     let mut result = vec![(vec![], 0)];
     for _ in 0..count {
-        result = result
-            .into_iter()
-            .flat_map(|(wants, from)| {
-                (from..all.len()).map(move |index| {
-                    let mut wants: Vec<Want> = wants.clone();
-                    wants.push(all[index]);
-                    (wants, index)
-                })
+        let longer = |(wants, from): (Vec<Want>, usize)| {
+            (from..ALL_WANTS.len()).map(move |index| {
+                let mut wants = wants.clone();
+                wants.push(ALL_WANTS[index]);
+                (wants, index)
             })
-            .filter(|(wants, _)| {
-                let count = |which| wants.iter().filter(|want| **want == which).count();
-                count(Want::Flush) < 2 && count(Want::Hurry) <= count(Want::Patient)
-            })
-            .collect();
+        };
+        result = result.into_iter().flat_map(longer).collect();
     }
     result.into_iter().map(|(wants, _)| wants).collect()
 }
 
-fn explore(wants: &[Want], drivers: usize, failures: u8) -> usize {
-    let scenario = Scenario { wants: wants.to_vec(), drivers, failures, fua: false, batch: false };
-    Explorer::explore(scenario).seen.len()
-}
-
-#[test]
-fn every_interleaving_of_three_submitters_with_a_failure_acknowledges_truly_and_strands_nobody() {
-    for wants in combinations(3) {
-        let states = explore(&wants, 2, 1);
-        println!("{wants:?} {states}");
+/// The mix, or, with a chain, one for each that can be the first, which has the chain.
+fn with_first(wants: &[Want], chain: bool) -> Vec<Vec<Want>> {
+    if !chain {
+        return vec![wants.to_vec()];
     }
+    let may_be_first = |&at: &usize| {
+        !matches!(wants[at], Want::Flush | Want::Hurry) && !wants[..at].contains(&wants[at])
+    };
+    let rotated = |at: usize| {
+        let mut wants = wants.to_vec();
+        wants[..=at].rotate_right(1);
+        wants
+    };
+    (0..wants.len()).filter(may_be_first).map(rotated).collect()
 }
 
-#[test]
-fn every_interleaving_of_four_submitters_acknowledges_truly_and_strands_nobody() {
-    use Want::{Callback, Durable, Flush, WriteOut, Written};
-    for (wants, drivers, failures) in [
-        ([Durable; 4], 1, 1),
-        ([Durable, Durable, Durable, Flush], 1, 0),
-        ([Durable, Durable, Callback, Callback], 1, 0),
-        ([Durable, Written, Callback, WriteOut], 1, 0),
-    ] {
-        let states = explore(&wants, drivers, failures);
-        println!("{wants:?} {states}");
-    }
-}
-
-#[test]
-fn patient_callbacks_are_gathered_and_never_forgotten() {
-    use Want::{Durable, Hurry, Patient};
-    for (wants, failures) in [
-        ([Patient; 4], 1),
-        ([Patient, Patient, Patient, Hurry], 1),
-        ([Durable, Patient, Patient, Hurry], 0),
-    ] {
-        let states = explore(&wants, 2, failures);
-        println!("{wants:?} {states}");
-    }
-}
-
-#[test]
-fn three_drivers_share_the_work_of_callbacks_and_strand_none() {
-    let states = explore(&[Want::Callback; 3], 3, 1);
-    println!("{states}");
-}
-
-#[test]
-fn batches_and_forced_writes_keep_the_rules_in_every_interleaving() {
-    for wants in combinations(2) {
-        for (fua, batch) in [(true, false), (false, true), (true, true)] {
-            if batch && matches!(wants[0], Want::Flush | Want::Hurry) {
-                continue;
+/// Explores all mixes of `count` that `chosen` takes, and says how much that was.
+fn explore_mixes(
+    count: usize,
+    drivers: usize,
+    variants: &[(bool, bool)],
+    chosen: impl Fn(&[Want]) -> bool,
+) {
+    let (mut states, mut depth, mut explored) = (0, 0, 0);
+    for wants in mixes(count).into_iter().filter(|wants| chosen(wants)) {
+        for &(fua, chain) in variants {
+            for wants in with_first(&wants, chain) {
+                let scenario = Scenario { wants, drivers, fails: true, fua, chain };
+                let text = format!("{:?} fua {fua} chain {chain}", scenario.wants);
+                let explorer = Explorer::explore(scenario, None);
+                println!("{text}: {} states, depth {}", explorer.seen.len(), explorer.depth);
+                states += explorer.seen.len();
+                depth = depth.max(explorer.depth);
+                explored += 1;
             }
-            let wants = wants.clone();
-            Explorer::explore(Scenario { wants, drivers: 2, failures: 1, fua, batch });
         }
     }
+    println!(
+        "{count} submitters, {drivers} drivers: {explored} scenarios, {states} states, depth {depth}"
+    );
+}
+
+const PLAIN: [(bool, bool); 1] = [(false, false)];
+const FORCED: [(bool, bool); 1] = [(true, false)];
+const CHAINS: [(bool, bool); 2] = [(false, true), (true, true)];
+const ALL_VARIANTS: [(bool, bool); 4] =
+    [(false, false), (true, false), (false, true), (true, true)];
+
+fn all(_: &[Want]) -> bool {
+    true
+}
+
+/// Whether somebody is patient: that is half of the work with four.
+fn patient(wants: &[Want]) -> bool {
+    wants.contains(&Want::Patient)
+}
+
+#[test]
+fn every_interleaving_of_four_acknowledges_truly_and_strands_nobody() {
+    explore_mixes(4, 1, &PLAIN, all);
+}
+
+#[test]
+fn forced_writes_keep_the_rules_in_every_interleaving() {
+    explore_mixes(3, 2, &FORCED, all);
+}
+
+#[test]
+fn chains_keep_the_rules_in_every_interleaving() {
+    explore_mixes(2, 2, &CHAINS, all);
+    explore_mixes(3, 1, &CHAINS, all);
+}
+
+#[test]
+fn several_drivers_share_the_work_and_strand_none() {
+    explore_mixes(3, 2, &PLAIN, all);
+    explore_mixes(2, 3, &PLAIN, all);
+}
+
+/// About a minute in a release build: `cargo test --release -p weir --lib log::core::explore -- --nocapture`.
+#[test]
+#[cfg_attr(debug_assertions, ignore = "for release builds")]
+fn every_interleaving_of_four_and_two_drivers_with_patient_ones() {
+    explore_mixes(4, 2, &PLAIN, patient);
+}
+
+/// As above.
+#[test]
+#[cfg_attr(debug_assertions, ignore = "for release builds")]
+fn every_interleaving_of_four_and_two_drivers_without_patient_ones() {
+    explore_mixes(4, 2, &PLAIN, |wants| !patient(wants));
+}
+
+/// Takes minutes: `cargo test --release -p weir --lib log::core::explore -- --nocapture --ignored`.
+#[test]
+#[ignore = "takes minutes"]
+fn every_interleaving_of_three_with_chains_forced_writes_and_three_drivers() {
+    explore_mixes(3, 3, &ALL_VARIANTS, all);
+}
+
+/// As above.
+#[test]
+#[ignore = "takes minutes"]
+fn every_interleaving_of_four_with_chains_and_forced_writes() {
+    explore_mixes(4, 1, &ALL_VARIANTS, all);
+}
+
+/// As above.
+#[test]
+#[ignore = "takes minutes"]
+fn every_interleaving_of_five() {
+    explore_mixes(5, 1, &PLAIN, all);
+}
+
+#[test]
+fn every_planted_error_is_found() {
+    use Planted::*;
+    for planted in [
+        FlushCoversLaterFrames,
+        AcknowledgesAfterFailure,
+        TakesFlushInFlight,
+        CutsChain,
+        ForcesTooMuch,
+        SharesWriter,
+        CallsBackwards,
+        CallsNobody,
+        LooksForEver,
+        FailsSilently,
+        SetsNoAlarm,
+        KeepsCallbacksAfterFailure,
+    ] {
+        let found = (1..=3).flat_map(mixes).find(|wants| {
+            ALL_VARIANTS.iter().any(|&(fua, chain)| {
+                with_first(wants, chain).into_iter().any(|wants| {
+                    let scenario = Scenario { wants, drivers: 2, fails: true, fua, chain };
+                    let explore = || Explorer::explore(scenario, Some(planted));
+                    std::panic::catch_unwind(explore).is_err()
+                })
+            })
+        });
+        println!("{planted:?}: found by {found:?}");
+        assert!(found.is_some(), "{planted:?} was not found");
+    }
+}
+
+#[test]
+fn no_state_is_taken_for_another() {
+    let wants = vec![Want::Durable, Want::Patient, Want::Flush];
+    let scenario = Scenario { wants, drivers: 2, fails: true, fua: false, chain: false };
+    let explorer = Explorer::explore(scenario.clone(), None);
+    let mut seen = HashSet::new();
+    let mut todo = vec![World::new(&scenario)];
+    while let Some(world) = todo.pop() {
+        let mut successors = Vec::new();
+        for number in 0..3 {
+            explorer.steps(&world, Who::Submitter(number), &mut successors);
+        }
+        for number in 0..2 {
+            explorer.steps(&world, Who::Driver(number), &mut successors);
+        }
+        for mut next in successors {
+            next.simplify(&explorer.scenario);
+            if seen.insert(next.clone()) {
+                todo.push(next);
+            }
+        }
+    }
+    assert_eq!(seen.len(), explorer.seen.len());
 }
