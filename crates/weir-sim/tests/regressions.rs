@@ -186,3 +186,15 @@ fn a_hole_that_cannot_read_one_of_its_edges_changes_neither() {
         assert!(holes_refused >= 2, "{mode:?}: {holes_refused}");
     }
 }
+
+/// A small file, whose data lay in its inode, was made longer without a write; when a range was inserted at its beginning, the
+/// data stayed where it was.
+#[test]
+fn data_in_the_inode_moves_with_the_rest_when_a_range_is_inserted() {
+    let write = Op::Write { target: file(), offset: 0, length: 28, tag: 7 };
+    let grow = Op::Truncate { target: file(), size: 25_197 };
+    let (mode, offset, length) = (AllocateMode::InsertRange, 0, 8192);
+    let insert = Op::Allocate { target: file(), mode, offset, length };
+    let sync = Op::Sync(Sync::Full(file()));
+    survives(Settings::SMALL, vec![create(), write, Op::Checkpoint, grow, insert, sync]);
+}

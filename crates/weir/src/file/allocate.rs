@@ -197,10 +197,11 @@ impl Engine {
         }
     }
 
-    /// Page 0 of a small file lives in the inode, or would go there: gives it a block, and makes the
-    /// page dirty so that it goes to that block. The caller holds `ops`.
+    /// Page 0 of a small file lives in the inode, or would go there; that of a file that has grown since is still there.
+    /// Gives it a block, and makes the page dirty so that it goes to that block. The caller holds `ops`.
     fn leave_inode(&self, inode: &Arc<Inode>) -> Result<()> {
-        if inode.size() > crate::format::MAX_INLINE_BYTES as u64 {
+        let is_small = inode.size() <= crate::format::MAX_INLINE_BYTES as u64;
+        if !is_small && !inode.meta.lock().item.is_inline() {
             return Ok(());
         }
         self.allocate_blocks(inode, 0..BLOCK_BYTES_U64)?;
