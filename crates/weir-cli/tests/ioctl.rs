@@ -176,9 +176,15 @@ fn the_command_line_syncs_orders_and_tells() {
     assert!(barrier.starts_with("barrier at lsn ") && barrier.contains(", durable"), "{barrier}");
 
     let text = done(&["stat", &bench.dir()]);
-    for expected in
-        ["[durability]", "@flush_ns: ", "@data_phase_ns: ", "|@", "state: ok", "phase: "]
-    {
+    for expected in [
+        "[durability]",
+        "@flush_ns: ",
+        "@data_phase_ns: ",
+        "|@",
+        "state: ok",
+        "phase: ",
+        "writers: ",
+    ] {
         assert!(text.contains(expected), "{expected}: {text}");
     }
     let of_volume = done(&["stat", "--json", &bench.volume()]);

@@ -95,12 +95,38 @@ pub struct LogStart {
     pub live_blocks: u64,
 }
 
+/// Blocks that are admitted and not appended yet, and how many hold some: in one word, so that counting the holders costs
+/// nothing.
+#[derive(Debug)]
+struct Ledger(AtomicU64);
+
+impl Ledger {
+    /// One holder. Rings have fewer blocks than this.
+    const HOLDER: u64 = 1 << 40;
+
+    fn add(&self, blocks: u64) {
+        self.0.fetch_add(Self::HOLDER + blocks, Ordering::AcqRel);
+    }
+
+    fn take(&self, blocks: u64) {
+        self.0.fetch_sub(Self::HOLDER + blocks, Ordering::AcqRel);
+    }
+
+    fn blocks(&self) -> u64 {
+        self.0.load(Ordering::Acquire) % Self::HOLDER
+    }
+
+    fn holders(&self) -> u64 {
+        self.0.load(Ordering::Acquire) / Self::HOLDER
+    }
+}
+
 /// Room in the ring for operations that will be appended. Dropping it gives the room back.
 #[derive(Debug)]
 #[must_use = "room that is not held is given back at once"]
 pub struct Admission {
     blocks: u64,
-    ledger: Arc<AtomicU64>,
+    ledger: Arc<Ledger>,
 }
 
 impl Admission {
@@ -118,13 +144,14 @@ impl Admission {
     pub fn split(&mut self, blocks: u64) -> Self {
         let blocks = blocks.min(self.blocks);
         self.blocks -= blocks;
+        self.ledger.add(0);
         Self { blocks, ledger: Arc::clone(&self.ledger) }
     }
 }
 
 impl Drop for Admission {
     fn drop(&mut self) {
-        self.ledger.fetch_sub(self.blocks, Ordering::AcqRel);
+        self.ledger.take(self.blocks);
     }
 }
 
@@ -146,6 +173,9 @@ pub struct Fill {
     pub queued_blocks: u64,
     /// Admitted, not appended yet.
     pub admitted_blocks: u64,
+    /// How many hold that: operations that have been let in and are not in the log yet, and barriers until they have
+    /// ended.
+    pub writers: u64,
 }
 
 /// What the append lock guards.
@@ -200,7 +230,7 @@ pub struct Log {
     durable: AtomicU64,
     last: AtomicU64,
     shut_down: AtomicBool,
-    admitted: Arc<AtomicU64>,
+    admitted: Arc<Ledger>,
     /// Counts data writes that a flush has yet to make durable, and how many a flush has covered.
     data_written: AtomicU64,
     data_flushed: AtomicU64,
@@ -268,7 +298,7 @@ impl Log {
             durable: AtomicU64::new(durable),
             last: AtomicU64::new(durable),
             shut_down: AtomicBool::new(false),
-            admitted: Arc::new(AtomicU64::new(0)),
+            admitted: Arc::new(Ledger(AtomicU64::new(0))),
             data_written: AtomicU64::new(0),
             data_flushed: AtomicU64::new(0),
             stats: LogStats::default(),
@@ -302,8 +332,8 @@ impl Log {
     ) -> std::result::Result<Admission, LogFull> {
         // The lock makes check and addition one; giving back needs none.
         let append = self.append.lock();
-        append.ring.admissible(blocks, self.admitted.load(Ordering::Acquire), class)?;
-        self.admitted.fetch_add(blocks, Ordering::AcqRel);
+        append.ring.admissible(blocks, self.admitted.blocks(), class)?;
+        self.admitted.add(blocks);
         drop(append);
         Ok(Admission { blocks, ledger: Arc::clone(&self.admitted) })
     }
@@ -499,7 +529,8 @@ impl Log {
             ring_blocks: append.ring.blocks(),
             used_blocks: append.ring.used_blocks(),
             queued_blocks: append.ring.queued_blocks(),
-            admitted_blocks: self.admitted.load(Ordering::Acquire),
+            admitted_blocks: self.admitted.blocks(),
+            writers: self.admitted.holders(),
         }
     }
 
@@ -580,9 +611,8 @@ impl Appender {
     }
 
     /// Whether an admission that is `short` of blocks can still be kept to.
-    fn makes_up_for(&self, short: u64, admitted: &AtomicU64) -> bool {
-        let admitted = admitted.load(Ordering::Acquire);
-        self.ring.admissible(short, admitted, AdmissionClass::Background).is_ok()
+    fn makes_up_for(&self, short: u64, admitted: &Ledger) -> bool {
+        self.ring.admissible(short, admitted.blocks(), AdmissionClass::Background).is_ok()
     }
 
     fn seal_open(&mut self) {

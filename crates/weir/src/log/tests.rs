@@ -437,10 +437,15 @@ fn admission_refuses_the_foreground_first_and_dropping_gives_back() {
     let mut half = log.admit(50, AdmissionClass::Foreground).unwrap();
     assert!(log.admit(1, AdmissionClass::Foreground).is_err());
     let background = log.admit(10, AdmissionClass::Background).unwrap();
-    drop(half.split(20));
+    assert_eq!((log.fill().admitted_blocks, log.fill().writers), (60, 2));
+    let part = half.split(20);
+    assert_eq!((log.fill().admitted_blocks, log.fill().writers), (60, 3));
+    drop(part);
     assert_eq!((half.blocks(), log.fill().admitted_blocks), (30, 40));
-    drop((half, background));
-    assert_eq!(log.fill().admitted_blocks, 0);
+    half.join(background);
+    assert_eq!((log.fill().admitted_blocks, log.fill().writers), (40, 1));
+    drop(half);
+    assert_eq!((log.fill().admitted_blocks, log.fill().writers), (0, 0));
     let pool = small_pool();
     let mut op = operation(&pool, 1, 10, 3);
     let all = log.admit(90, AdmissionClass::Background).unwrap();

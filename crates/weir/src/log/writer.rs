@@ -216,7 +216,7 @@ impl Log {
                     *fua = false;
                     add(&self.stats.write_retries, 1);
                     let mut append = self.append.lock();
-                    let admitted = self.admitted.load(Ordering::Acquire);
+                    let admitted = self.admitted.blocks();
                     let again = append.ring.place_again(placement, admitted);
                     drop(append);
                     // A ring without room for another attempt: the failure stands.

@@ -292,6 +292,7 @@ fn checkpoint(stats: &Stats) -> Group {
         .state("phase", format!("{:?}", stats.checkpoint_phase))
         .state("waits_for", waits_for(stats.checkpoint_phase))
         .gauge("in_step_us", stats.checkpoint_in_step_us)
+        .gauge("writers", stats.log_fill.writers)
         .gauge("dirty_inodes", stats.dirty_inodes)
         .gauge("delta_bytes", stats.delta_bytes)
         .count("checkpoints", stats.checkpoints)
