@@ -134,8 +134,8 @@ struct State {
     known_lsn: u64,
 }
 
-/// What somebody does while a call is under way.
-pub type Meanwhile = Box<dyn FnOnce() + Send>;
+/// What somebody does while a call is under way, of this class if it is a write, or a flush.
+pub type Meanwhile = Box<dyn FnOnce(Option<IoClass>) + Send>;
 
 /// Answers the engine's durable LSN; called in the midst of its device calls.
 pub type LsnProbe = Box<dyn Fn() -> u64 + Send>;
@@ -227,7 +227,11 @@ impl SimDevice {
     }
 
     /// Runs what is planned for this call, without the lock.
-    fn let_others_go_on<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    fn let_others_go_on<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        class: Option<IoClass>,
+    ) -> MutexGuard<'a, State> {
         let due = state.meanwhile.take_if(|(calls, _)| {
             let is_due = *calls == 0;
             *calls = calls.saturating_sub(1);
@@ -235,7 +239,7 @@ impl SimDevice {
         });
         let Some((_, meanwhile)) = due else { return state };
         drop(state);
-        meanwhile();
+        meanwhile(class);
         self.state.lock()
     }
 
@@ -456,7 +460,7 @@ impl SimDevice {
         let mut state = self.state.lock();
         let (_, fault) = self.enter(&mut state, "flush", 0, 0, None)?;
         let covers = state.disk.completed();
-        let mut state = self.let_others_go_on(state);
+        let mut state = self.let_others_go_on(state, None);
         Self::end_flush(&mut state, covers, fault)
     }
 
@@ -526,7 +530,7 @@ impl SimDevice {
             buffers.iter().flat_map(|buffer| buffer.chunks_exact(BLOCK_BYTES)).map(Block::new);
         let blocks = blocks.collect();
         let result = Self::begin_write(&mut state, call, offset_bytes, blocks, class, fault);
-        let mut state = self.let_others_go_on(state);
+        let mut state = self.let_others_go_on(state, Some(class));
         if result.is_ok() && !queued {
             state.complete_write(call);
             if fua && self.config.fua || !self.config.volatile_cache {

@@ -331,6 +331,23 @@ impl Op {
                 | Self::Read { .. }
                 | Self::Submit { .. }
                 | Self::Background { work: BackgroundWork::Frames, .. }
+        ) || self.may_wait_for_pages()
+    }
+
+    /// Waits until the pages that it is about are on no way to the disk; can be an inner operation otherwise.
+    pub const fn may_wait_for_pages(&self) -> bool {
+        matches!(
+            self,
+            Self::Truncate { .. }
+                | Self::Allocate {
+                    mode: AllocateMode::PunchHole | AllocateMode::Extend | AllocateMode::KeepSize,
+                    ..
+                }
+                | Self::Unlink { .. }
+                | Self::Rmdir { .. }
+                | Self::Rename { .. }
+                | Self::Batch { commit: Commit::Async { .. } | Commit::Relaxed, .. }
+                | Self::Barrier { .. }
         )
     }
 

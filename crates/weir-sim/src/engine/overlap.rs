@@ -1,12 +1,16 @@
 //! Operations that overlap: while a device call of one is under way, others are executed on the same thread. What they do
 //! must never wait for what the first holds (a role of the log, the checkpointer's role, pages under writeback), so
-//! they are begun only while there is plenty of everything that an operation may have to wait for.
+//! they are begun only while there is plenty of everything that an operation may have to wait for; and those that wait for
+//! pages only during calls that move none: flushes, and writes of frames and superblocks. Who cannot begin
+//! waits, and so do those behind it, for the next call of the first, at last for its end.
 
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use weir::device::IoClass;
 
 use super::{EngineSession, Result};
+use crate::device::SimDevice;
 use crate::disk::Event;
 use crate::image::BLOCK_BYTES;
 use crate::model::Outcome;
@@ -25,10 +29,11 @@ struct Others {
 }
 
 impl Others {
-    /// Executes what is left, for as long as nothing will have to wait; all of it if `calm`.
-    fn go_on(&mut self, calm: bool) {
+    /// Executes what is left, for as long as nothing will have to wait.
+    fn go_on(&mut self, amid: Amid) {
         while let Some(op) = self.ops.get(self.answers.len())
-            && (calm || self.session.has_plenty_for(op))
+            && amid.allows(op)
+            && (amid == Amid::Nothing || self.session.has_plenty_for(op))
         {
             let number = self.answers.len();
             self.session.device.note(Event::Began(number));
@@ -40,13 +45,57 @@ impl Others {
     }
 }
 
+/// What is under way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Amid {
+    Nothing,
+    /// A call during which no page is on its way.
+    NoPages,
+    /// Some other write.
+    Pages,
+}
+
+impl Amid {
+    const fn call(class: Option<IoClass>) -> Self {
+        if matches!(class, None | Some(IoClass::Log)) { Self::NoPages } else { Self::Pages }
+    }
+
+    fn allows(self, op: &Op) -> bool {
+        self != Self::Pages || !op.may_wait_for_pages()
+    }
+}
+
+/// During the call that comes after `calls` others, the others go on; if they do not come to their end, they do so during
+/// the next.
+fn plan(device: &Arc<SimDevice>, calls: u32, others: &Arc<Mutex<Others>>) {
+    let (later, during) = (Arc::clone(device), Arc::clone(others));
+    let meanwhile = Box::new(move |class| {
+        let mut others = during.lock();
+        others.go_on(Amid::call(class));
+        let is_left = others.answers.len() < others.ops.len();
+        drop(others);
+        if is_left {
+            plan(&later, 0, &during);
+        }
+    });
+    device.plan_meanwhile(Some((calls, meanwhile)));
+}
+
+/// Blocks that `op` may need for data at most.
+fn data_blocks(op: &Op) -> u64 {
+    match op {
+        Op::Write { length, .. } => length.div_ceil(BLOCK_BYTES as u64) + 1,
+        Op::Allocate { length, .. } => length.div_ceil(BLOCK_BYTES as u64) + 2,
+        Op::Truncate { .. } => 2,
+        Op::Batch { parts, .. } => parts.iter().map(data_blocks).sum(),
+        _ => 0,
+    }
+}
+
 impl EngineSession {
     /// `op` will not have to wait for log space, memory, or blocks.
     fn has_plenty_for(&self, op: &Op) -> bool {
-        let data_blocks = match op {
-            Op::Write { length, .. } => length.div_ceil(BLOCK_BYTES as u64) + 1,
-            _ => 0,
-        };
+        let data_blocks = data_blocks(op);
         let stats = self.volume.stats();
         let fill = stats.log_fill;
         let log_blocks = fill.used_blocks + fill.queued_blocks + fill.admitted_blocks;
@@ -60,14 +109,12 @@ impl EngineSession {
         let session = self.beside();
         let others = Others { session, ops: inner.to_vec(), answers: Vec::new() };
         let others = Arc::new(Mutex::new(others));
-        let during = Arc::clone(&others);
-        let meanwhile = Box::new(move || during.lock().go_on(false));
-        self.device.plan_meanwhile(Some((at, meanwhile)));
+        plan(&self.device, at, &others);
         let outer = self.apply(outer);
         self.device.plan_meanwhile(None);
         let mut others = others.lock();
         let during = others.answers.len() as u64;
-        others.go_on(true);
+        others.go_on(Amid::Nothing);
         self.tickets.append(&mut others.session.tickets);
         if self.queue.is_none() {
             self.queue = others.session.queue.take();

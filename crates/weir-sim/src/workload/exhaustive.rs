@@ -39,12 +39,15 @@ pub enum Follow {
     AmidFirst,
     /// The same, during the second device call: the flush, of a small sync.
     AmidSecond,
+    /// During the second device call of an `fsync` of it, others cut it, make a hole in it, rename and unlink files, commit a batch,
+    /// and raise a barrier.
+    AmidCuts,
     /// It is synced, the log fills up, old pages go home, a partial checkpoint begins, and more goes home meanwhile.
     Pressure,
 }
 
 /// All of them.
-pub const FOLLOWS: [Follow; 15] = [
+pub const FOLLOWS: [Follow; 16] = [
     Follow::Nothing,
     Follow::Fsync,
     Follow::Fdatasync,
@@ -59,6 +62,7 @@ pub const FOLLOWS: [Follow; 15] = [
     Follow::HandOver,
     Follow::AmidFirst,
     Follow::AmidSecond,
+    Follow::AmidCuts,
     Follow::Pressure,
 ];
 
@@ -167,6 +171,8 @@ pub fn tree(index: usize) -> Vec<Op> {
 
 /// Between the tags of two parts of a batch.
 pub const PART_TAG: u32 = 1000;
+/// The same, of two operations amid another.
+pub const INNER_TAG: u32 = 100_000;
 
 /// Gives the data of an operation its tag, and a ticket its number.
 pub fn set_tag(op: &mut Op, value: u32) {
@@ -179,7 +185,7 @@ pub fn set_tag(op: &mut Op, value: u32) {
         }
     } else if let Op::Overlap { inner, .. } = op {
         for (number, op) in (1..).zip(inner) {
-            set_tag(op, value + number * PART_TAG);
+            set_tag(op, value + number * INNER_TAG);
         }
     } else if let Op::Write { tag, .. }
     | Op::Untorn { tag, .. }
@@ -403,6 +409,7 @@ fn follow(ops: &mut Vec<Op>, action: &[Op], follow: Follow) {
         }
         Follow::AmidFirst => ops.push(amid(subject, 0)),
         Follow::AmidSecond => ops.push(amid(subject, 1)),
+        Follow::AmidCuts => ops.push(amid_cuts(subject)),
         Follow::Pressure => ops.extend(pressure(subject)),
         Follow::Ticket => ops.push(ticket(Sync::Full(subject), 0..u64::MAX)),
         Follow::RangedTicket => {
@@ -421,6 +428,27 @@ fn amid(subject: Target, at: u32) -> Op {
         Op::Background { work: BackgroundWork::Frames, steps: 3 },
     ];
     Op::Overlap { outer: Box::new(Op::Sync(Sync::Full(subject))), at, inner }
+}
+
+/// What waits for pages happens during the flush of an fsync, and frames of it are written meanwhile.
+fn amid_cuts(subject: Target) -> Op {
+    let frames = || Op::Background { work: BackgroundWork::Frames, steps: 3 };
+    let parts = vec![create("/o"), write("/o", 0, 5000), unlink("/b")];
+    let inner = vec![
+        Op::Truncate { target: subject.clone(), size: 5000 },
+        frames(),
+        Op::Allocate {
+            target: subject.clone(),
+            mode: AllocateMode::PunchHole,
+            offset: 1000,
+            length: 3096,
+        },
+        rename("/a", "/q", RenameMode::Replace),
+        Op::Batch { parts, commit: Commit::Relaxed },
+        Op::Barrier { target: None },
+        frames(),
+    ];
+    Op::Overlap { outer: Box::new(Op::Sync(Sync::Full(subject))), at: 1, inner }
 }
 
 /// What happens when the log fills up, step by step.

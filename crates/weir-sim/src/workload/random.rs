@@ -7,7 +7,7 @@ use crate::model::Model;
 use crate::op::{Commit, HandOver, Hold, Op, Sync, Target};
 use crate::rng::Rng;
 use crate::system::Settings;
-use crate::workload::exhaustive::{PART_TAG, set_tag};
+use crate::workload::exhaustive::{INNER_TAG, PART_TAG, set_tag};
 
 /// What kind of random workload.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -187,7 +187,13 @@ impl Generator<'_> {
         let mut inner = Vec::new();
         for _ in 0..=self.rng.index(3) {
             let other = self.rng.below(u64::from(self.shape.writers)) as u8;
-            let change = if self.rng.below(10) < 7 { self.data(other) } else { self.name(other) };
+            let change = match self.rng.below(20) {
+                0..=1 => self.batch(other),
+                2 => Op::Barrier { target: None },
+                3 => Op::Barrier { target: Some(self.file(other)) },
+                4..=13 => self.data(other),
+                _ => self.name(other),
+            };
             let mut ops = vec![self.placed(change)];
             if self.rng.one_in(2) {
                 let sync = match ops[0].subject() {
@@ -201,7 +207,7 @@ impl Generator<'_> {
                 ops.push(Op::Background { work: BackgroundWork::Frames, steps: 3 });
             }
             for mut op in ops.into_iter().filter(Op::may_be_inner) {
-                set_tag(&mut op, 1 + number + (1 + inner.len() as u32) * PART_TAG);
+                set_tag(&mut op, 1 + number + (1 + inner.len() as u32) * INNER_TAG);
                 let _ = self.model.apply(&op, None);
                 inner.push(op);
             }

@@ -669,7 +669,9 @@ impl Hasher for Fingerprint {
         self.low ^ self.high
     }
     fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|&byte| self.byte(byte));
+        for &byte in bytes {
+            self.byte(byte);
+        }
     }
     fn write_u8(&mut self, number: u8) {
         self.byte(number);
