@@ -58,7 +58,7 @@ pub struct FormatArgs {
     /// A name for people, up to 64 bytes
     #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
     pub label: String,
-    /// Size of the log; by default 1/32 of the volume within 64M and 2G
+    /// Size of the log; by default 1/32 of the volume within 256M and 2G, at most an eighth
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     pub log_size: Option<u64>,
 }

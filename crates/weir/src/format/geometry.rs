@@ -27,8 +27,8 @@ pub const MAX_GROUPS: u64 = (u32::MAX as u64 - ROOT_HEADER_BYTES) / GROUP_ENTRY_
 const SUPERBLOCK_BLOCKS: [u64; 2] = [0, 8];
 /// Where the roots start.
 const ROOT_START: u64 = 16;
-/// Default ring: at least 64 MiB ...
-const DEFAULT_LOG_MIN_BLOCKS: u64 = (64 << 20) / super::BLOCK_BYTES_U64;
+/// Default ring: at least 256 MiB ...
+const DEFAULT_LOG_MIN_BLOCKS: u64 = (256 << 20) / super::BLOCK_BYTES_U64;
 /// ... and at most 2 GiB.
 const DEFAULT_LOG_MAX_BLOCKS: u64 = (2 << 30) / super::BLOCK_BYTES_U64;
 
@@ -210,8 +210,9 @@ mod tests {
         assert_eq!(default_log_blocks(blocks(1)), 64);
         assert_eq!(default_log_blocks(blocks(16)), blocks(2));
         assert_eq!(default_log_blocks(blocks(512)), blocks(64));
-        assert_eq!(default_log_blocks(blocks(1024)), blocks(64));
-        assert_eq!(default_log_blocks(blocks(4 << 10)), blocks(128));
+        assert_eq!(default_log_blocks(blocks(1024)), blocks(128));
+        assert_eq!(default_log_blocks(blocks(4 << 10)), blocks(256));
+        assert_eq!(default_log_blocks(blocks(16 << 10)), blocks(512));
         assert_eq!(default_log_blocks(blocks(32 << 10)), blocks(1024));
         assert_eq!(default_log_blocks(blocks(1 << 20)), blocks(2048));
     }
