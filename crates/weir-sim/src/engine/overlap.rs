@@ -99,7 +99,9 @@ impl EngineSession {
         let stats = self.volume.stats();
         let fill = stats.log_fill;
         let log_blocks = fill.used_blocks + fill.queued_blocks + fill.admitted_blocks;
-        log_blocks <= fill.ring_blocks / 4
+        // Operations may fill half of the ring. A batch or a barrier asks for up to a quarter at a time.
+        let asks_for_much = matches!(op, Op::Batch { .. } | Op::Barrier { .. });
+        log_blocks <= fill.ring_blocks / if asks_for_much { 8 } else { 4 }
             && stats.dirty_pages + data_blocks <= stats.pages_capacity / 4
             && self.volume.statfs().available_blocks >= data_blocks + FREE_BLOCKS
             && stats.shutdown_reason.is_none()

@@ -211,11 +211,23 @@ impl Model {
     /// The state in the middle of `op`, if it has one and would succeed. It counts as the state before:
     /// nothing acknowledges it.
     pub fn half_way(&self, op: &Op) -> Option<Self> {
+        if let Op::Untorn { target, .. } = op {
+            return self.only_the_time_of(op, target);
+        }
         let zeroing = op.first_half()?;
         Self::clone(self).apply(op, None).ok()?;
         let mut half = self.clone();
         half.apply(&zeroing, None).ok()?;
         half.step = self.step;
+        Some(half)
+    }
+
+    /// A checkpoint may log when a write was made before the log has what was written: that comes with the sync.
+    fn only_the_time_of(&self, write: &Op, target: &Target) -> Option<Self> {
+        Self::clone(self).apply(write, None).ok()?;
+        let mut half = self.clone();
+        let ino = half.target(target).ok()?;
+        Arc::make_mut(half.inodes.get_mut(&ino)?).mtime = None;
         Some(half)
     }
 
