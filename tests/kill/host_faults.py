@@ -127,7 +127,7 @@ class Case:
         self.fill_dir = os.path.join(self.mount, "fill")
 
     def run(self):
-        self.target.create("2G")
+        self.target.create("1G")
         self.target.mount()
         self.writers.start(0)
         time.sleep(1)
