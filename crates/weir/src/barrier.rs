@@ -121,7 +121,7 @@ impl Part {
 }
 
 fn piece_bytes(range: &Range<u64>) -> usize {
-    settle_bytes(range.end - range.start)
+    settle_bytes(range.end - range.start, 1)
 }
 
 /// Makes overlapping and adjacent runs one, up to `limit` pages.

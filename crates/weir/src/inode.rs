@@ -19,6 +19,7 @@
 
 use crate::cache::map::PageMap;
 use crate::error::{Error, Result};
+use crate::file::known_mapping::KnownMapping;
 use crate::format::item::InodeItem;
 use crate::number_map::NumberMap;
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -78,6 +79,8 @@ pub struct Inode {
     pub referenced: AtomicBool,
     /// The error of a failed background writeback, to be reported by each handle once: (epoch, what).
     pub write_error: Mutex<(u64, Option<Error>)>,
+    /// What was looked up of its mapping. A leaf.
+    pub known_mapping: Mutex<KnownMapping>,
 }
 
 impl Inode {
@@ -106,6 +109,7 @@ impl Inode {
             unwritten: AtomicBool::new(item.blocks > 0),
             referenced: AtomicBool::new(false),
             write_error: Mutex::new((0, None)),
+            known_mapping: Mutex::default(),
         }
     }
 

@@ -3,15 +3,16 @@
 
 mod common;
 
-use common::{MIB, formatted, open, threads};
-use weir::OpenFlags;
+use common::{MIB, contents, create, format, formatted, manual, open, pattern, threads};
 use weir::check::{CheckOptions, check_device};
+use weir::device::Device;
+use weir::device::memory::MemoryDevice;
+use weir::{File, OpenFlags, Volume};
 
 /// Writeback that replaces many extents at once looks them up in batches. A batch must not end
 /// inside an extent: its rest would count twice, and its blocks would be freed twice.
 #[test]
 fn replacing_a_fragmented_range_frees_each_block_once() {
-    const BLOCK: usize = 4096;
     const PAIRS: u64 = 120;
     let device = formatted(64 * MIB, 0);
     let volume = open(&device, threads(16 * MIB));
@@ -19,12 +20,12 @@ fn replacing_a_fragmented_range_frees_each_block_once() {
     // Extents of two blocks that cannot be joined: every second pair is written a round later.
     for round in 0..2 {
         for pair in (round..PAIRS).step_by(2) {
-            let content = vec![pair as u8; 2 * BLOCK];
-            file.write_at(pair * 2 * BLOCK as u64, &content).expect("write");
+            let content = vec![pair as u8; 2 * BLOCK as usize];
+            file.write_at(pair * 2 * BLOCK, &content).expect("write");
             volume.checkpoint().expect("checkpoint");
         }
     }
-    let whole = vec![0xee; PAIRS as usize * 2 * BLOCK];
+    let whole = vec![0xee; (PAIRS * 2 * BLOCK) as usize];
     file.write_at(0, &whole).expect("write");
     file.fsync().expect("fsync");
     volume.checkpoint().expect("checkpoint");
@@ -36,4 +37,80 @@ fn replacing_a_fragmented_range_frees_each_block_once() {
     drop(volume);
     let report = check_device(&device, &CheckOptions::default()).expect("check");
     assert!(report.is_clean(), "{:?}", report.problems);
+}
+
+const BLOCK: u64 = 4096;
+
+fn closed_and_clean(volume: Volume, device: &std::sync::Arc<dyn Device>) {
+    volume.close().expect("close");
+    drop(volume);
+    let report = check_device(device, &CheckOptions::default()).expect("check");
+    assert!(report.is_clean(), "{:?}", report.problems);
+}
+
+/// Writes page `index` of file and model.
+fn put(file: &File, model: &mut [u8], index: u64, seed: u64) {
+    let page = pattern(seed, BLOCK as usize);
+    file.write_at(index * BLOCK, &page).expect("write");
+    model[(index * BLOCK) as usize..][..BLOCK as usize].copy_from_slice(&page);
+}
+
+#[test]
+fn scattered_new_pages_of_a_sync_leave_in_one_write() {
+    let memory = std::sync::Arc::new(MemoryDevice::new(64 * MIB));
+    let device: std::sync::Arc<dyn Device> = memory.clone();
+    format(&device, 0);
+    let volume = open(&device, manual(16 * MIB));
+    let file = create(&volume, "/f");
+    let mut model = vec![0; 1024 * BLOCK as usize];
+    file.truncate(model.len() as u64).expect("truncate");
+    file.fsync().expect("fsync");
+    let before = memory.stats().counters();
+    // More than a frame carries, so they go home.
+    for place in 0..100 {
+        put(&file, &mut model, place * 10 + 3, place);
+    }
+    file.fsync().expect("fsync");
+    let after = memory.stats().counters();
+    // The pages, and the frame with their places.
+    assert_eq!(after.writes - before.writes, 2);
+    assert!(contents(&file) == model);
+    drop(file);
+    closed_and_clean(volume, &device);
+    let volume = open(&device, manual(16 * MIB));
+    assert!(contents(&create(&volume, "/f")) == model);
+}
+
+/// Several runs of one operation cut the same extent, move its parts, and stay in others of its parts.
+#[test]
+fn runs_of_one_operation_share_an_extent() {
+    let device = formatted(64 * MIB, 0);
+    let volume = open(&device, manual(16 * MIB));
+    let file = create(&volume, "/f");
+    let mut model = vec![0; 600 * BLOCK as usize];
+    for index in 0..600 {
+        put(&file, &mut model, index, index);
+    }
+    file.fsync().expect("fsync");
+    volume.checkpoint().expect("checkpoint");
+    for round in 0..6 {
+        // These are in the log, and go home in place.
+        for place in 0..10 {
+            put(&file, &mut model, place * 50 + 2 * round, 1000 * round + place);
+        }
+        file.fsync().expect("fsync");
+        // These are not, and get new places, some of them right beside the others.
+        for place in 0..50 {
+            put(&file, &mut model, place * 10 + 2 * round + place % 2, 2000 * round + place);
+        }
+        if round % 2 == 0 {
+            file.fsync().expect("fsync");
+        }
+        volume.checkpoint().expect("checkpoint");
+        assert!(contents(&file) == model, "round {round}");
+    }
+    drop(file);
+    closed_and_clean(volume, &device);
+    let volume = open(&device, manual(16 * MIB));
+    assert!(contents(&create(&volume, "/f")) == model);
 }

@@ -551,43 +551,59 @@ impl PageMap {
     /// Begins writeback of every dirty page of `range` that is not under writeback already (one
     /// version of a page is on its way at a time). They are no longer dirty.
     pub fn begin_writeback(&mut self, range: Range<u64>) -> Writeback {
-        self.begin_selected(chunks_of(&range), |marks, number| {
+        let mut writeback = Writeback { token: self.new_token(), pages: Vec::new() };
+        self.begin_selected(chunks_of(&range), &mut writeback, |marks, number| {
             marks.dirty & !marks.writeback & mask_in(number, &range)
-        })
+        });
+        writeback
     }
 
-    /// As [`PageMap::begin_writeback`], but never takes a part of what may be one write: of the pages that the log does
-    /// not have, all that lie side by side in one unit of [`UNTORN_PAGES`] go together (also those outside of `range`,
-    /// but within `bounds`), or stay if one of them is under writeback.
-    pub fn begin_writeback_untorn(&mut self, range: Range<u64>, bounds: &Range<u64>) -> Writeback {
-        let start = range.start / UNTORN_PAGES * UNTORN_PAGES;
-        let end = range.end.saturating_add(UNTORN_PAGES - 1) / UNTORN_PAGES * UNTORN_PAGES;
-        self.begin_selected(chunks_of(&(start..end)), |marks, number| {
-            let wanted = mask_in(number, &range);
-            let fresh = marks.dirty & !marks.logged & mask_in(number, bounds);
-            let logged = marks.dirty & marks.logged & !marks.writeback & wanted;
-            stretches(fresh)
-                .filter(|stretch| stretch & wanted != 0 && stretch & marks.writeback == 0)
-                .fold(logged, |taken, stretch| taken | stretch)
-        })
+    /// As [`PageMap::begin_writeback`], for several `runs` in order, but never takes a part of what may be one write: of the
+    /// pages that the log does not have, all that lie side by side in one unit of [`UNTORN_PAGES`] go together (also
+    /// those outside of the run, but within `bounds`), or stay if one of them is under writeback. After the first run it ends
+    /// before one that would make it more than `most_pages`. Answers how many runs it has been through, too.
+    pub fn begin_writeback_untorn(
+        &mut self,
+        runs: &[Range<u64>],
+        bounds: &Range<u64>,
+        most_pages: u64,
+    ) -> (Writeback, usize) {
+        let mut writeback = Writeback { token: self.new_token(), pages: Vec::new() };
+        for (number, run) in runs.iter().enumerate() {
+            if number > 0 && writeback.pages.len() as u64 + (run.end - run.start) > most_pages {
+                debug_assert!(writeback.is_in_order());
+                return (writeback, number);
+            }
+            let start = run.start / UNTORN_PAGES * UNTORN_PAGES;
+            let end = run.end.saturating_add(UNTORN_PAGES - 1) / UNTORN_PAGES * UNTORN_PAGES;
+            self.begin_selected(chunks_of(&(start..end)), &mut writeback, |marks, number| {
+                let wanted = mask_in(number, run);
+                let fresh = marks.dirty & !marks.logged & mask_in(number, bounds);
+                let logged = marks.dirty & marks.logged & !marks.writeback & wanted;
+                stretches(fresh)
+                    .filter(|stretch| stretch & wanted != 0 && stretch & marks.writeback == 0)
+                    .fold(logged, |taken, stretch| taken | stretch)
+            });
+        }
+        debug_assert!(writeback.is_in_order());
+        (writeback, runs.len())
     }
 
     /// Begins writeback of the pages that `select` names of each chunk: dirty ones, not under writeback.
     fn begin_selected(
         &mut self,
         chunks: Range<u64>,
+        writeback: &mut Writeback,
         select: impl Fn(&Marks, u64) -> u64,
-    ) -> Writeback {
-        let token = self.new_token();
-        let mut pages = Vec::new();
-        let numbers: Vec<u64> = self.dirty_chunks.range(chunks).copied().collect();
-        for number in numbers {
+    ) {
+        let mut next = self.dirty_chunks.range(chunks.clone()).next().copied();
+        while let Some(number) = next {
             self.update(number, false, |chunk| {
                 let mask = select(&chunk.marks, number);
                 for bit in bits(mask) {
                     let Some(page) = chunk.page(bit).cloned() else { continue };
-                    chunk.set_token(bit, token);
-                    pages.push(WritebackPage {
+                    chunk.set_token(bit, writeback.token);
+                    writeback.pages.push(WritebackPage {
                         index: number * CHUNK_PAGES + u64::from(bit),
                         page,
                         logged_lsn: chunk.owed_lsn(bit),
@@ -599,8 +615,8 @@ impl PageMap {
                 chunk.marks.relogged &= !mask;
                 chunk.marks.writeback |= mask;
             });
+            next = self.dirty_chunks.range(number + 1..chunks.end.max(number + 1)).next().copied();
         }
-        Writeback { token, pages }
     }
 
     /// Ends the writeback of a page. When it failed the page is dirty again; when not, a debt of

@@ -90,6 +90,16 @@ impl Piece {
         self.file_block + self.blocks
     }
 
+    /// The file block that the whole extent begins with.
+    pub fn extent_start(&self) -> u64 {
+        self.file_block - self.skip
+    }
+
+    /// Bytes of the whole extent's item.
+    pub fn item_bytes(&self) -> usize {
+        self.item.len()
+    }
+
     /// The whole extent that the piece is part of.
     pub fn whole(&self) -> Result<(Key, Extent)> {
         let key = Key::extent(self.inode, self.file_block - self.skip);
@@ -228,12 +238,18 @@ pub fn all_pieces_after(
 }
 
 /// The extent before a place that is not mapped.
+#[derive(Clone)]
 pub struct Before {
     key: Key,
     item: Value,
 }
 
 impl Before {
+    /// The file block that the extent begins with.
+    pub fn extent_start(&self) -> u64 {
+        self.key.offset
+    }
+
     /// The block behind it: where what follows in the file is best placed.
     pub fn next_block(&self) -> Result<u64> {
         let (block, blocks, _) = head(self.key, &self.item)?;

@@ -8,7 +8,7 @@
 //! What has to be waited for: writeback of the pages in range that was under way already, because
 //! one version of a page is written at a time.
 
-use super::extents::{self, Piece as Mapped};
+use super::extents::Piece as Mapped;
 use super::placement_policy::{self, Situation};
 use super::writeback::{PIECE_PAGES, page_range};
 use crate::cache::map::{LoggedFilter, RunFilter};
@@ -156,6 +156,7 @@ impl Engine {
         // The mapping cannot change from here on, so where the pages live can be looked up before the
         // page map is locked.
         let mapped = self.homes(inode, pages, limit)?;
+        inode.known_mapping.lock().forget();
         self.log_pages(inode, pages, (count, &mapped), admission)
     }
 
@@ -215,7 +216,7 @@ impl Engine {
         };
         let mut mapped: Vec<Mapped> = Vec::new();
         for run in runs {
-            mapped.extend(extents::all_pieces(&self.store, inode, run.start, run.end)?);
+            mapped.extend(self.mapped(inode, &run)?.0);
         }
         Ok(mapped)
     }

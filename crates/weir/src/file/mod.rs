@@ -9,6 +9,7 @@
 //! * [`handover`]: ranges handed to background writeback: sorted, merged, bounded
 //! * [`paced`]: how much of that is in flight
 //! * [`extents`]: the mapping of file blocks to volume blocks
+//! * [`known_mapping`]: what was looked up of it, while it stands
 //! * [`truncate`]: size changes, and removing ranges
 //! * [`allocate`]: the modes of `fallocate(2)`
 //! * [`seek`]: data and holes; copying ranges
@@ -27,6 +28,7 @@ pub mod extents;
 pub mod fsync;
 pub mod handle;
 pub mod handover;
+pub mod known_mapping;
 pub mod paced;
 pub mod placement_policy;
 pub mod read;

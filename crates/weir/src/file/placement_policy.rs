@@ -21,15 +21,16 @@
 //! the ring fills faster than it is emptied.
 //!
 //! Pages that have a home stay in the log: written in place later they neither fragment the file nor tear, and a random
-//! write of many pages needs one write now instead of as many as there are pages. So do small pieces: the mapping of a page
-//! costs as much log as a tenth of the page, and a write of its own.
+//! write of many pages needs one write now instead of as many as there are pages. So do few new ones: a write of their own
+//! costs more than it saves. Where new pages lie in the file does not matter: those of one sync are placed side by side, and
+//! leave in one write.
 //!
 //! **Untorn**: pages side by side in one unit go the same way, so that one operation holds all of them.
 
 use crate::cache::map::UNTORN_PAGES;
 use std::ops::Range;
 
-/// Fewer new pages than this (32 KiB) are not worth a write of their own.
+/// Fewer new pages than this (32 KiB), of a sync, are not worth a write of their own.
 pub const MIN_HOME_PAGES: u64 = 8;
 /// So many others committing at the same time make a crowd.
 pub const CROWD: u32 = 3;
@@ -73,21 +74,20 @@ pub fn goes_home(
             if is_new {
                 new_from.get_or_insert(at);
             } else if let Some(from) = new_from.take() {
-                push_if_large(&mut chosen, from..at);
+                chosen.push(from..at);
             }
             at = unit_end;
         }
-        if let Some(from) = new_from {
-            push_if_large(&mut chosen, from..run.end);
-        }
+        chosen.extend(new_from.map(|from| from..run.end));
+    }
+    if pages_of(&chosen) < MIN_HOME_PAGES {
+        chosen.clear();
     }
     chosen
 }
 
-fn push_if_large(chosen: &mut Vec<Range<u64>>, stretch: Range<u64>) {
-    if stretch.end - stretch.start >= MIN_HOME_PAGES {
-        chosen.push(stretch);
-    }
+fn pages_of(ranges: &[Range<u64>]) -> u64 {
+    ranges.iter().map(|range| range.end - range.start).sum()
 }
 
 #[cfg(test)]
@@ -128,10 +128,7 @@ mod tests {
         assert!(goes_home(&runs, QUIET, |page| mapped.contains(&page)).is_empty());
         let sent = goes_home(&runs, CROWDED, |page| mapped.contains(&page));
         let is_sent = |page: u64| sent.iter().any(|range| range.contains(&page));
-        for range in &sent {
-            assert!(range.end - range.start >= MIN_HOME_PAGES);
-            assert!(run.start <= range.start && range.end <= run.end);
-        }
+        assert!(sent.iter().all(|range| run.start <= range.start && range.end <= run.end));
         for page in run.clone() {
             assert!(!(is_sent(page) && mapped.contains(&page)), "mapped pages stay");
             let neighbour = page + 1;
@@ -143,24 +140,28 @@ mod tests {
                 );
             }
         }
-        // Nothing large stays: every maximal stretch of units without a mapped page is sent if it is large enough.
+        // All pages of units without a mapped one are sent, or so few are left that none is.
         let unit = |page: u64| {
             let first = page / UNTORN_PAGES * UNTORN_PAGES;
             first.max(run.start)..(first + UNTORN_PAGES).min(run.end)
         };
-        let is_new = |page: u64| !unit(page).any(|page| mapped.contains(&page));
-        for page in run.clone().filter(|&page| is_new(page) && !is_sent(page)) {
-            let from = (run.start..=page).rev().take_while(|&page| is_new(page)).count();
-            let to = (page + 1..run.end).take_while(|&page| is_new(page)).count();
-            assert!(((from + to) as u64) < MIN_HOME_PAGES, "{run:?} {mapped:?} page {page}");
-        }
+        let new: Vec<u64> =
+            run.clone().filter(|&page| !unit(page).any(|page| mapped.contains(&page))).collect();
+        let is_worth_it = new.len() as u64 >= MIN_HOME_PAGES;
+        assert_eq!(sent.is_empty(), !is_worth_it, "{run:?} {mapped:?}");
+        assert!(new.iter().all(|&page| is_sent(page) == is_worth_it), "{run:?} {mapped:?}");
     }
 
     #[test]
-    fn runs_are_judged_one_by_one() {
+    fn scattered_new_pages_go_home_together_or_not_at_all() {
         let runs = [0..8, 10..17, 64..128];
-        assert_eq!(goes_home(&runs, CROWDED, |_| false), [0..8, 64..128]);
-        assert_eq!(goes_home(&runs, CROWDED, |page| page == 100), vec![0..8, 64..96]);
+        assert_eq!(goes_home(&runs, CROWDED, |_| false), runs);
+        assert_eq!(goes_home(&runs, CROWDED, |page| page == 100), vec![0..8, 10..17, 64..96]);
+        let scattered: Vec<Range<u64>> = (0..16).map(|run| run * 100..run * 100 + 1).collect();
+        assert_eq!(goes_home(&scattered, CROWDED, |_| false), scattered);
+        assert_eq!(goes_home(&scattered[..7], CROWDED, |_| false), vec![]);
+        assert_eq!(goes_home(&scattered, CROWDED, |page| page >= 700), vec![]);
+        assert_eq!(goes_home(&scattered, CROWDED, |page| page >= 800), scattered[..8]);
         assert!(goes_home(&[], CROWDED, |_| false).is_empty());
     }
 }

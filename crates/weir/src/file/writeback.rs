@@ -13,46 +13,44 @@
 //!
 //! **Invariant:** one version of a page is under way at a time. **Invariant:** log space for step 3 is admitted before
 //! step 1 marks anything, so a page under writeback never waits for the log.
-//! **Invariant:** a piece is about [`PIECE_PAGES`] pages of one inode at most, and settles in one operation.
+//! **Invariant:** a piece is about [`PIECE_PAGES`] pages of one inode at most, in one run or several, and settles in one
+//! operation.
 //! **Invariant (untorn):** pages that the log does not have, that lie side by side in an aligned unit of [`UNTORN_PAGES`] and
 //! that may so be one write, are in one piece: [`crate::cache::map::PageMap::begin_writeback_untorn`] takes them together,
 //! under the lock that the write took, and pieces are cut between units.
 
-use super::extents::{self, Piece as Mapped, Unmapped};
+mod output;
+mod piece;
+mod remap;
+
+use super::extents::{self, Piece as Mapped};
+use super::known_mapping;
 use crate::alloc::{AllocKind, Run};
-use crate::cache::map::{RunFilter, UNTORN_PAGES, WritebackPage};
-use crate::cache::page::PageRef;
-use crate::device::request::{Batch, Outcome, submit_batch};
-use crate::device::{Buffers, IoClass, Operation, Request};
+use crate::cache::map::{LoggedFilter, RunFilter, WritebackPage};
+use crate::device::IoClass;
+use crate::device::request::submit_batch;
 use crate::engine::{Engine, Room};
 use crate::error::{Error, Result};
-use crate::format::item::{Extent, INODE_INLINE};
+use crate::format::item::INODE_INLINE;
 use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64, Key, MAX_INLINE_BYTES, checksum};
 use crate::inode::Inode;
 use crate::log::Admission;
 use crate::mutation::{self, Mutation};
 use crate::sync::Arc;
 use crate::sync::atomic::Ordering;
-use crate::txn::{Home, Lsn, Op};
+use crate::txn::{Lsn, Op};
 use crate::types::BackgroundMode;
+use output::{OutRequest, Writes, Written, note_failures, requests_of, to_device, with_results};
+use piece::{CUT_BYTES, Place, Segment, runs_of};
+pub use piece::{PIECE_PAGES, Piece, PieceLimits, settle_bytes};
+use remap::{Changed, Remapping};
 use std::ops::Range;
 
-/// Most pages of one piece: 1 MiB, a good request for any disk.
-pub const PIECE_PAGES: u64 = 256;
 /// Most pages that one inode's writeback has under way: 8 MiB.
 const ROUND_PAGES: u64 = 8 * PIECE_PAGES;
-/// Most pages of one request after neighbours were joined.
-const REQUEST_PAGES: usize = 512;
 
 /// From this length on, new pages are placed near the file's last extent before them even if that is far away in the file.
 const FAR_HINT_PAGES: u64 = 16;
-
-/// Log space for settling `pages` pages.
-/// Extents that are cut take up to 2 KiB for their remaining checksums; what few pages need fits into one block with the
-/// frame's header. What an estimate lacks comes from the checkpoint's share.
-pub fn settle_bytes(pages: u64) -> usize {
-    3000 + 56 * pages as usize
-}
 
 /// What [`Engine::collect`] took.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,48 +59,6 @@ pub struct Collected {
     pub pages: u64,
     /// Nothing was left over for lack of log space or budget.
     pub complete: bool,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
-    New,
-    Unwritten,
-    /// In place.
-    Same,
-}
-
-/// Consecutive pages that go to consecutive blocks.
-#[derive(Debug, Clone)]
-struct Segment {
-    /// Index of the first page within the piece.
-    first: usize,
-    pages: usize,
-    block: u64,
-    place: Place,
-}
-
-/// Dirty pages of one inode on their way home. See the module's head.
-pub struct Piece {
-    inode: Arc<Inode>,
-    admission: Option<Admission>,
-    token: u64,
-    pages: Vec<WritebackPage>,
-    checksums: Vec<u32>,
-    segments: Vec<Segment>,
-    /// The file was this long when the pages were taken.
-    size: u64,
-    into_inode: bool,
-    failed: Option<Error>,
-}
-
-impl Piece {
-    fn first(&self) -> u64 {
-        self.pages[0].index
-    }
-
-    fn end(&self) -> u64 {
-        self.first() + self.pages.len() as u64
-    }
 }
 
 impl Engine {
@@ -118,45 +74,48 @@ impl Engine {
         pieces: &mut Vec<Piece>,
     ) -> Result<Collected> {
         let filter = RunFilter { skip_writeback: true, ..filter };
+        let limits = self.piece_limits();
         let mut from = range.start;
         let mut collected = Collected { pages: 0, complete: true };
         while from < range.end {
-            let limit = PIECE_PAGES.min(self.max_piece_pages());
-            let run = inode.pages.read().dirty_runs(from..range.end, limit, filter).next();
-            let Some(run) = run.map(|run| cut_between_units(run, limit)) else { break };
+            let runs = limits.first_of(inode.pages.read().dirty_runs(
+                from..range.end,
+                limits.pages(),
+                filter,
+            ));
+            let Some(first) = runs.first() else { break };
             if collected.pages >= budget_pages {
                 collected.complete = false;
                 break;
             }
+            from = first.start;
             let room = match room {
                 Room::Normal if !pieces.is_empty() => Room::NoWait,
                 room => room,
             };
-            let admission = match self.admit(settle_bytes(run.end - run.start), 0, room) {
+            let admission = match self.admit(settle_bytes(pages_of(&runs), runs.len()), 0, room) {
                 Err(Error::WouldBlock) if !pieces.is_empty() => {
                     collected.complete = false;
                     break;
                 }
                 other => other?,
             };
-            match self.take(inode, run.clone(), &range, admission) {
-                Ok(Some(piece)) => {
-                    collected.pages += piece.pages.len() as u64;
-                    pieces.push(piece);
+            match self.take(inode, &runs, &range, admission) {
+                Ok(taken) => {
+                    from = taken.next;
+                    if let Some(piece) = taken.piece {
+                        collected.pages += piece.pages.len() as u64;
+                        pieces.push(piece);
+                    }
                 }
-                Ok(None) => {}
                 // More pages belong together than the log has room for.
                 Err(Error::WouldBlock) if !pieces.is_empty() => {
                     collected.complete = false;
                     break;
                 }
-                Err(Error::WouldBlock) if room == Room::Normal => {
-                    self.relieve_log()?;
-                    continue;
-                }
+                Err(Error::WouldBlock) if room == Room::Normal => self.relieve_log()?,
                 Err(error) => return Err(error),
             }
-            from = run.end;
         }
         Ok(collected)
     }
@@ -166,27 +125,39 @@ impl Engine {
         (self.log.max_operation_blocks() as usize).saturating_sub(3) * BLOCK_BYTES
     }
 
+    /// What one operation of this log can settle.
+    fn piece_limits(&self) -> PieceLimits {
+        PieceLimits::new(self.max_operation_bytes())
+    }
+
     /// The pages that one operation of this log can settle.
     pub fn max_piece_pages(&self) -> u64 {
-        (self.max_operation_bytes() / 256).clamp(1, PIECE_PAGES as usize) as u64
+        self.piece_limits().pages()
     }
 
     fn take(
         &self,
         inode: &Arc<Inode>,
-        run: Range<u64>,
+        runs: &[Range<u64>],
         bounds: &Range<u64>,
         mut admission: Admission,
-    ) -> Result<Option<Piece>> {
-        let expected_pages = run.end - run.start;
+    ) -> Result<Taken> {
+        let expected_bytes = settle_bytes(pages_of(runs), runs.len());
         let _map = inode.map.lock();
-        let (writeback, size) = {
+        let (writeback, done, size) = {
             let mut pages = inode.pages.write();
-            (pages.begin_writeback_untorn(run, bounds), inode.size())
+            let most_pages = self.max_piece_pages();
+            let (writeback, done) = pages.begin_writeback_untorn(runs, bounds, most_pages);
+            (writeback, done, inode.size())
         };
-        let more_pages = (writeback.pages.len() as u64).saturating_sub(expected_pages);
-        if more_pages > 0 {
-            match self.admit(settle_bytes(more_pages), 0, Room::Reserve) {
+        let next = runs[done - 1].end;
+        if writeback.pages.is_empty() {
+            return Ok(Taken { piece: None, next });
+        }
+        let found = runs_of(&writeback.pages).len();
+        let bytes = settle_bytes(writeback.pages.len() as u64, found);
+        if bytes > expected_bytes {
+            match self.admit(bytes - expected_bytes, 0, Room::Reserve) {
                 Ok(more) => admission.join(more),
                 Err(error) => {
                     self.put_back(inode, &writeback.pages, writeback.token);
@@ -194,38 +165,15 @@ impl Engine {
                 }
             }
         }
-        if writeback.pages.is_empty() {
-            return Ok(None);
-        }
-        let mut piece = Piece {
-            inode: inode.clone(),
-            admission: Some(admission),
-            token: writeback.token,
-            pages: writeback.pages,
-            checksums: Vec::new(),
-            segments: Vec::new(),
-            size,
-            into_inode: false,
-            failed: None,
-        };
-        // A page between two dirty ones may have become clean meanwhile: go on with the first run.
-        let consecutive = piece
-            .pages
-            .windows(2)
-            .position(|pair| pair[0].index + 1 != pair[1].index)
-            .map_or(piece.pages.len(), |last| last + 1);
-        let rest = piece.pages.split_off(consecutive);
-        if !rest.is_empty() {
-            self.put_back(inode, &rest, piece.token);
-        }
+        let mut piece = Piece::new(inode.clone(), admission, writeback, size);
         if let Err(error) = self.place(&mut piece) {
             for segment in piece.segments.iter().filter(|segment| segment.place == Place::New) {
-                self.alloc.cancel(Run { start: segment.block, blocks: segment.pages as u64 });
+                self.alloc.cancel(segment.run());
             }
             self.end(&piece, false);
             return Err(error);
         }
-        Ok(Some(piece))
+        Ok(Taken { piece: Some(piece), next })
     }
 
     /// Pages that were taken are dirty again.
@@ -241,23 +189,63 @@ impl Engine {
 
     /// Decides where the pages go. The caller holds the `map` lock.
     fn place(&self, piece: &mut Piece) -> Result<()> {
-        let (start, end) = (piece.first(), piece.end());
-        let (mapped, before) = self.mapped(&piece.inode, start, end)?;
-        let hint = before.map(|before| before.next_block()).transpose()?;
-        if start == 0 && end == 1 && piece.size <= MAX_INLINE_BYTES as u64 && mapped.is_empty() {
-            piece.into_inode = true;
-            return Ok(());
+        let runs = piece.runs();
+        let mut planned = Vec::with_capacity(runs.len());
+        let mut near = None;
+        let mut cut_bytes = 0;
+        for run in &runs {
+            let blocks = piece.file_blocks(run);
+            let (mapped, before) = self.mapped(&piece.inode, &blocks)?;
+            let Range { start, end } = blocks;
+            let fits_inode = piece.size <= MAX_INLINE_BYTES as u64 && mapped.is_empty();
+            if runs.len() == 1 && start == 0 && end == 1 && fits_inode {
+                piece.into_inode = true;
+                return Ok(());
+            }
+            // Short runs, scattered, belong nowhere in particular.
+            if planned.is_empty() && (runs.len() == 1 || end - start >= FAR_HINT_PAGES) {
+                near = before.map(|before| before.next_block()).transpose()?;
+            }
+            cut_bytes += self.plan_segments(piece, run, &mapped, &mut planned);
         }
+        self.place_new(piece, &planned, near)?;
+        piece.checksums = piece.pages.iter().map(|page| checksum(&page.page)).collect();
+        // Exact, because several runs may each leave two long parts of an extent.
+        if cut_bytes > CUT_BYTES
+            && let Some(admission) = &mut piece.admission
+        {
+            admission.join(self.admit(cut_bytes - CUT_BYTES, 0, Room::Reserve)?);
+        }
+        Ok(())
+    }
+
+    /// The segments of a run: in place where the log can repair it, in its unwritten extent, or new (block 0: not allocated yet).
+    /// Answers the size of the extents that are cut.
+    fn plan_segments(
+        &self,
+        piece: &Piece,
+        run: &Range<usize>,
+        mapped: &[Mapped],
+        planned: &mut Vec<Segment>,
+    ) -> usize {
         let durable = self.log.durable_lsn();
         // Blocks that could not be written once are not relied on again.
         let trusted = piece.inode.write_error.lock().0 == 0;
+        let Range { start, end } = piece.file_blocks(run);
+        let mut cut_bytes = 0;
+        let mut push = |from: u64, to: u64, block: u64, place: Place| {
+            if from < to {
+                let first = run.start + (from - start) as usize;
+                planned.push(Segment { first, pages: (to - from) as usize, block, place });
+            }
+        };
         let mut at = start;
-        for part in &mapped {
-            self.place_new(piece, at, part.file_block, hint)?;
+        for part in mapped {
+            push(at, part.file_block, 0, Place::New);
             at = part.file_block;
             while at < part.end() {
                 let place = |page: u64| {
-                    let page = &piece.pages[(page - start) as usize];
+                    let page = &piece.pages[run.start + (page - start) as usize];
                     let is_durable = page.logged_lsn.is_some_and(|lsn| lsn <= durable);
                     let logged = page.is_logged && is_durable && trusted
                         || mutation::active(Mutation::OverwriteUnlogged);
@@ -269,60 +257,96 @@ impl Engine {
                 };
                 let kind = place(at);
                 let stop = (at..part.end()).find(|&page| place(page) != kind).unwrap_or(part.end());
-                if kind == Place::New {
-                    self.place_new(piece, at, stop, hint)?;
-                } else {
-                    piece.segments.push(Segment {
-                        first: (at - start) as usize,
-                        pages: (stop - at) as usize,
-                        block: part.block + (at - part.file_block),
-                        place: kind,
-                    });
+                let is_new = kind == Place::New;
+                let block = if is_new { 0 } else { part.block + (at - part.file_block) };
+                if is_new {
+                    cut_bytes += part.item_bytes();
                 }
+                push(at, stop, block, kind);
                 at = stop;
             }
         }
-        self.place_new(piece, at, end, hint)?;
-        piece.checksums = piece.pages.iter().map(|page| checksum(&page.page)).collect();
-        Ok(())
+        push(at, end, 0, Place::New);
+        cut_bytes
     }
 
-    /// What file blocks `start .. end` are mapped to, and the extent before; without a look where nothing is. The caller
-    /// holds the `map` lock.
-    fn mapped(
-        &self,
-        inode: &Inode,
-        start: u64,
-        end: u64,
-    ) -> Result<(Vec<Mapped>, Option<extents::Before>)> {
+    /// What `blocks` of the file are mapped to, and the extent before; without a look where nothing is, and with one where
+    /// nothing has changed since the last. Right for as long as the `map` lock is held; without it, a hint.
+    pub fn mapped(&self, inode: &Inode, blocks: &Range<u64>) -> Result<known_mapping::Mapped> {
         if inode.meta.lock().item.blocks == 0 {
             return Ok((Vec::new(), None));
         }
-        extents::all_pieces_after(&self.store, inode.into(), start, end)
+        let moment = self.store.mappings.moment(inode.number);
+        if let Some(mapped) = inode.known_mapping.lock().get(moment, blocks) {
+            return Ok(mapped);
+        }
+        let mapped =
+            extents::all_pieces_after(&self.store, inode.into(), blocks.start, blocks.end)?;
+        inode.known_mapping.lock().remember(moment, blocks.clone(), mapped.clone());
+        Ok(mapped)
     }
 
-    /// New blocks for file blocks `from .. to` of the piece. Space was reserved when the pages became dirty. `hint`: the
+    /// Gives the piece its segments: the `planned` ones, and blocks to those that are new. Space was reserved when the pages
+    /// became dirty. New ones that follow one another are placed side by side: scattered pages leave in one write. `near`: the
     /// block behind what the file has before the piece, if that is near.
-    fn place_new(&self, piece: &mut Piece, from: u64, to: u64, hint: Option<u64>) -> Result<()> {
-        let start = piece.first();
-        let mut at = from;
+    fn place_new(&self, piece: &mut Piece, planned: &[Segment], near: Option<u64>) -> Result<()> {
         let is_first = piece.inode.meta.lock().item.blocks == 0;
-        while at < to {
-            let hint = match piece.segments.last() {
+        let mut rest = planned;
+        while let Some(segment) = rest.first() {
+            if segment.place != Place::New {
+                piece.segments.push(segment.clone());
+                rest = &rest[1..];
+                continue;
+            }
+            let count = rest.iter().take_while(|segment| segment.place == Place::New).count();
+            let (news, others) = rest.split_at(count);
+            rest = others;
+            let pages: usize = news.iter().map(|segment| segment.pages).sum();
+            let index = piece.pages[segment.first].index;
+            let follows =
+                |last: &&Segment| piece.pages[last.first + last.pages - 1].index + 1 == index;
+            let hint = match piece.segments.last().filter(follows) {
                 Some(last) => Some(last.block + last.pages as u64),
-                None if is_first || hint.is_some() => hint,
+                None if is_first || near.is_some() => near,
                 // A scattered page belongs nowhere in particular.
-                _ if to - at < FAR_HINT_PAGES => None,
-                _ => extents::placement_hint(&self.store, piece.inode.number, at)?,
+                None if (news[0].pages as u64) < FAR_HINT_PAGES => None,
+                None => extents::placement_hint(&self.store, piece.inode.number, index)?,
             };
-            let run = self.alloc.allocate(to - at, 1, hint, AllocKind::Data)?;
-            piece.segments.push(Segment {
-                first: (at - start) as usize,
-                pages: run.blocks as usize,
-                block: run.start,
-                place: Place::New,
-            });
-            at += run.blocks;
+            self.allocate_side_by_side(piece, news, pages as u64, hint)?;
+        }
+        Ok(())
+    }
+
+    /// Blocks for the `news`, `pages` in all, in as few runs as there are.
+    fn allocate_side_by_side(
+        &self,
+        piece: &mut Piece,
+        news: &[Segment],
+        mut pages: u64,
+        hint: Option<u64>,
+    ) -> Result<()> {
+        let mut free = Run { start: 0, blocks: 0 };
+        let mut hint = hint;
+        for segment in news {
+            let mut done = 0;
+            while done < segment.pages {
+                if free.blocks == 0 {
+                    free = self.alloc.allocate(pages, 1, hint, AllocKind::Data)?;
+                }
+                let blocks = free.blocks.min((segment.pages - done) as u64);
+                let first = segment.first + done;
+                let place = Place::New;
+                piece.segments.push(Segment {
+                    first,
+                    pages: blocks as usize,
+                    block: free.start,
+                    place,
+                });
+                free = Run { start: free.start + blocks, blocks: free.blocks - blocks };
+                hint = Some(free.start);
+                pages -= blocks;
+                done += blocks as usize;
+            }
         }
         Ok(())
     }
@@ -419,29 +443,30 @@ impl Engine {
         let inode = piece.inode.clone();
         let _map = inode.map.lock();
         let mut op = Op::new();
-        let mut blocks_added = 0;
-        let mut blocks_removed = 0;
+        let mut changed = Changed::default();
         let mut drop_inline = false;
         if piece.into_inode {
             let bytes = &piece.pages[0].page[..piece.size as usize];
             op.put(Key::inline(inode.number), bytes);
-        } else if piece.segments.iter().all(|segment| segment.place == Place::Same) {
-            self.commit_in_place(piece, &mut op)?;
         } else {
-            (blocks_added, blocks_removed) = self.commit_mapping(piece, &mut op)?;
-            drop_inline = piece.first() == 0 && inode.meta.lock().item.is_inline();
+            changed = self.commit_runs(piece, &mut op)?;
+            let replaces = piece.first() == 0 && !piece.is_in_place(&piece.runs()[0]);
+            drop_inline = replaces && inode.meta.lock().item.is_inline();
         }
         if drop_inline {
             op.delete(Key::inline(inode.number));
         }
-        if piece.pages.iter().any(|page| page.logged_lsn.is_some()) {
-            op.settled(inode.number, piece.first(), piece.pages.len() as u64);
+        for run in piece.runs() {
+            if piece.is_owed(&run) {
+                let blocks = piece.file_blocks(&run);
+                op.settled(inode.number, blocks.start, blocks.end - blocks.start);
+            }
         }
         let mut meta = inode.meta.lock();
         let item = &mut meta.item;
         let written_to = piece.size.min(piece.end() * BLOCK_BYTES_U64);
         item.size = item.size.max(written_to);
-        item.blocks = (item.blocks + blocks_added).saturating_sub(blocks_removed);
+        item.blocks = (item.blocks + changed.added).saturating_sub(changed.removed);
         if piece.into_inode {
             item.flags |= INODE_INLINE;
         } else if drop_inline {
@@ -450,51 +475,26 @@ impl Engine {
         op.put(Key::inode(inode.number), &item.encode());
         let lsn = self.store.commit(op, admission)?;
         meta.logged(lsn, true);
+        drop(meta);
+        inode.known_mapping.lock().forget();
         Ok(())
     }
 
-    /// The mapping stays, only checksums change.
-    fn commit_in_place(&self, piece: &Piece, op: &mut Op) -> Result<()> {
-        let number = piece.inode.number;
-        let inode = &*piece.inode;
-        for mapped in extents::all_pieces(&self.store, inode, piece.first(), piece.end())? {
-            let (key, mut extent) = mapped.whole()?;
-            for file_block in mapped.file_block..mapped.end() {
-                let crc = piece.checksums[(file_block - piece.first()) as usize];
-                extent.checksums[(file_block - key.offset) as usize] = crc;
-                let block = extent.block + (file_block - key.offset);
-                op.home_record(Home { inode: number, file_block, block, checksum: crc });
+    /// The mapping of each run. The caller holds the `map` lock.
+    fn commit_runs(&self, piece: &Piece, op: &mut Op) -> Result<Changed> {
+        let mut remapping = Remapping::new(self, piece, op);
+        let mut anew = Vec::new();
+        for run in piece.runs() {
+            if piece.is_in_place(&run) {
+                remapping.stay(&run)?;
+            } else {
+                remapping.move_to_segments(&run)?;
+                anew.push(run);
             }
-            op.set_unlogged(key, &extent.encode());
         }
-        Ok(())
-    }
-
-    /// The whole range is mapped anew. Answers blocks added and removed.
-    fn commit_mapping(&self, piece: &Piece, op: &mut Op) -> Result<(u64, u64)> {
-        let number = piece.inode.number;
-        let (start, end) = (piece.first(), piece.end());
-        let (old, before) = self.mapped(&piece.inode, start, end)?;
-        let removed = extents::cut_pieces(op, &old, Unmapped::Kept)?;
-        for segment in &piece.segments {
-            let from = start + segment.first as u64;
-            if segment.place == Place::New {
-                free_overlap(op, &old, from, from + segment.pages as u64);
-                op.allocated(Run { start: segment.block, blocks: segment.pages as u64 });
-            }
-            op.wrote(segment.block, &piece.checksums[segment.first..segment.first + segment.pages]);
-        }
-        let mut left = match (before, old.first()) {
-            (Some(before), _) => before.adjoining(start)?,
-            (None, Some(first)) if first.file_block == start => {
-                extents::left_neighbour(&self.store, &*piece.inode, start)?
-            }
-            (None, _) => None,
-        };
-        for (file_block, extent) in joined(piece) {
-            extents::insert(op, number, file_block, &extent, left.take());
-        }
-        Ok((end - start, removed))
+        let changed = remapping.changed;
+        piece.note_written(op, &anew);
+        Ok(changed)
     }
 
     /// Ends the writeback of a piece's pages, and pays what depended on them.
@@ -523,7 +523,7 @@ impl Engine {
     /// have gone through a checkpoint, so that the next attempt goes elsewhere.
     fn give_back(&self, piece: &Piece) {
         for segment in piece.segments.iter().filter(|segment| segment.place == Place::New) {
-            self.alloc.quarantine(Run { start: segment.block, blocks: segment.pages as u64 });
+            self.alloc.quarantine(segment.run());
         }
     }
 
@@ -581,45 +581,16 @@ impl Engine {
     }
 }
 
-/// A run as long as the limit goes on: it ends between two units.
-fn cut_between_units(run: Range<u64>, limit: u64) -> Range<u64> {
-    let end = run.end / UNTORN_PAGES * UNTORN_PAGES;
-    if run.end - run.start < limit || end <= run.start { run } else { run.start..end }
+fn pages_of(runs: &[Range<u64>]) -> u64 {
+    runs.iter().map(|run| run.end - run.start).sum()
 }
 
-/// Frees what `old` maps in `from .. to`.
-fn free_overlap(op: &mut Op, old: &[Mapped], from: u64, to: u64) {
-    for part in old {
-        let start = part.file_block.max(from);
-        let end = part.end().min(to);
-        if start < end {
-            op.freed(Run { start: part.block + (start - part.file_block), blocks: end - start });
-        }
-    }
-}
-
-/// The extents of a piece: segments that lie side by side in one group become one.
-fn joined(piece: &Piece) -> Vec<(u64, Extent)> {
-    let mut extents: Vec<(u64, Extent)> = Vec::new();
-    for segment in &piece.segments {
-        let checksums = &piece.checksums[segment.first..segment.first + segment.pages];
-        let group = segment.block / crate::format::GROUP_BLOCKS;
-        if let Some((_, last)) = extents.last_mut()
-            && last.block + last.blocks == segment.block
-            && last.block / crate::format::GROUP_BLOCKS == group
-        {
-            last.blocks += segment.pages as u64;
-            last.checksums.extend_from_slice(checksums);
-            continue;
-        }
-        let extent = Extent {
-            block: segment.block,
-            blocks: segment.pages as u64,
-            checksums: checksums.to_vec(),
-        };
-        extents.push((piece.first() + segment.first as u64, extent));
-    }
-    extents
+/// What [`Engine::take`] took.
+struct Taken {
+    /// `None`: nothing of the runs was left to take.
+    piece: Option<Piece>,
+    /// The file block to go on from.
+    next: u64,
 }
 
 /// Remembers that pages of `inode` could not be written, for every handle to report once.
@@ -629,98 +600,15 @@ fn note_error(inode: &Inode, error: &Error) {
     held.1 = Some(error.clone());
 }
 
-/// Neighbouring blocks of some pieces, by their numbers.
-struct OutRequest {
-    block: u64,
-    pages: Vec<PageRef>,
-    pieces: Vec<usize>,
-}
-
 /// Pieces whose writing was submitted. Holds their log space, and must be finished.
 struct UnderWay {
     pieces: Vec<Piece>,
     writes: Writes,
 }
 
-/// Which pieces a request was for, and how it ended.
-type Written = Vec<(Vec<usize>, Result<()>)>;
-
-enum Writes {
-    /// Which pieces each request of the batch is for.
-    Submitted(Vec<Vec<usize>>, Batch),
-    Done(Written),
-}
-
-impl Writes {
-    fn wait(self) -> Written {
-        match self {
-            Self::Submitted(numbers, batch) => with_results(numbers, batch.wait()),
-            Self::Done(results) => results,
-        }
-    }
-}
-
-fn with_results(numbers: Vec<Vec<usize>>, outcomes: Vec<Outcome>) -> Written {
-    let results = outcomes.into_iter().map(|(result, _)| result.map_err(Error::from));
-    numbers.into_iter().zip(results).collect()
-}
-
-/// What is to be written for `pieces`, in the order of blocks.
-fn requests_of(pieces: &[Piece]) -> Vec<OutRequest> {
-    let mut order: Vec<(u64, usize, usize)> = Vec::new();
-    for (number, piece) in pieces.iter().enumerate() {
-        for (segment_number, segment) in piece.segments.iter().enumerate() {
-            order.push((segment.block, number, segment_number));
-        }
-    }
-    order.sort_unstable();
-    let mut requests: Vec<OutRequest> = Vec::new();
-    for (block, number, segment_number) in order {
-        let segment = &pieces[number].segments[segment_number];
-        let pages = pieces[number].pages[segment.first..segment.first + segment.pages].iter();
-        let fits = requests.last().is_some_and(|last| {
-            last.block + last.pages.len() as u64 == block
-                && last.pages.len() + segment.pages <= REQUEST_PAGES
-        });
-        if !fits {
-            requests.push(OutRequest { block, pages: Vec::new(), pieces: Vec::new() });
-        }
-        if let Some(last) = requests.last_mut() {
-            last.pages.extend(pages.map(|page| page.page.clone()));
-            last.pieces.push(number);
-        }
-    }
-    requests
-}
-
-/// The same for the device, and the pieces of each.
-fn to_device(requests: Vec<OutRequest>, class: IoClass) -> (Vec<Vec<usize>>, Vec<Request>) {
-    let one = |request: OutRequest| {
-        let device_request = Request {
-            operation: Operation::Write { fua: false },
-            offset_bytes: request.block * BLOCK_BYTES_U64,
-            buffers: Buffers::Pages(request.pages),
-            class,
-        };
-        (request.pieces, device_request)
-    };
-    requests.into_iter().map(one).unzip()
-}
-
-/// Notes with each piece that a part of it could not be written.
-fn note_failures(pieces: &mut [Piece], results: Written) {
-    for (numbers, result) in results {
-        if let Err(error) = result {
-            for number in numbers {
-                pieces[number].failed = Some(error.clone());
-            }
-        }
-    }
-}
-
 /// The newest operation whose payload may go home: durable in the log.
 pub fn owed_filter(up_to: Lsn) -> RunFilter {
-    RunFilter { logged: crate::cache::map::LoggedFilter::OwedUpTo(up_to), ..RunFilter::default() }
+    RunFilter { logged: LoggedFilter::OwedUpTo(up_to), ..RunFilter::default() }
 }
 
 /// Pages that cover bytes `offset .. offset + length`.

@@ -4,6 +4,7 @@
 //! * [`delta`]: the ordered map of after-images (pure data)
 //! * [`op`]: one operation, put together (pure data)
 //! * [`store`]: look-ups through delta and tree, commit, freeze
+//! * [`mapping_moments`]: how often the mappings of files have changed
 //! * [`names`]: names that paths have led to, and how often directory entries have changed
 //! * [`new_directories`]: filters of the names in directories that were made since opening
 //! * [`view`]: the same look-ups through changes that are not committed yet
@@ -14,6 +15,7 @@
 
 pub mod checkpoint;
 pub mod delta;
+pub mod mapping_moments;
 pub mod names;
 pub mod new_directories;
 pub mod obligations;

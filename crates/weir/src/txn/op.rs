@@ -132,6 +132,11 @@ impl Op {
         self.records.blocks()
     }
 
+    /// Changes of items so far.
+    pub fn change_count(&self) -> usize {
+        self.changes.len()
+    }
+
     /// Nothing to commit.
     pub fn is_empty(&self) -> bool {
         self.records.is_empty()

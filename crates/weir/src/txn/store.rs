@@ -10,6 +10,7 @@
 
 use super::Lsn;
 use super::delta::Delta;
+use super::mapping_moments::MappingMoments;
 use super::names::NameCache;
 use super::new_directories::NewDirectories;
 use super::obligations::Obligations;
@@ -76,6 +77,8 @@ pub struct Store {
     pub obligations: Obligations,
     /// Names that were found, and which of them may have changed.
     pub names: NameCache,
+    /// Which mappings have changed.
+    pub mappings: MappingMoments,
     base_reserve_blocks: u64,
 }
 
@@ -100,6 +103,7 @@ impl Store {
             alloc,
             obligations: Obligations::default(),
             names: NameCache::new(names.cached_names),
+            mappings: MappingMoments::default(),
             base_reserve_blocks,
         };
         store.update_reserve(&store.state.read());
@@ -348,6 +352,7 @@ impl Store {
         }
         for (key, value) in op.changes {
             self.names.note(&key);
+            self.mappings.note(&key);
             state.new_directories.note(&key, value.is_none());
             state.running.set(key, value);
         }
@@ -365,6 +370,7 @@ impl Store {
     pub fn replay(&self, key: Key, value: Option<Value>) {
         let mut state = self.state.write();
         self.names.note(&key);
+        self.mappings.note(&key);
         state.running.set(key, value);
     }
 

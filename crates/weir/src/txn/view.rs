@@ -86,7 +86,12 @@ impl<'a> Overlay<'a> {
 
     /// From here on look-ups see what `op` does.
     pub fn absorb(&mut self, op: &Op) {
-        self.changes.extend(op.changes.iter().cloned());
+        self.absorb_from(op, 0);
+    }
+
+    /// The same, for what was added to `op` since it had `from` changes ([`Op::change_count`]).
+    pub fn absorb_from(&mut self, op: &Op, from: usize) {
+        self.changes.extend(op.changes[from..].iter().cloned());
     }
 }
 

@@ -49,6 +49,12 @@ pub struct Writeback {
     pub pages: Vec<WritebackPage>,
 }
 
+impl Writeback {
+    pub(super) fn is_in_order(&self) -> bool {
+        self.pages.is_sorted_by(|before, page| before.index < page.index)
+    }
+}
+
 /// What [`super::PageMap::end_writeback`] did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct WritebackEnd {

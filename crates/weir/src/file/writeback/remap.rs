@@ -1,0 +1,105 @@
+//! The new mapping of a piece, as changes of extent items.
+//!
+//! Several runs of one operation may lie in the same old extent. What the operation has changed already is not in the
+//! store: so whatever begins before the end of the last run is looked up again, through the operation.
+
+use super::piece::{Piece, Place, free_overlap};
+use crate::engine::Engine;
+use crate::error::Result;
+use crate::file::extents::{self, Unmapped};
+use crate::file::known_mapping::Mapped;
+use crate::txn::{Home, Op, Overlay};
+use std::ops::Range;
+
+/// Blocks that an inode gets and loses.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Changed {
+    pub(super) added: u64,
+    pub(super) removed: u64,
+}
+
+/// See the module's head. The runs of `piece` come in order; the `map` lock is held.
+pub(super) struct Remapping<'a> {
+    engine: &'a Engine,
+    piece: &'a Piece,
+    op: &'a mut Op,
+    view: Overlay<'a>,
+    /// Changes of `op` that `view` has.
+    seen: usize,
+    /// Extents that begin before this file block may have been changed by `op`.
+    changed_to: u64,
+    pub(super) changed: Changed,
+}
+
+impl<'a> Remapping<'a> {
+    pub(super) fn new(engine: &'a Engine, piece: &'a Piece, op: &'a mut Op) -> Self {
+        let view = Overlay::new(&engine.store);
+        let seen = op.change_count();
+        Self { engine, piece, op, view, seen, changed_to: 0, changed: Changed::default() }
+    }
+
+    /// The store with what the operation does so far.
+    fn view(&mut self) -> &Overlay<'a> {
+        self.view.absorb_from(self.op, self.seen);
+        self.seen = self.op.change_count();
+        &self.view
+    }
+
+    fn mapped(&mut self, blocks: &Range<u64>) -> Result<Mapped> {
+        let inode = &*self.piece.inode;
+        let (old, before) = self.engine.mapped(inode, blocks)?;
+        let first = old.first().map(extents::Piece::extent_start);
+        let starts = [first, before.as_ref().map(extents::Before::extent_start)];
+        if starts.into_iter().flatten().all(|start| start >= self.changed_to) {
+            return Ok((old, before));
+        }
+        extents::all_pieces_after(self.view(), inode.into(), blocks.start, blocks.end)
+    }
+
+    /// The mapping of the run stays, only checksums change.
+    pub(super) fn stay(&mut self, run: &Range<usize>) -> Result<()> {
+        let inode = self.piece.inode.number;
+        let blocks = self.piece.file_blocks(run);
+        let (mapped, _) = self.mapped(&blocks)?;
+        for part in mapped {
+            let (key, mut extent) = part.whole()?;
+            for file_block in part.file_block..part.end() {
+                let place = run.start + (file_block - blocks.start) as usize;
+                let checksum = self.piece.checksums[place];
+                extent.checksums[(file_block - key.offset) as usize] = checksum;
+                let block = extent.block + (file_block - key.offset);
+                self.op.home_record(Home { inode, file_block, block, checksum });
+            }
+            self.op.set_unlogged(key, &extent.encode());
+        }
+        self.changed_to = blocks.end;
+        Ok(())
+    }
+
+    /// The whole run is mapped anew.
+    pub(super) fn move_to_segments(&mut self, run: &Range<usize>) -> Result<()> {
+        let inode = self.piece.inode.clone();
+        let Range { start, end } = self.piece.file_blocks(run);
+        let (old, before) = self.mapped(&(start..end))?;
+        let mut left = match (before, old.first()) {
+            (Some(before), _) => before.adjoining(start)?,
+            (None, Some(first)) if first.file_block == start => {
+                extents::left_neighbour(self.view(), &*inode, start)?
+            }
+            (None, _) => None,
+        };
+        self.changed.removed += extents::cut_pieces(self.op, &old, Unmapped::Kept)?;
+        self.changed.added += end - start;
+        for segment in self.piece.segments_of(run) {
+            if segment.place == Place::New {
+                let from = start + (segment.first - run.start) as u64;
+                free_overlap(self.op, &old, &(from..from + segment.pages as u64));
+            }
+        }
+        for (file_block, extent) in self.piece.extents_of(run) {
+            extents::insert(self.op, inode.number, file_block, &extent, left.take());
+        }
+        self.changed_to = end;
+        Ok(())
+    }
+}
