@@ -12,7 +12,7 @@
 use std::time::{Duration, Instant};
 
 use super::fsmark::method_of;
-use super::load::{Stop, fill_file, merged, open_loop, pace, random_bytes};
+use super::load::{StartLine, Stop, WARM_UP, fill_file, merged, open_loop, pace, random_bytes};
 use super::{Better, Case, CaseResult, Cost, Env, Experiment, Mark, Size};
 use crate::error::{LabError, LabResult};
 use crate::measure::{Recorder, Rng};
@@ -219,13 +219,15 @@ impl Checkpoint {
         &self,
         env: &Env<'_>,
         thread: u64,
-        epoch: Instant,
+        line: &StartLine,
         stop: &Stop,
     ) -> LabResult<Recorder> {
-        let file = env.fs.open("checkpoint/cold", OpenHow::Read)?;
+        let file = env.fs.open("checkpoint/cold", OpenHow::Read);
         let mut buf = vec![0; READ_BYTES as usize];
         let blocks = self.cold_bytes / READ_BYTES;
         let rate = self.reads_per_s as f64 / READERS as f64;
+        let epoch = line.ready();
+        let file = file?;
         open_loop(epoch, rate, stop, |i| {
             let block = scattered(i * READERS + thread, blocks, env.seed);
             file.read_at(&mut buf, block * READ_BYTES)?;
@@ -233,39 +235,50 @@ impl Checkpoint {
         })
     }
 
-    fn foreground(&self, env: &Env<'_>, epoch: Instant, stop: &Stop) -> LabResult<Foreground> {
+    fn cached_reader(env: &Env<'_>, line: &StartLine, stop: &Stop) -> LabResult<Recorder> {
+        let file = env.fs.open("checkpoint/hot", OpenHow::Read);
+        let mut buf = vec![0; READ_BYTES as usize];
+        let mut rng = Rng::new(env.seed, 0xCAC4E);
+        let epoch = line.ready();
+        let file = file?;
+        open_loop(epoch, CACHED_PER_S, stop, |_| {
+            let block = rng.below(CACHED_BYTES / READ_BYTES);
+            file.read_at(&mut buf, block * READ_BYTES)?;
+            Ok(())
+        })
+    }
+
+    fn appender(&self, env: &Env<'_>, line: &StartLine, stop: &Stop) -> LabResult<Recorder> {
+        let file = env.fs.open("checkpoint/log", OpenHow::Append);
+        let data = random_bytes(PAGE_BYTES as usize, env.seed);
+        let epoch = line.ready();
+        let file = file?;
+        open_loop(epoch, self.appends_per_s as f64, stop, |_| {
+            file.append(&data)?;
+            file.fdatasync()?;
+            Ok(())
+        })
+    }
+
+    fn renamer(env: &Env<'_>, line: &StartLine, stop: &Stop) -> LabResult<Recorder> {
+        open_loop(line.ready(), META_PER_S, stop, |i| {
+            let (new, old) = (format!("checkpoint/m{i}"), format!("checkpoint/n{i}"));
+            drop(env.fs.open(&new, OpenHow::Create)?);
+            env.fs.rename(&new, &old)?;
+            env.fs.unlink(&old)?;
+            Ok(())
+        })
+    }
+
+    fn foreground(&self, env: &Env<'_>, line: &StartLine, stop: &Stop) -> LabResult<Foreground> {
         std::thread::scope(|scope| {
             let readers: Vec<_> = (0..READERS)
-                .map(|t| scope.spawn(move || self.uncached_reader(env, t, epoch, stop)))
+                .map(|t| scope.spawn(move || self.uncached_reader(env, t, line, stop)))
                 .collect();
-            let cached = scope.spawn(|| {
-                let file = env.fs.open("checkpoint/hot", OpenHow::Read)?;
-                let mut buf = vec![0; READ_BYTES as usize];
-                let mut rng = Rng::new(env.seed, 0xCAC4E);
-                open_loop(epoch, CACHED_PER_S, stop, |_| {
-                    let block = rng.below(CACHED_BYTES / READ_BYTES);
-                    file.read_at(&mut buf, block * READ_BYTES)?;
-                    Ok(())
-                })
-            });
-            let log = scope.spawn(|| {
-                let file = env.fs.open("checkpoint/log", OpenHow::Append)?;
-                let data = random_bytes(PAGE_BYTES as usize, env.seed);
-                open_loop(epoch, self.appends_per_s as f64, stop, |_| {
-                    file.append(&data)?;
-                    file.fdatasync()?;
-                    Ok(())
-                })
-            });
-            let meta = scope.spawn(|| {
-                open_loop(epoch, META_PER_S, stop, |i| {
-                    let (new, old) = (format!("checkpoint/m{i}"), format!("checkpoint/n{i}"));
-                    drop(env.fs.open(&new, OpenHow::Create)?);
-                    env.fs.rename(&new, &old)?;
-                    env.fs.unlink(&old)?;
-                    Ok(())
-                })
-            });
+            let cached = scope.spawn(|| Self::cached_reader(env, line, stop));
+            let log = scope.spawn(|| self.appender(env, line, stop));
+            let meta = scope.spawn(|| Self::renamer(env, line, stop));
+            let epoch = line.ready();
             let join = |h: std::thread::ScopedJoinHandle<'_, LabResult<Recorder>>| {
                 h.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
             };
@@ -334,10 +347,13 @@ impl Experiment for Checkpoint {
         }
         let mut checkpointer = self.checkpointer(env, &case.mode)?;
         let stop = Stop::default();
-        let epoch = Instant::now();
+        // Four kinds of foreground, who gathers them, and this thread.
+        let line = StartLine::new(READERS as usize + 5);
         let cost = Cost::start(env);
         let (foreground, written) = std::thread::scope(|scope| {
-            let foreground = scope.spawn(|| self.foreground(env, epoch, &stop));
+            let foreground = scope.spawn(|| self.foreground(env, &line, &stop));
+            let epoch = line.ready();
+            std::thread::sleep(WARM_UP);
             let written = if case.mode == "quiet" {
                 std::thread::sleep(self.quiet);
                 Ok(None)

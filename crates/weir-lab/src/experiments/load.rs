@@ -97,19 +97,46 @@ impl Schedule {
     }
 }
 
-/// Carries out `op(i)` by a schedule until `stop`; each is charged from when it was due.
+/// How long open loops run before they are recorded: what threads and files cost at first touch is no answer to what was asked.
+pub const WARM_UP: Duration = Duration::from_millis(300);
+
+/// Where the threads of open loops wait until all are ready.
+pub struct StartLine {
+    ready: Barrier,
+    epoch: OnceLock<Instant>,
+}
+
+impl StartLine {
+    /// For so many threads.
+    pub fn new(threads: usize) -> Self {
+        StartLine { ready: Barrier::new(threads), epoch: OnceLock::new() }
+    }
+
+    /// Waits for the others, and answers when recording begins: [`WARM_UP`] from then. Every thread must come here, also one
+    /// that could not make ready.
+    pub fn ready(&self) -> Instant {
+        self.ready.wait();
+        *self.epoch.get_or_init(|| Instant::now() + WARM_UP)
+    }
+}
+
+/// Carries out `op(i)` by a schedule from [`WARM_UP`] before `epoch` until `stop`. What is due from `epoch` on is recorded,
+/// and charged from when it was due.
 pub fn open_loop(
-    begun: Instant,
+    epoch: Instant,
     per_second: f64,
     stop: &Stop,
     mut op: impl FnMut(u64) -> LabResult<()>,
 ) -> LabResult<Recorder> {
+    let begun = epoch.checked_sub(WARM_UP).unwrap_or(epoch);
     let mut schedule = Schedule::new(begun, per_second);
-    let mut recorder = Recorder::new(begun);
+    let mut recorder = Recorder::new(epoch);
     let mut i = 0;
     while let Some(due) = schedule.wait(stop) {
         op(i)?;
-        recorder.since(due);
+        if due >= epoch {
+            recorder.since(due);
+        }
         i += 1;
     }
     Ok(recorder)
@@ -196,6 +223,32 @@ mod tests {
             rest += 1;
         }
         assert!(rest >= 3, "{rest} operations were overdue by 5 ms at 1 ms each");
+    }
+
+    #[test]
+    fn an_open_loop_records_what_is_due_after_its_warm_up() {
+        let (line, stop) = (StartLine::new(2), Stop::default());
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let epoch = line.ready();
+                std::thread::sleep(WARM_UP + Duration::from_millis(100));
+                stop.now();
+                assert!(Instant::now() >= epoch + Duration::from_millis(100));
+            });
+            let epoch = line.ready();
+            let mut done = 0;
+            let recorder = open_loop(epoch, 200.0, &stop, |i| {
+                assert_eq!(i, done);
+                done += 1;
+                // A start that is slow is not held against those that come later.
+                std::thread::sleep(Duration::from_millis(if i == 0 { 100 } else { 0 }));
+                Ok(())
+            })
+            .expect("no error");
+            assert!(recorder.count() >= 20, "{}", recorder.count());
+            assert_eq!(done - recorder.count(), 60, "those of the warm-up");
+            assert_eq!(recorder.series()[0].count, 20);
+        });
     }
 
     #[test]
