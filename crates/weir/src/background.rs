@@ -37,6 +37,8 @@ const FEW_PAGES: usize = 8;
 const FLUSH_INTERVAL_US: u64 = 1_000_000;
 /// Rounds of the flusher after which a page counts as old.
 const OLD_ROUNDS: u64 = 5;
+/// How long a reader of a volume that is open for reading only waits for others to be done with their pages.
+const READER_PAUSE_US: u64 = 100;
 /// Longest wait between two looks at a condition that somebody else changes.
 const PATIENCE_US: u64 = 50_000;
 
@@ -472,6 +474,11 @@ impl Engine {
         self.background.limits.log_percent(self.log_bytes())
     }
 
+    /// Memory that the delta may take while the log is replayed.
+    pub fn replayed_delta_bytes(&self) -> u64 {
+        self.background.limits.replayed_delta_bytes()
+    }
+
     /// The entry of a sync that puts `blocks` into the log: asks for what empties it early enough, and waits in proportion
     /// to how full it is. The caller holds at most `ops` locks.
     pub fn delay_for_log(&self, blocks: u64) {
@@ -499,6 +506,9 @@ impl Engine {
 
     /// Writes one batch of dirty pages home, those that were handed over first. Answers how many.
     pub fn flush_batch(&self) -> Result<u64> {
+        if self.options.read_only {
+            return Ok(0);
+        }
         match self.drain_handover()? {
             0 => self.flush_dirty(),
             pages => Ok(pages),
@@ -628,6 +638,11 @@ impl Engine {
     pub fn relieve_memory(&self) -> Result<()> {
         self.counters.memory_stalls.add(1);
         self.timed_stall(|| {
+            if self.options.read_only {
+                // Nothing can be written; others are about to be done with what they read.
+                self.clock.sleep_us(READER_PAUSE_US);
+                return Ok(());
+            }
             let moment = self.background.moment();
             if !self.background.has_threads() {
                 if self.flush_batch()? == 0 && self.dirty_bytes() == 0 {

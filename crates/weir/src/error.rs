@@ -60,6 +60,12 @@ pub enum Error {
     /// The volume, or this open of it, is read-only.
     #[error("read-only file system")]
     ReadOnly,
+    /// The handle was not opened for this.
+    #[error("bad file handle: the file was opened for reading only")]
+    NotWritable,
+    /// The log cannot be replayed within the memory cap; the text says what it takes.
+    #[error("too little memory: {0}")]
+    TooLittleMemory(String),
     /// The caller asked not to wait, and would have had to.
     #[error("would block")]
     WouldBlock,
@@ -109,7 +115,9 @@ impl Error {
             Self::OutOfRange => 34,
             Self::AttributeTooLarge => 7,
             Self::ReadOnly => 30,
+            Self::NotWritable => 9,
             Self::WouldBlock => 11,
+            Self::TooLittleMemory(_) => 12,
             Self::NoSuchExtent => 6,
             Self::InUse(_) => 16,
             Self::NotSupported(_) => 95,

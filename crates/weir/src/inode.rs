@@ -41,6 +41,8 @@ pub struct Meta {
     pub data_lsn: Lsn,
     /// An orphan item exists: the inode is unlinked and to be purged when nobody uses it.
     pub orphan: bool,
+    /// It was made without a name and may get one; what has lost its last name never gets another.
+    pub linkable: bool,
     /// The purge has begun or is done; nothing may be written any more.
     pub purged: bool,
 }
@@ -99,6 +101,7 @@ impl Inode {
                 last_lsn: 0,
                 data_lsn: 0,
                 orphan: item.links == 0,
+                linkable: false,
                 purged: false,
             }),
             io_done: Condvar::new(),

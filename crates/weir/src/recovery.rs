@@ -72,7 +72,8 @@ impl Engine {
             if frame.header.last_lsn <= checkpoint_lsn {
                 replay_payloads(frame, &mut gathered)
             } else {
-                self.replay_frame(frame, &mut gathered)
+                self.replay_frame(frame, &mut gathered)?;
+                self.check_delta_fits()
             }
         })?;
         self.count_inodes(&gathered)?;
@@ -82,6 +83,7 @@ impl Engine {
         }
         self.recovering.store(true, Ordering::Release);
         self.forget_orphaned_payloads(&mut gathered.payloads)?;
+        self.check_payloads_fit(gathered.payloads.len() as u64)?;
         // All at once: a checkpoint that has to make room in the log meanwhile must keep what is not loaded yet.
         for ((inode, _), lsn) in &gathered.payloads {
             self.store.obligations.add(*lsn, 1, Some(*inode));
@@ -94,6 +96,33 @@ impl Engine {
         }
         self.recovering.store(false, Ordering::Release);
         Ok(true)
+    }
+
+    /// What was changed by somebody with much more memory may be too much for this opening.
+    fn check_delta_fits(&self) -> Result<()> {
+        let bytes = self.store.delta_size().running_bytes as u64;
+        let most = self.replayed_delta_bytes();
+        if bytes <= most {
+            return Ok(());
+        }
+        Err(Error::TooLittleMemory(format!(
+            "the changes in the log take more than {} KiB, which is what this opening may spend on them",
+            most >> 10,
+        )))
+    }
+
+    /// A volume that is open for reading only keeps all payload in memory, and has to have room for what is read besides.
+    fn check_payloads_fit(&self, pages: u64) -> Result<()> {
+        let most = self.pool.capacity_pages() as u64 / 2;
+        if !self.options.read_only || pages <= most {
+            return Ok(());
+        }
+        let mib = |pages: u64| (pages * BLOCK_BYTES as u64).div_ceil(1 << 20);
+        Err(Error::TooLittleMemory(format!(
+            "{} MiB of data are in the log only, and an opening for reading only with this much memory can keep {} MiB",
+            mib(pages),
+            mib(most),
+        )))
     }
 
     fn replay_frame(&self, frame: &ReplayFrame<'_>, gathered: &mut Gathered) -> Result<()> {

@@ -92,7 +92,7 @@ impl Volume {
     /// Opens a volume, after recovering it if need be. Blocks for as long as that takes.
     ///
     /// # Errors
-    /// [`Error::NotAVolume`], [`Error::InUse`].
+    /// [`Error::NotAVolume`], [`Error::InUse`]; [`Error::TooLittleMemory`] when the log cannot be replayed within the cap.
     pub fn open(path: &Path, options: VolumeOptions) -> Result<Self> {
         let device = open::posix_device(path, options.read_only)?;
         Self::open_device(device, options)
@@ -121,7 +121,8 @@ impl Volume {
         self.engine.shutdown.lock().clone()
     }
 
-    /// Makes everything that happened before the call durable (`syncfs`). Blocks.
+    /// Makes everything that happened before the call durable (`syncfs`). Blocks. (A volume that is open for reading only has
+    /// nothing to sync: this and all other syncs succeed.)
     pub fn sync(&self) -> Result<()> {
         self.engine.sync()
     }
@@ -280,6 +281,9 @@ impl Volume {
     }
 
     /// One more name for an inode that is no directory.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] for one that has lost its last name: only what [`Volume::tmpfile`] has made can get a first one.
     pub fn link(&self, ino: u64, dir: u64, name: &[u8]) -> Result<Attr> {
         Ok(Self::attr(&self.engine.link(ino, dir, name)?))
     }
@@ -344,8 +348,19 @@ impl Volume {
     }
 
     /// Opens a regular file by number.
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`] for writing on a volume that is open for reading only, [`Error::IsDirectory`], [`Error::Invalid`] for
+    /// what is no regular file either.
     pub fn open_inode(&self, ino: u64, write: bool) -> Result<File> {
-        File::new(self.engine.clone(), self.engine.inode(ino)?, write, false)
+        self.open_handle(self.engine.inode(ino)?, write, false)
+    }
+
+    fn open_handle(&self, inode: Arc<Inode>, write: bool, data_sync: bool) -> Result<File> {
+        if write && self.engine.options.read_only {
+            return Err(Error::ReadOnly);
+        }
+        File::new(self.engine.clone(), inode, write, data_sync)
     }
 
     /// Keeps an inode alive, even when it loses its last name.
@@ -379,7 +394,10 @@ impl Volume {
 
     /// The operation that an fsync of `inode` has to wait for.
     fn prepare_dir(&self, inode: &Arc<Inode>, room: Room) -> Result<u64> {
-        self.engine.check_writable()?;
+        self.engine.check_shutdown()?;
+        if self.engine.options.read_only {
+            return Ok(0);
+        }
         self.engine.commit_attributes(inode, room)?;
         self.engine.counters.fsyncs.add(1);
         Ok(inode.meta.lock().last_lsn)
@@ -394,9 +412,12 @@ impl Volume {
         let inode = match self.engine.locate(path, !flags.exclusive)? {
             Located::Present(_) if flags.create && flags.exclusive => return Err(Error::Exists),
             Located::Present(number) => self.engine.inode(number)?,
-            Located::Absent { .. } if !flags.create => return Err(Error::NotFound),
+            Located::Absent { .. } | Located::AbsentDirectory if !flags.create => {
+                return Err(Error::NotFound);
+            }
+            Located::AbsentDirectory => return Err(Error::IsDirectory),
             Located::Absent { dir, name, place } => {
-                match self.engine.make_at(dir, (name, place), flags.permissions) {
+                match self.engine.make_at(dir, (&name, place), flags.permissions) {
                     Err(Error::Exists) if !flags.exclusive => {
                         self.engine.inode(self.engine.resolve(path, true)?)?
                     }
@@ -404,7 +425,7 @@ impl Volume {
                 }
             }
         };
-        let file = File::new(self.engine.clone(), inode, flags.write, flags.data_sync)?;
+        let file = self.open_handle(inode, flags.write, flags.data_sync)?;
         if flags.truncate && flags.write && file.size() > 0 {
             file.truncate(0)?;
         }
@@ -433,14 +454,30 @@ impl Volume {
 
     /// Makes a directory.
     pub fn create_dir(&self, path: impl AsRef<[u8]>, permissions: u32) -> Result<Attr> {
-        let (dir, name) = self.engine.resolve_parent(path.as_ref())?;
+        let path = path.as_ref();
+        let (dir, name) = match self.engine.resolve_parent(path) {
+            // The root, `.` and `..` have no name, but are there.
+            Err(Error::NotFound | Error::Invalid(_)) if self.resolve(path, true).is_ok() => {
+                return Err(Error::Exists);
+            }
+            split => split?,
+        };
         self.make(dir, &name, &NewInode::new(FileType::Directory, permissions))
     }
 
     /// Removes a name of something that is no directory.
     pub fn remove_file(&self, path: impl AsRef<[u8]>) -> Result<()> {
         let (dir, name) = self.engine.resolve_parent(path.as_ref())?;
+        self.check_slash(path.as_ref(), dir, &name)?;
         self.unlink(dir, &name)
+    }
+
+    /// A slash at the end of `path` says that `name` in `dir` is a directory.
+    fn check_slash(&self, path: &[u8], dir: u64, name: &[u8]) -> Result<()> {
+        if path.last() != Some(&b'/') || self.lookup(dir, name)?.file_type == FileType::Directory {
+            return Ok(());
+        }
+        Err(Error::NotDirectory)
     }
 
     /// Removes an empty directory.
@@ -453,6 +490,8 @@ impl Volume {
     pub fn rename_path(&self, from: impl AsRef<[u8]>, to: impl AsRef<[u8]>) -> Result<()> {
         let (dir, name) = self.engine.resolve_parent(from.as_ref())?;
         let (new_dir, new_name) = self.engine.resolve_parent(to.as_ref())?;
+        self.check_slash(from.as_ref(), dir, &name)?;
+        self.check_slash(to.as_ref(), dir, &name)?;
         self.rename(dir, &name, new_dir, &new_name, RenameMode::Replace)
     }
 
@@ -471,6 +510,9 @@ impl Volume {
 impl Engine {
     /// See [`Volume::sync`].
     pub fn sync(&self) -> Result<()> {
+        if self.options.read_only {
+            return self.check_shutdown();
+        }
         let lsn = self.prepare_all()?;
         self.commit_log(lsn)
     }

@@ -187,3 +187,82 @@ fn a_hot_file_stays_cached_while_a_large_one_is_read_once() {
     let read = probe.read_bytes.load(Ordering::Relaxed) - before;
     assert!(read <= 512 << 10, "{read} bytes of the hot file had to be read again");
 }
+
+/// A volume whose log holds `pages` pages of one file that are not home, in `data`.
+fn with_payload_in_the_log(pages: u64) -> (std::sync::Arc<dyn weir::device::Device>, Vec<u8>) {
+    let device = formatted(512 * MIB, 16_384);
+    let volume = open(&device, manual(128 * MIB));
+    let file = create(&volume, "/f");
+    let mut data = pattern(1, pages as usize * 4096);
+    file.write_at(0, &data).expect("write");
+    create(&volume, "/other").write_at(0, &pattern(2, 20 << 20)).expect("write");
+    volume.checkpoint().expect("checkpoint");
+    let fresh = pattern(3, data.len());
+    for page in 0..pages as usize {
+        let place = page * 4096..(page + 1) * 4096;
+        file.write_at(place.start as u64, &fresh[place.clone()]).expect("write");
+        if page % 16 == 15 {
+            file.fsync().expect("fsync");
+        }
+        data[place.clone()].copy_from_slice(&fresh[place]);
+    }
+    file.fsync().expect("fsync");
+    assert!(volume.stats().logged_pages >= pages / 2, "{}", volume.stats().logged_pages);
+    (device, data)
+}
+
+#[test]
+fn an_opening_for_reading_only_keeps_what_the_log_holds_within_the_cap_or_says_what_it_takes() {
+    let (device, data) = with_payload_in_the_log(2000);
+    let read_only = |memory_bytes| VolumeOptions { read_only: true, ..manual(memory_bytes) };
+    let refused = Volume::open_device(device.clone(), read_only(4 * MIB)).map(drop);
+    let error = refused.expect_err("8 MiB do not fit into 4");
+    assert!(matches!(&error, Error::TooLittleMemory(text) if text.contains("8 MiB")), "{error}");
+    assert_eq!(error.errno(), libc::ENOMEM);
+
+    let probe = Probe::new(device.clone());
+    let memory_bytes = 26 * MIB;
+    let volume = Volume::open_device(probe.clone(), read_only(memory_bytes)).expect("open");
+    // More than the rest of the cache holds, twice; and what is in the log is still there.
+    let other = volume.open_file("/other", OpenFlags::READ).expect("open");
+    for _ in 0..2 {
+        assert!(contents(&other) == pattern(2, 20 << 20));
+        let stats = volume.stats();
+        assert!(stats.pages_in_use <= stats.pages_capacity);
+        assert!(stats.pages_capacity * 4096 <= memory_bytes);
+    }
+    assert!(contents(&volume.open_file("/f", OpenFlags::READ).expect("open")) == data);
+    volume.close().expect("close");
+    assert_eq!(probe.writes.load(Ordering::Relaxed), 0, "it is open for reading only");
+    drop(volume);
+
+    // Who may write brings it home as it goes.
+    let volume = open(&device, manual(4 * MIB));
+    assert!(contents(&volume.open_file("/f", OpenFlags::READ).expect("open")) == data);
+    check(&volume, 4 * MIB, 1);
+    volume.close().expect("close");
+}
+
+#[test]
+fn a_log_with_more_changes_than_the_memory_holds_is_refused_in_one_sentence() {
+    let device = formatted(256 * MIB, 4096);
+    {
+        let volume = open(&device, manual(64 * MIB));
+        let new = NewInode::new(FileType::Regular, 0o644);
+        for number in 0..8000 {
+            volume.make(Volume::ROOT, format!("file {number}").as_bytes(), &new).expect("make");
+        }
+        volume.sync().expect("sync");
+        assert_eq!(volume.stats().checkpoints, 0);
+        assert!(volume.stats().delta_bytes > MIB, "{}", volume.stats().delta_bytes);
+    }
+    for read_only in [false, true] {
+        let options = |memory_bytes| VolumeOptions { read_only, ..manual(memory_bytes) };
+        let refused = Volume::open_device(device.clone(), options(512 << 10)).map(drop);
+        assert!(matches!(refused, Err(Error::TooLittleMemory(_))), "{refused:?}");
+    }
+    // Nothing was lost by the attempts.
+    let volume = open(&device, manual(8 * MIB));
+    assert_eq!(volume.statfs().inodes, 8001);
+    volume.close().expect("close");
+}

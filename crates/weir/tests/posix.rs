@@ -46,6 +46,12 @@ fn every_error_of_the_namespace_has_its_errno() {
     assert_eq!(errno(ok(volume.make(ROOT, b"..", &new))), libc::EINVAL);
     assert_eq!(errno(ok(volume.make(ROOT, b"a/b", &new))), libc::EINVAL);
     assert_eq!(errno(ok(volume.make(ROOT, b"", &new))), libc::ENOENT);
+    for there in ["/", "/.", "/d", "/d/", "/d/..", "/d/."] {
+        assert_eq!(errno(ok(volume.create_dir(there, 0o755))), libc::EEXIST, "{there}");
+    }
+    assert_eq!(errno(ok(volume.create_dir("", 0o755))), libc::ENOENT);
+    assert_eq!(errno(ok(volume.metadata(""))), libc::ENOENT);
+    assert_eq!(errno(volume.open_file("", OpenFlags::CREATE).map(|_| ())), libc::ENOENT);
     assert_eq!(errno(volume.unlink(ROOT, b"d")), libc::EISDIR);
     assert_eq!(errno(volume.rmdir(ROOT, b"f")), libc::ENOTDIR);
     assert_eq!(errno(volume.rmdir(ROOT, b"d")), libc::ENOTEMPTY);
@@ -74,6 +80,12 @@ fn every_error_of_files_and_attributes_has_its_errno() {
     let errno = |result: Result<u64>| result.expect_err("refused").errno();
     let none = |result: Result<()>| result.map(|()| 0);
     let max = i64::MAX as u64;
+
+    // What fits before the largest size is written.
+    let last = create(&volume, "/last");
+    assert_eq!(last.write_at(max - 2, b"four"), Ok(2));
+    assert_eq!(last.size(), max);
+    assert_eq!(errno(last.append(b"x")), libc::EFBIG);
 
     assert_eq!(errno(none(file.truncate(max + 1))), libc::EFBIG);
     assert_eq!(errno(file.write_at(max, b"x").map(|_| 0)), libc::EFBIG);
@@ -133,12 +145,13 @@ fn a_read_only_volume_refuses_every_change_and_serves_the_log() {
     }
     let options = VolumeOptions { read_only: true, ..manual(4 * MIB) };
     let volume = open(&device, options);
-    let file = volume.open_file("/f", OpenFlags::READ_WRITE).expect("open");
+    let file = volume.open_file("/f", OpenFlags::READ).expect("open");
     assert_eq!(contents(&file), b"in the log only");
     let errors = [
-        file.write_at(0, b"x").map(|_| ()),
-        file.truncate(0),
-        file.allocate(AllocateMode::Extend, 0, 10),
+        volume.open_file("/f", OpenFlags::READ_WRITE).map(|_| ()),
+        volume.open_inode(file.ino(), true).map(|_| ()),
+        volume.open_file("/new", OpenFlags::CREATE).map(|_| ()),
+        volume.tmpfile(ROOT, &NewInode::new(FileType::Regular, 0o600)).map(|_| ()),
         volume.unlink(ROOT, b"f"),
         volume.rename_path("/f", "/g"),
         volume.create_dir("/d", 0o755).map(|_| ()),
@@ -149,6 +162,103 @@ fn a_read_only_volume_refuses_every_change_and_serves_the_log() {
         assert_eq!(error.expect_err("refused").errno(), libc::EROFS);
     }
     assert!(volume.is_read_only());
+    // As on any other file system: there is nothing to make durable.
+    file.fsync().expect("fsync");
+    file.fdatasync().expect("fdatasync");
+    volume.fsync_dir(ROOT).expect("fsync of a directory");
+    volume.sync().expect("syncfs");
+    for ticket in [
+        file.fsync_async(0..u64::MAX, SyncKind::Full),
+        volume.fsync_dir_async(ROOT),
+        volume.sync_async(),
+        volume.ticket_for(volume.last_lsn()),
+    ] {
+        assert_eq!(ticket.expect("submitted").wait(), Ok(()));
+    }
+    volume.close().expect("close");
+}
+
+#[test]
+fn a_handle_that_was_opened_for_reading_refuses_every_change_with_ebadf() {
+    let volume = open(&formatted(32 * MIB, 0), manual(4 * MIB));
+    create(&volume, "/f").write_at(0, b"kept").expect("write");
+    let file = volume.open_file("/f", OpenFlags::READ).expect("open");
+    let other = create(&volume, "/g");
+    let errors = [
+        file.write_at(0, b"x").map(|_| ()),
+        file.append(b"x").map(|_| ()),
+        file.truncate(0),
+        file.allocate(AllocateMode::PunchHole, 0, 10),
+        other.copy_range(0, &file, 0, 10).map(|_| ()),
+        volume.batch().write_at(&file, 0, b"x"),
+        volume.batch().truncate(&file, 0),
+    ];
+    for error in errors {
+        assert_eq!(error.expect_err("refused").errno(), libc::EBADF);
+    }
+    file.fsync().expect("a sync needs no right to write");
+    assert_eq!(contents(&file), b"kept");
+}
+
+#[test]
+fn a_slash_at_the_end_of_a_path_says_that_it_is_a_directory() {
+    let volume = small_volume();
+    create(&volume, "/f").write_at(0, b"kept").expect("write");
+    volume.create_dir("/d/", 0o755).expect("a directory may be made so");
+    let errno = |result: Result<()>| result.expect_err("refused").errno();
+    let open = |path: &str, flags| volume.open_file(path, flags).map(|_| ());
+    assert_eq!(errno(open("/new/", OpenFlags::CREATE)), libc::EISDIR);
+    assert_eq!(errno(open("/new/", OpenFlags::READ)), libc::ENOENT);
+    assert_eq!(errno(open("/f/", OpenFlags::READ)), libc::ENOTDIR);
+    assert_eq!(errno(volume.remove_file("/f/")), libc::ENOTDIR);
+    assert_eq!(errno(volume.remove_file("/d/")), libc::EISDIR);
+    assert_eq!(errno(volume.rename_path("/f/", "/g")), libc::ENOTDIR);
+    assert_eq!(errno(volume.rename_path("/f", "/g/")), libc::ENOTDIR);
+    assert_eq!(names(&volume, "/"), [b"d".to_vec(), b"f".to_vec()]);
+    volume.rename_path("/d/", "/e/").expect("rename");
+    volume.remove_dir("/e/").expect("rmdir");
+    assert_eq!(names(&volume, "/"), [b"f".to_vec()]);
+}
+
+#[test]
+fn a_file_is_made_where_a_symbolic_link_at_the_end_leads() {
+    let volume = small_volume();
+    let dir = mkdir(&volume, ROOT, b"d").ino;
+    volume.symlink(ROOT, b"there", b"d/link", 0, 0).expect("symlink");
+    volume.symlink(dir, b"link", b"../new", 0, 0).expect("symlink");
+    volume.symlink(ROOT, b"nowhere", b"none/new", 0, 0).expect("symlink");
+    volume.symlink(ROOT, b"slash", b"made/", 0, 0).expect("symlink");
+    volume.symlink(ROOT, b"loop", b"loop", 0, 0).expect("symlink");
+    let errno = |path: &str, flags| volume.open_file(path, flags).expect_err("refused").errno();
+    assert_eq!(errno("/there", OpenFlags::READ), libc::ENOENT);
+    assert_eq!(errno("/there", OpenFlags::CREATE_NEW), libc::EEXIST);
+    create(&volume, "/there").write_at(0, b"here").expect("write");
+    assert_eq!(contents(&volume.open_file("/new", OpenFlags::READ).expect("open")), b"here");
+    assert_eq!(contents(&create(&volume, "/d/link")), b"here");
+    assert_eq!(errno("/nowhere", OpenFlags::CREATE), libc::ENOENT);
+    assert_eq!(errno("/slash", OpenFlags::CREATE), libc::EISDIR);
+    assert_eq!(errno("/loop", OpenFlags::CREATE), libc::ELOOP);
+}
+
+#[test]
+fn only_what_was_made_without_a_name_gets_a_first_one() {
+    let volume = open(&formatted(32 * MIB, 0), manual(4 * MIB));
+    let new = NewInode::new(FileType::Regular, 0o600);
+    let (made, unnamed) = volume.tmpfile(ROOT, &new).expect("tmpfile");
+    unnamed.write_at(0, b"linked").expect("write");
+    assert_eq!(volume.link(made.ino, ROOT, b"t").expect("first name").links, 1);
+    // It has had a name: when that is gone, so is the file, but for who has it open.
+    volume.unlink(ROOT, b"t").expect("unlink");
+    assert_eq!(volume.link(made.ino, ROOT, b"t"), Err(Error::NotFound));
+    let file = create(&volume, "/f");
+    volume.unlink(ROOT, b"f").expect("unlink");
+    assert_eq!(volume.link(file.ino(), ROOT, b"f"), Err(Error::NotFound));
+    let mut batch = volume.batch();
+    batch.link(file.ino(), ROOT, b"f").expect("recorded");
+    assert_eq!(batch.commit(), Err(Error::NotFound));
+    assert_eq!(contents(&unnamed), b"linked");
+    assert!(volume.read_dir("/").expect("list").is_empty());
+    drop((unnamed, file));
     volume.close().expect("close");
 }
 

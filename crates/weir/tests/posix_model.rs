@@ -25,6 +25,8 @@ struct Node {
     parent: usize,
     attributes: BTreeMap<Vec<u8>, Vec<u8>>,
     handles: usize,
+    /// It was made without a name, and has not got one yet.
+    linkable: bool,
     target: Vec<u8>,
 }
 
@@ -126,6 +128,7 @@ impl World {
             parent,
             attributes: BTreeMap::new(),
             handles: 0,
+            linkable: false,
             target: Vec::new(),
         });
         self.nodes.len() - 1
@@ -197,6 +200,7 @@ impl World {
                 let node = self.add(attr.ino, FileType::Regular, 0o600, ROOT);
                 self.nodes[node].links = 0;
                 self.nodes[node].handles = 1;
+                self.nodes[node].linkable = true;
                 self.handles.push((node, file));
             }
             Step::Link { node, dir, name } => self.link(node, dir, NAMES[name]),
@@ -325,8 +329,11 @@ impl World {
             assert_eq!(linked, Err(Error::NotPermitted));
         } else if self.found(dir, name).is_some() {
             assert_eq!(linked, Err(Error::Exists));
+        } else if self.nodes[node].links == 0 && !self.nodes[node].linkable {
+            assert_eq!(linked, Err(Error::NotFound));
         } else {
             self.nodes[node].links += 1;
+            self.nodes[node].linkable = false;
             assert_eq!(linked.expect("link").links, self.nodes[node].links);
             self.insert(dir, name, node);
         }

@@ -170,7 +170,8 @@ impl Model {
                 let directory = self.resolve(dir)?;
                 self.inodes[&directory].entries().ok_or(errno::ENOTDIR)?;
                 let ino = self.new_inode(FileType::Regular, 0o600, Body::File(Arc::default()));
-                self.change(ino).names = 0;
+                let inode = self.change(ino);
+                (inode.names, inode.linkable) = (0, true);
                 self.set_slot(*slot, Some(ino));
             }
             Op::Read { target, offset, length } => {
@@ -382,7 +383,12 @@ impl Model {
         if self.entry(directory, name).is_some() {
             return Err(errno::EEXIST);
         }
-        self.change(ino).names += 1;
+        if self.inodes[&ino].names == 0 && !self.inodes[&ino].linkable {
+            return Err(errno::ENOENT);
+        }
+        let inode = self.change(ino);
+        inode.names += 1;
+        inode.linkable = false;
         self.change_entries(directory, |entries| {
             entries.insert(name.to_owned(), ino);
         });

@@ -80,6 +80,8 @@ pub struct Inode {
     pub gid: u32,
     /// Names of a file; for directories see [`Model::links`].
     pub names: u32,
+    /// Made without a name, and may get one.
+    pub linkable: bool,
     /// Device number.
     pub rdev: u32,
     /// Set by `utimens`, and nothing that changes it happened since.
@@ -108,6 +110,7 @@ impl Inode {
             uid: 0,
             gid: 0,
             names: 1,
+            linkable: false,
             rdev: 0,
             atime: None,
             mtime: None,

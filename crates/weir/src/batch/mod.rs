@@ -113,7 +113,7 @@ impl Batch {
     /// Writes `data` at `offset`; the file grows if need be.
     ///
     /// # Errors
-    /// [`Error::FileTooLarge`]; [`Error::Invalid`] if the file is open for reading, or of another volume.
+    /// [`Error::FileTooLarge`]; [`Error::NotWritable`] if the file was opened for reading; [`Error::Invalid`] if it is of another volume.
     pub fn write_at(&mut self, file: &File, offset: u64, data: &[u8]) -> Result<()> {
         self.keep(file)?;
         self.write_inode(file.ino(), offset, data)

@@ -130,6 +130,12 @@ impl Limits {
             || pressure.log_bytes > self.checkpoint_log_bytes
     }
 
+    /// Memory that the delta may take while the log is replayed: a volume that was in use has at most two deltas in its log, and
+    /// recovery needs the cache for little else.
+    pub fn replayed_delta_bytes(&self) -> u64 {
+        self.delta.hard.saturating_mul(4)
+    }
+
     /// Bytes of dirty data above which writeback starts; it stops below.
     pub fn writeback_start_bytes(&self) -> u64 {
         self.writeback_start_bytes

@@ -30,7 +30,7 @@ use crate::format::root::Root;
 use crate::format::superblock::{Superblock, SuperblockError, SuperblockPlace, choose_superblock};
 use crate::format::{BLOCK_BYTES_U64, NODE_BLOCKS};
 use crate::log::LogGeometry;
-use crate::log::replay::recover;
+use crate::log::replay::{KEPT_RECORD_BYTES, recover};
 use crate::sync::Arc;
 use crate::tree::walk::{WalkVolume, walk};
 use crate::txn::checkpoint::loaded_tree;
@@ -274,7 +274,8 @@ fn check_log(
         log_blocks: superblock.geometry.log_blocks(),
         total_blocks: superblock.geometry.total_blocks(),
     };
-    let recovered = match recover(device, &geometry, &replay_start(superblock, root), &mut |_| {}) {
+    let start = replay_start(superblock, root);
+    let recovered = match recover(device, &geometry, &start, KEPT_RECORD_BYTES, &mut |_| {}) {
         Ok(recovered) => recovered,
         Err(error) => {
             let kind = match error {

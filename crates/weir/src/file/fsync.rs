@@ -56,6 +56,9 @@ pub enum SyncKind {
 impl Engine {
     /// Makes `range` of `inode` durable; blocks until it is.
     pub fn fsync(&self, inode: &Arc<Inode>, range: Range<u64>, kind: SyncKind) -> Result<()> {
+        if self.options.read_only {
+            return self.check_shutdown();
+        }
         let began_ns = self.clock.monotonic_ns();
         self.background.committing.fetch_add(1, Ordering::Relaxed);
         let result = self.prepare_sync(inode, range, kind).and_then(|lsn| {

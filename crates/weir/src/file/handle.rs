@@ -145,18 +145,14 @@ impl File {
     }
 
     pub(crate) fn check_writable(&self) -> Result<()> {
-        if self.handle.writable {
-            Ok(())
-        } else {
-            Err(Error::Invalid("the file is open for reading"))
-        }
+        if self.handle.writable { Ok(()) } else { Err(Error::NotWritable) }
     }
 
     /// Writes `data` at `offset`; the file grows if need be. Blocks only for the throttle, for space, and for
     /// the old content of a page that is overwritten in part. Not durable, unless the file was opened with `data_sync`.
     ///
     /// # Errors
-    /// [`Error::NoSpace`], [`Error::FileTooLarge`], [`Error::ReadOnly`]. If an error strikes after a part was written,
+    /// [`Error::NotWritable`], [`Error::NoSpace`], [`Error::FileTooLarge`]. If an error strikes after a part was written,
     /// the length of that part is answered.
     pub fn write_at(&self, offset: u64, data: &[u8]) -> Result<usize> {
         self.check_writable()?;

@@ -73,8 +73,11 @@ impl Engine {
         kind: SyncKind,
         when_full: WhenFull,
     ) -> Result<SyncTicket> {
-        self.check_writable()?;
+        self.check_shutdown()?;
         self.admit_ticket(when_full)?;
+        if self.options.read_only {
+            return Ok(self.ended_ticket());
+        }
         let (ticket, promise) = ticket(Some(Arc::<Self>::clone(self)));
         let began_ns = self.clock.monotonic_ns();
         match self.prepare_at_once(inode, range.clone(), kind) {
@@ -93,8 +96,11 @@ impl Engine {
 
     /// Submits a sync of the whole volume.
     pub fn sync_async(self: &Arc<Self>) -> Result<SyncTicket> {
-        self.check_writable()?;
+        self.check_shutdown()?;
         self.admit_ticket(WhenFull::WouldBlock)?;
+        if self.options.read_only {
+            return Ok(self.ended_ticket());
+        }
         let (ticket, promise) = ticket(None);
         self.background.defer(SyncJob::Volume { promise });
         Ok(ticket)
@@ -102,7 +108,7 @@ impl Engine {
 
     /// A ticket for everything up to `lsn`.
     pub fn ticket_for(self: &Arc<Self>, lsn: Lsn) -> Result<SyncTicket> {
-        self.check_writable()?;
+        self.check_shutdown()?;
         self.admit_ticket(WhenFull::WouldBlock)?;
         let (ticket, promise) = ticket(None);
         self.promise_at(lsn, promise);
@@ -155,6 +161,13 @@ impl Engine {
             self.tickets.fetch_sub(1, Ordering::AcqRel);
         }
         taken
+    }
+
+    /// The ticket of a sync of a volume that is open for reading only: there is nothing to make durable.
+    fn ended_ticket(&self) -> SyncTicket {
+        let (ticket, promise) = ticket(None);
+        self.end_ticket(promise, Ok(()));
+        ticket
     }
 
     fn end_ticket(&self, promise: Promise, result: Result<()>) {

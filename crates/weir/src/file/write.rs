@@ -43,7 +43,10 @@ impl Engine {
     /// Writes `data` at `offset`. Less than all is written only if an error struck in between.
     pub fn write(&self, inode: &Arc<Inode>, offset: u64, data: &[u8]) -> Result<usize> {
         let _ops = inode.ops.lock();
-        self.write_locked(inode, offset, data, &mut None)
+        // As much as there is room for before the largest size.
+        let room = MAX_FILE_BYTES.saturating_sub(offset).min(data.len() as u64) as usize;
+        let fits = if room > 0 { &data[..room] } else { data };
+        self.write_locked(inode, offset, fits, &mut None)
     }
 
     /// Writes `data` at the end of the file, in one piece; answers where that was. All or nothing: the answer

@@ -1,6 +1,6 @@
 //! Open chains against a device that loses and tears.
 
-use super::replay::{ReplayStart, recover};
+use super::replay::{KEPT_RECORD_BYTES, ReplayStart, recover};
 use super::test_device::*;
 use super::*;
 use crate::cache::page::PagePool;
@@ -19,7 +19,8 @@ fn start() -> ReplayStart {
 
 /// Numbers of the operations that replay finds.
 fn found(device: &FaultyDevice, log_blocks: u64) -> Vec<u64> {
-    let recovered = recover(device, &geometry(log_blocks), &start(), &mut |_| ()).unwrap();
+    let recovered =
+        recover(device, &geometry(log_blocks), &start(), KEPT_RECORD_BYTES, &mut |_| ()).unwrap();
     let mut numbers = Vec::new();
     let mut visit = |frame: &replay::ReplayFrame<'_>| {
         for record in frame.records() {

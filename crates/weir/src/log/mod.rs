@@ -176,6 +176,8 @@ pub struct Fill {
     /// How many hold that: operations that have been let in and are not in the log yet, and barriers until they have
     /// ended.
     pub writers: u64,
+    /// A barrier has not ended: what came after it waits for it to become durable.
+    pub has_open_chain: bool,
 }
 
 /// What the append lock guards.
@@ -531,6 +533,7 @@ impl Log {
             queued_blocks: append.ring.queued_blocks(),
             admitted_blocks: self.admitted.blocks(),
             writers: self.admitted.holders(),
+            has_open_chain: append.chain.is_some(),
         }
     }
 

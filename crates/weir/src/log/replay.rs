@@ -26,8 +26,8 @@ use std::cell::Cell;
 const FIRST_READ_BLOCKS: u64 = 16;
 /// 4 MiB.
 const LARGEST_READ_BLOCKS: u64 = 1024;
-/// Records kept in memory by the scan: those of a gigabyte of log, if most of it is payload.
-const KEPT_RECORD_BYTES: usize = 32 << 20;
+/// Records kept in memory by the scan at most: those of a gigabyte of log, if most of it is payload.
+pub const KEPT_RECORD_BYTES: usize = 32 << 20;
 /// Blocks of data read at once to prove the tail: 1 MiB.
 const PROOF_READ_BLOCKS: u64 = 256;
 
@@ -206,6 +206,7 @@ struct Scan<'a> {
     /// Header and records of each, where there was room for them.
     metas: Vec<Option<Box<[u8]>>>,
     kept_bytes: usize,
+    most_kept_bytes: usize,
     expectations: Expectations,
     durable: Lsn,
 }
@@ -324,7 +325,7 @@ impl Scan<'_> {
             self.expectations.end_frame(index, last_lsn);
         }
         let meta = frame.get(..header.meta_bytes as usize);
-        let meta = meta.filter(|meta| self.kept_bytes + meta.len() <= KEPT_RECORD_BYTES);
+        let meta = meta.filter(|meta| self.kept_bytes + meta.len() <= self.most_kept_bytes);
         self.kept_bytes += meta.map_or(0, <[u8]>::len);
         self.metas.push(meta.map(Box::from));
         self.expectations.forget_durable(self.durable);
@@ -396,7 +397,7 @@ fn payloads_match(header: &FrameHeader, frame: &[u8]) -> Result<bool> {
     Ok(true)
 }
 
-/// Finds the log on the ring. See the module's head.
+/// Finds the log on the ring, and keeps up to `kept_record_bytes` of records in memory. See the module's head.
 ///
 /// # Errors
 /// The device failed, or a frame is intact but makes no sense.
@@ -404,6 +405,7 @@ pub fn recover(
     device: &dyn Device,
     geometry: &LogGeometry,
     start: &ReplayStart,
+    kept_record_bytes: usize,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Recovered> {
     if start.point.position_blocks > geometry.log_blocks {
@@ -416,6 +418,7 @@ pub fn recover(
         frames: Vec::new(),
         metas: Vec::new(),
         kept_bytes: 0,
+        most_kept_bytes: kept_record_bytes.min(KEPT_RECORD_BYTES),
         expectations: Expectations::default(),
         durable: start.durable_lsn,
     };

@@ -1,7 +1,7 @@
 //! The log against a device that loses, tears and refuses: what was acknowledged is found again,
 //! what is found is a prefix, and nothing old is ever taken for new.
 
-use super::replay::{Progress, Recovered, ReplayStart, recover};
+use super::replay::{KEPT_RECORD_BYTES, Progress, Recovered, ReplayStart, recover};
 use super::test_device::*;
 use super::*;
 use crate::cache::page::PagePool;
@@ -23,7 +23,7 @@ fn replay_start(start: &LogStart) -> ReplayStart {
 }
 
 fn recover_log(device: &FaultyDevice, log_blocks: u64, start: &ReplayStart) -> Result<Recovered> {
-    recover(device, &geometry(log_blocks), start, &mut |_: Progress| ())
+    recover(device, &geometry(log_blocks), start, KEPT_RECORD_BYTES, &mut |_: Progress| ())
 }
 
 /// Numbers of the operations found, which `append_number` wrote; checks their payload.

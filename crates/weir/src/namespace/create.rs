@@ -103,7 +103,9 @@ impl Engine {
         op.put(Key::inode(number), &item.encode());
         op.put(Key::orphan(number), &[]);
         self.store.commit(op, admission)?;
-        self.inode(number)
+        let inode = self.inode(number)?;
+        inode.meta.lock().linkable = true;
+        Ok(inode)
     }
 
     /// One more name for an inode that is no directory.

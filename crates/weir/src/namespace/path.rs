@@ -8,71 +8,109 @@ use crate::format::item::name_hash;
 use crate::format::{Key, Kind, MAX_SYMLINK_BYTES};
 use crate::txn::names::Named;
 use crate::types::FileType;
+use std::borrow::Cow;
 
 /// Symbolic links followed before a path is given up on, as in Linux.
 const MAX_SYMLINKS: usize = 40;
 
 /// What a path leads to.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub enum Located<'p> {
     /// This inode.
     Present(u64),
-    /// Nothing, but a directory in which the last component could be made.
+    /// Nothing, but a directory in which the last component could be made; of the path, or of where a symbolic link at its end
+    /// leads.
     Absent {
         /// The directory.
         dir: u64,
         /// The last component.
-        name: &'p [u8],
+        name: Cow<'p, [u8]>,
         /// The entry's place there.
         place: FreePlace,
     },
+    /// Nothing, and a slash at the end: only a directory could be made.
+    AbsentDirectory,
 }
 
 impl Engine {
     /// The inode that `path` names. `follow_last`: a symbolic link at the end is followed.
     pub fn resolve(&self, path: &[u8], follow_last: bool) -> Result<u64> {
+        if path.is_empty() {
+            return Err(Error::NotFound);
+        }
         Ok(self.walk(crate::Volume::ROOT, path, follow_last, &mut 0)?.0)
     }
 
     /// What `path` names, or where it could be made: one look-up of each component.
     pub fn locate<'p>(&self, path: &'p [u8], follow_last: bool) -> Result<Located<'p>> {
+        self.locate_from(crate::Volume::ROOT, path, follow_last, &mut 0)
+    }
+
+    fn locate_from<'p>(
+        &self,
+        start: u64,
+        path: &'p [u8],
+        follow_last: bool,
+        links: &mut usize,
+    ) -> Result<Located<'p>> {
+        if path.is_empty() {
+            return Err(Error::NotFound);
+        }
         if path.len() > MAX_SYMLINK_BYTES {
             return Err(Error::NameTooLong);
         }
-        let (dir, name) = match self.split_parent(path) {
+        let (dir, name) = match self.split_parent(start, path, links) {
             Ok(split) => split,
             // The root, `.`, `..`, or nothing.
-            Err(no_name) => match self.resolve(path, follow_last) {
+            Err(no_name) => match self.walk(start, path, follow_last, links) {
                 Err(Error::NotFound) => return Err(no_name),
-                other => return other.map(Located::Present),
+                other => return Ok(Located::Present(other?.0)),
             },
         };
         let must_be_directory = path.last() == Some(&b'/');
         let named = match self.look_up(dir, name)? {
-            LookedUp::Absent(place) => return Ok(Located::Absent { dir, name, place }),
+            LookedUp::Absent(_) if must_be_directory => return Ok(Located::AbsentDirectory),
+            LookedUp::Absent(place) => {
+                return Ok(Located::Absent { dir, name: Cow::Borrowed(name), place });
+            }
             LookedUp::Present(named) => named,
         };
-        let is_end = named.file_type == FileType::Directory
-            || (!must_be_directory && (named.file_type != FileType::Symlink || !follow_last));
-        if is_end {
+        if must_be_directory && named.file_type != FileType::Directory {
+            return Ok(Located::Present(self.walk(start, path, follow_last, links)?.0));
+        }
+        if named.file_type != FileType::Symlink || !follow_last {
             return Ok(Located::Present(named.inode));
         }
-        self.resolve(path, follow_last).map(Located::Present)
+        // What does not exist may be made where the link leads.
+        count_link(links)?;
+        let target = self.readlink(named.inode)?;
+        Ok(match self.locate_from(dir, &target, true, links)? {
+            Located::Present(number) => Located::Present(number),
+            Located::Absent { dir, name, place } => {
+                Located::Absent { dir, name: Cow::Owned(name.into_owned()), place }
+            }
+            Located::AbsentDirectory => Located::AbsentDirectory,
+        })
     }
 
     /// The directory that the last component of `path` is in, and that component.
     pub fn resolve_parent(&self, path: &[u8]) -> Result<(u64, Vec<u8>)> {
-        let (dir, name) = self.split_parent(path)?;
+        let (dir, name) = self.split_parent(crate::Volume::ROOT, path, &mut 0)?;
         Ok((dir, name.to_vec()))
     }
 
-    fn split_parent<'p>(&self, path: &'p [u8]) -> Result<(u64, &'p [u8])> {
+    fn split_parent<'p>(
+        &self,
+        start: u64,
+        path: &'p [u8],
+        links: &mut usize,
+    ) -> Result<(u64, &'p [u8])> {
         let end = path.iter().rposition(|&byte| byte != b'/').map_or(0, |last| last + 1);
         let path = &path[..end];
-        let start = path.iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1);
-        let (parent, name) = path.split_at(start);
+        let name_at = path.iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1);
+        let (parent, name) = path.split_at(name_at);
         check_name(name)?;
-        match self.walk(crate::Volume::ROOT, parent, true, &mut 0)? {
+        match self.walk(start, parent, true, links)? {
             (dir, FileType::Directory) => Ok((dir, name)),
             _ => Err(Error::NotDirectory),
         }
@@ -110,10 +148,7 @@ impl Engine {
             };
             let is_last = parts.peek().is_none();
             at = if file_type == FileType::Symlink && (!is_last || follow || must_be_directory) {
-                *links += 1;
-                if *links > MAX_SYMLINKS {
-                    return Err(Error::TooManySymlinks);
-                }
+                count_link(links)?;
                 let target = self.readlink(found)?;
                 self.walk(dir, &target, true, links)?
             } else {
@@ -142,6 +177,12 @@ impl Engine {
             }
         })
     }
+}
+
+/// One more symbolic link is followed.
+fn count_link(links: &mut usize) -> Result<()> {
+    *links += 1;
+    if *links > MAX_SYMLINKS { Err(Error::TooManySymlinks) } else { Ok(()) }
 }
 
 /// What a path leads to from a directory.

@@ -139,7 +139,7 @@ pub fn link(
     let entry = Dirent { inode: inode.number, file_type: inode.file_type, name: to.name };
     op.put(place, &entry.encode());
     let meta = metas.of(inode);
-    if meta.purged || (meta.item.links == 0 && !meta.orphan) {
+    if meta.purged || (meta.item.links == 0 && !meta.linkable) {
         return Err(Error::NotFound);
     }
     check_links(meta)?;
@@ -147,6 +147,7 @@ pub fn link(
         op.delete(Key::orphan(inode.number));
         meta.orphan = false;
     }
+    meta.linkable = false;
     meta.item.links += 1;
     meta.touch_attributes(now);
     let meta = metas.of(to.parent);

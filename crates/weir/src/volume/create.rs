@@ -8,7 +8,7 @@ use crate::device::{Device, IoClass};
 use crate::error::{Error, Result};
 use crate::format::geometry::{Geometry, TAIL_BLOCKS, default_log_blocks};
 use crate::format::item::InodeItem;
-use crate::format::superblock::{Features, ReplayPoint, RootPointer, Superblock};
+use crate::format::superblock::{Features, MAX_LABEL_BYTES, ReplayPoint, RootPointer, Superblock};
 use crate::format::{BLOCK_BYTES_U64, Key, MIN_VOLUME_BYTES, VolumeId};
 use crate::log::LogStart;
 use crate::sync::{Arc, Clock, SystemClock};
@@ -32,7 +32,7 @@ pub(crate) fn create(path: &Path, options: &CreateOptions, progress: Progress<'_
         None => {
             let size_bytes =
                 options.size_bytes.ok_or(Error::Invalid("a new image needs a size"))?;
-            check_size(size_bytes)?;
+            geometry_of(size_bytes, options)?;
             let device = PosixDevice::create(path, size_bytes / BLOCK_BYTES_U64 * BLOCK_BYTES_U64)?;
             let device: Arc<dyn Device> = Arc::new(device);
             let result = format(&device, options, progress);
@@ -45,7 +45,7 @@ pub(crate) fn create(path: &Path, options: &CreateOptions, progress: Progress<'_
         Some(_) if !is_device && !options.force => Err(Error::Exists),
         Some(metadata) => {
             if let Some(size_bytes) = options.size_bytes {
-                check_size(size_bytes)?;
+                geometry_of(size_bytes, options)?;
             }
             // Whoever has it open keeps it, force or not.
             let device = PosixDevice::open(path, OpenMode::ReadWrite)?;
@@ -72,11 +72,23 @@ fn is_block_device(metadata: &std::fs::Metadata) -> bool {
     metadata.file_type().is_block_device()
 }
 
-fn check_size(size_bytes: u64) -> Result<()> {
+/// The geometry of a volume of this size; refuses everything that no volume can be made with.
+fn geometry_of(size_bytes: u64, options: &CreateOptions) -> Result<Geometry> {
     if size_bytes < MIN_VOLUME_BYTES {
         return Err(Error::Invalid("a volume needs at least 1 MiB"));
     }
-    Ok(())
+    if options.label.len() > MAX_LABEL_BYTES || options.label.contains('\0') {
+        return Err(Error::Invalid("a label has at most 64 bytes, none of them zero"));
+    }
+    let total_blocks = size_bytes / BLOCK_BYTES_U64;
+    let log_blocks = options
+        .log_bytes
+        .map_or_else(|| default_log_blocks(total_blocks), |bytes| bytes / BLOCK_BYTES_U64);
+    Geometry::new(total_blocks, log_blocks).map_err(|_| {
+        Error::Invalid(
+            "the log needs 256 KiB to an eighth of the volume, and the volume at most 20.9 PiB",
+        )
+    })
 }
 
 /// Nothing but zeros at the start, where every file system and partition table has its mark.
@@ -103,16 +115,10 @@ pub(crate) fn format(
 ) -> Result<()> {
     let device_bytes = device.info().size_bytes;
     let size_bytes = options.size_bytes.unwrap_or(device_bytes);
-    check_size(size_bytes)?;
+    let geometry = geometry_of(size_bytes, options)?;
     if size_bytes / BLOCK_BYTES_U64 * BLOCK_BYTES_U64 > device_bytes {
         return Err(Error::Invalid("the volume would be larger than the device"));
     }
-    let total_blocks = size_bytes / BLOCK_BYTES_U64;
-    let log_blocks = options
-        .log_bytes
-        .map_or_else(|| default_log_blocks(total_blocks), |bytes| bytes / BLOCK_BYTES_U64);
-    let geometry = Geometry::new(total_blocks, log_blocks)
-        .map_err(|_| Error::Invalid("the sizes of volume and log do not fit together"))?;
     let volume_id = match options.volume_id {
         Some(id) => id,
         None => random_id()?,

@@ -32,6 +32,10 @@ use std::path::Path;
 
 /// Largest default memory cap.
 const DEFAULT_MEMORY_BYTES: u64 = 1 << 30;
+/// Less memory than this is not asked for.
+const LEAST_MEMORY_BYTES: u64 = 256 << 10;
+/// Part of the memory that the log's records may take until they are replayed: as long as no page is in the cache.
+const KEPT_RECORDS_SHARE: u64 = 16;
 /// Blocks always kept free for checkpoints, besides what the trees and the delta need.
 const BASE_RESERVE_BLOCKS: u64 = 16;
 
@@ -53,6 +57,11 @@ fn default_memory_bytes() -> u64 {
         .and_then(|rest| rest.trim().strip_suffix("kB"))
         .and_then(|number| number.trim().parse::<u64>().ok());
     total_kib.map_or(DEFAULT_MEMORY_BYTES, |kib| (kib * 1024 / 8).min(DEFAULT_MEMORY_BYTES))
+}
+
+/// The memory cap.
+fn memory_bytes(options: &VolumeOptions) -> u64 {
+    options.memory_bytes.unwrap_or_else(default_memory_bytes).max(LEAST_MEMORY_BYTES)
 }
 
 /// How the memory cap is divided.
@@ -99,8 +108,7 @@ pub(super) fn assemble(device: Arc<dyn Device>, options: VolumeOptions, parts: P
     let Parts { superblock, tree, next_inode, inode_count, alloc, log_start } = parts;
     let geometry = superblock.geometry;
     let volume_id = superblock.volume_id;
-    let memory_bytes = options.memory_bytes.unwrap_or_else(default_memory_bytes).max(256 << 10);
-    let shares = Shares::of(memory_bytes);
+    let shares = Shares::of(memory_bytes(&options));
     let clock = options.clock.clone();
     let log_geometry = log_geometry(&superblock);
     let log = Arc::new(Log::new(device.clone(), clock.clone(), log_geometry, &log_start));
@@ -219,7 +227,9 @@ fn scan_log(
     options: &VolumeOptions,
 ) -> Result<Recovered> {
     let start = replay_start(superblock, root);
-    let recovered = recover(device, &log_geometry(superblock), &start, &mut |progress| {
+    let kept_record_bytes = (memory_bytes(options) / KEPT_RECORDS_SHARE) as usize;
+    let geometry = log_geometry(superblock);
+    let recovered = recover(device, &geometry, &start, kept_record_bytes, &mut |progress| {
         if let Some(report) = &options.on_recovery_progress {
             // The second half: see `recovery.rs`.
             report(progress.read_blocks, 2 * progress.ring_blocks);

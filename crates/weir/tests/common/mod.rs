@@ -136,6 +136,7 @@ pub struct Probe {
     inner: Arc<dyn Device>,
     pub reads: AtomicU64,
     pub read_bytes: AtomicU64,
+    pub writes: AtomicU64,
     /// Writes of this class fail while it is set.
     pub fail_data_writes: AtomicBool,
     pub fail_flushes: AtomicBool,
@@ -150,6 +151,7 @@ impl Probe {
             inner,
             reads: AtomicU64::new(0),
             read_bytes: AtomicU64::new(0),
+            writes: AtomicU64::new(0),
             fail_data_writes: AtomicBool::new(false),
             fail_flushes: AtomicBool::new(false),
             fail_reads: AtomicBool::new(false),
@@ -207,6 +209,7 @@ impl Device for Probe {
         class: IoClass,
         fua: bool,
     ) -> DeviceResult<()> {
+        self.writes.fetch_add(1, Ordering::Relaxed);
         if self.refuses(class) {
             return injected("write");
         }
@@ -224,8 +227,11 @@ impl Device for Probe {
     fn submit(&self, request: Request, on_done: OnDone) {
         match request.operation {
             Operation::Read => self.count(0),
-            Operation::Write { .. } if self.refuses(request.class) => {
-                return on_done(injected("write"), request.buffers);
+            Operation::Write { .. } => {
+                self.writes.fetch_add(1, Ordering::Relaxed);
+                if self.refuses(request.class) {
+                    return on_done(injected("write"), request.buffers);
+                }
             }
             _ => {}
         }
