@@ -113,7 +113,8 @@ pub fn text(report: &SimReport, whole_trace: bool) -> String {
     }
     lines.push(format!(
         "{} crash states in {} cases ({} during recovery, {} after a recovery; {} duplicates skipped), \
-         {} operations ({} of them amid others, {} refused), {} faults",
+         {} operations ({} of them amid others, {} refused), \
+         {} faults ({} of them amid others)",
         report.states,
         report.cases,
         report.recovery_states,
@@ -123,6 +124,7 @@ pub fn text(report: &SimReport, whole_trace: bool) -> String {
         report.overlapped,
         report.refused,
         report.faults,
+        report.faults_amid,
     ));
     lines.push(format!(
         "{:.1} s, {:.0} crash states per second, seed {}: {}",

@@ -128,6 +128,10 @@ struct State {
     queue: Vec<Queued>,
     /// What somebody does during one of the next calls: that many writes and flushes go by before.
     meanwhile: Option<(u32, Meanwhile)>,
+    /// Somebody goes on while a call is under way.
+    is_amid: bool,
+    /// Calls struck then, or while they were to be under way then.
+    struck_amid: u64,
     rng: Rng,
     /// Asks the engine how much is durable, and what it last said.
     durable_lsn: Option<LsnProbe>,
@@ -184,6 +188,8 @@ impl SimDevice {
             keep_previous: !config.faults.is_empty(),
             queue: Vec::new(),
             meanwhile: None,
+            is_amid: false,
+            struck_amid: 0,
             rng: Rng::derived(seed, 0xD1),
             durable_lsn: None,
             known_lsn: 0,
@@ -238,9 +244,12 @@ impl SimDevice {
             is_due
         });
         let Some((_, meanwhile)) = due else { return state };
+        state.is_amid = true;
         drop(state);
         meanwhile(class);
-        self.state.lock()
+        let mut state = self.state.lock();
+        state.is_amid = false;
+        state
     }
 
     /// Notes in the record that one of several overlapping operations has begun, or returned.
@@ -280,6 +289,11 @@ impl SimDevice {
     /// How many calls a planned fault has struck.
     pub fn faults_struck(&self) -> u64 {
         self.state.lock().faults.struck()
+    }
+
+    /// How many of these while somebody went on amid a call, or were that call.
+    pub fn faults_struck_amid(&self) -> u64 {
+        self.state.lock().struck_amid
     }
 
     /// Replaces what is planned to go wrong.
@@ -345,7 +359,10 @@ impl SimDevice {
         }
         let first = offset_bytes / BLOCK_BYTES_U64;
         let blocks = first..first + length_bytes / BLOCK_BYTES_U64;
-        let fault = state.faults.strike(operation, &blocks, class);
+        let is_due = state.meanwhile.as_ref().is_some_and(|(calls, _)| *calls == 0);
+        let is_amid = state.is_amid || is_due && matches!(operation, "write" | "flush");
+        let fault = state.faults.strike(operation, &blocks, class, is_amid);
+        state.struck_amid += u64::from(fault.is_some() && is_amid);
         let call = state.calls;
         let entry = TraceEntry { call, operation, blocks, class, fault };
         state.record(entry, self.config.trace_length);

@@ -78,23 +78,32 @@ pub struct Fault {
     pub blocks: Range<u64>,
     /// Only calls of this class, if given.
     pub class: Option<IoClass>,
+    /// Only calls amid another call, and calls amid which there are others.
+    pub amid: bool,
 }
 
 impl Fault {
     /// Strikes once, anywhere, after `after` calls of the kind.
     pub const fn once(kind: FaultKind, after: u64) -> Self {
-        Self { kind, after, times: 1, blocks: 0..u64::MAX, class: None }
+        Self { kind, after, times: 1, blocks: 0..u64::MAX, class: None, amid: false }
     }
 
     /// Strikes every call from the one after `after` calls of the kind on.
     pub const fn sticky(kind: FaultKind, after: u64) -> Self {
-        Self { kind, after, times: u64::MAX, blocks: 0..u64::MAX, class: None }
+        Self { kind, after, times: u64::MAX, blocks: 0..u64::MAX, class: None, amid: false }
     }
 
     /// The same fault, restricted to calls that touch `blocks`.
     #[must_use]
     pub fn in_blocks(mut self, blocks: Range<u64>) -> Self {
         self.blocks = blocks;
+        self
+    }
+
+    /// The same fault, restricted to calls that overlap with others.
+    #[must_use]
+    pub const fn amid(mut self) -> Self {
+        self.amid = true;
         self
     }
 
@@ -129,16 +138,17 @@ impl FaultPlan {
         self.struck
     }
 
-    /// Counts a call and gives the fault that strikes it, if any.
+    /// Counts a call and gives the fault that strikes it, if any. `is_amid`: it overlaps with others.
     pub fn strike(
         &mut self,
         operation: &str,
         blocks: &Range<u64>,
         class: Option<IoClass>,
+        is_amid: bool,
     ) -> Option<FaultKind> {
         let mut result = None;
         for (fault, seen) in &mut self.faults {
-            if fault.matches(operation, blocks, class) {
+            if fault.matches(operation, blocks, class) && (is_amid || !fault.amid) {
                 let number = *seen;
                 *seen += 1;
                 let ends = fault.after.saturating_add(fault.times);
@@ -160,20 +170,28 @@ mod tests {
     fn a_single_fault_strikes_once_and_a_sticky_one_for_ever() {
         let mut plan = FaultPlan::new([Fault::once(FaultKind::ReadError, 1)]);
         let reads: Vec<bool> =
-            (0..4).map(|_| plan.strike("read", &(0..1), None).is_some()).collect();
+            (0..4).map(|_| plan.strike("read", &(0..1), None, false).is_some()).collect();
         assert_eq!(reads, [false, true, false, false]);
         let mut plan = FaultPlan::new([Fault::sticky(FaultKind::FlushError, 1)]);
-        assert!(plan.strike("write", &(0..1), None).is_none());
+        assert!(plan.strike("write", &(0..1), None, false).is_none());
         let flushes: Vec<bool> =
-            (0..3).map(|_| plan.strike("flush", &(0..0), None).is_some()).collect();
+            (0..3).map(|_| plan.strike("flush", &(0..0), None, false).is_some()).collect();
         assert_eq!(flushes, [false, true, true]);
     }
 
     #[test]
     fn a_fault_in_a_range_strikes_calls_that_touch_it() {
         let mut plan = FaultPlan::new([Fault::sticky(FaultKind::WriteError, 0).in_blocks(10..12)]);
-        assert!(plan.strike("write", &(8..10), None).is_none());
-        assert!(plan.strike("write", &(11..20), None).is_some());
-        assert!(plan.strike("write", &(12..20), None).is_none());
+        assert!(plan.strike("write", &(8..10), None, false).is_none());
+        assert!(plan.strike("write", &(11..20), None, false).is_some());
+        assert!(plan.strike("write", &(12..20), None, false).is_none());
+    }
+
+    #[test]
+    fn a_fault_amid_others_strikes_and_counts_no_other_call() {
+        let mut plan = FaultPlan::new([Fault::once(FaultKind::WriteError, 1).amid()]);
+        let struck = [false, true, false, true, true]
+            .map(|is_amid| plan.strike("write", &(0..1), None, is_amid).is_some());
+        assert_eq!(struck, [false, false, false, true, false]);
     }
 }

@@ -316,7 +316,7 @@ impl Op {
     }
 
     /// Never waits for what `outer` of an overlap is doing, as long as there is room for everything.
-    pub const fn may_be_inner(&self) -> bool {
+    pub fn may_be_inner(&self) -> bool {
         matches!(
             self,
             Self::Create { .. }
@@ -332,23 +332,48 @@ impl Op {
                 | Self::Submit { .. }
                 | Self::Background { work: BackgroundWork::Frames, .. }
         ) || self.may_wait_for_pages()
+            || self.waits_for_flush()
     }
 
     /// Waits until the pages that it is about are on no way to the disk; can be an inner operation otherwise.
-    pub const fn may_wait_for_pages(&self) -> bool {
-        matches!(
-            self,
+    pub fn may_wait_for_pages(&self) -> bool {
+        match self {
             Self::Truncate { .. }
-                | Self::Allocate {
-                    mode: AllocateMode::PunchHole | AllocateMode::Extend | AllocateMode::KeepSize,
-                    ..
+            | Self::Allocate { .. }
+            | Self::Unlink { .. }
+            | Self::Rmdir { .. }
+            | Self::Rename { .. }
+            | Self::Barrier { .. } => true,
+            Self::Batch { parts, .. } => !parts.iter().enumerate().all(|(number, part)| {
+                let makes = |earlier: &Self, made: &str| {
+                    matches!(earlier, Self::Create { path, .. } if path == made)
+                };
+                match part {
+                    Self::Write { target: Target::Path(path), .. } => {
+                        parts[..number].iter().any(|earlier| makes(earlier, path))
+                    }
+                    Self::Create { .. }
+                    | Self::Mkdir { .. }
+                    | Self::Symlink { .. }
+                    | Self::Chmod { .. }
+                    | Self::Chown { .. }
+                    | Self::Utimens { .. } => true,
+                    _ => false,
                 }
-                | Self::Unlink { .. }
-                | Self::Rmdir { .. }
-                | Self::Rename { .. }
-                | Self::Batch { commit: Commit::Async { .. } | Commit::Relaxed, .. }
-                | Self::Barrier { .. }
-        )
+            }),
+            _ => false,
+        }
+    }
+
+    /// Ends with a write and a flush of the log: can be an inner operation while nobody else is at either.
+    pub const fn waits_for_flush(&self) -> bool {
+        matches!(self, Self::Batch { commit: Commit::Sync, .. })
+    }
+
+    /// What shows whether an operation with a state in the middle got there: its range.
+    pub fn reads_back(&self) -> Option<Self> {
+        let Self::Allocate { target, offset, length, .. } = self.first_half()? else { return None };
+        Some(Self::Read { target, offset, length })
     }
 
     /// Its operations one after the other, if it is an overlap.

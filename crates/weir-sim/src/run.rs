@@ -128,6 +128,8 @@ pub struct SimReport {
     pub refused: u64,
     /// Device calls that a fault struck.
     pub faults: u64,
+    /// Of these: during a call amid which others went on, that call included.
+    pub faults_amid: u64,
     /// Seconds it took.
     pub seconds: f64,
     /// Crash states per second, all threads together.
@@ -217,7 +219,11 @@ impl<S: System> Factory<'_, S> {
 
     fn random(&self, number: u64, seed: u64, faulty: bool) -> Result<Case, Failure> {
         let mut rng = Rng::derived(seed, 0xCA);
-        let shape = random::Shape::draw(&mut rng);
+        let mut shape = random::Shape::draw(&mut rng);
+        if faulty {
+            // A fault strikes few calls: more of them are to have others amid them.
+            shape.overlap_one_in /= 2;
+        }
         let (image, model) = self.start("random", &shape.settings, &[])?;
         let mut ops = random::operations(&shape, &model, &mut rng);
         let (faults, silent_faults) = if faulty {
@@ -226,9 +232,7 @@ impl<S: System> Factory<'_, S> {
             (FaultPlan::default(), false)
         };
         if faulty {
-            // The sync after it may fail: then it has no place in the order. And which of several operations a fault has
-            // struck the model could not say.
-            ops = ops.into_iter().flat_map(Op::unlapped).collect();
+            // The sync after it may fail: then it has no place in the order.
             ops.iter_mut().for_each(Op::tear);
         }
         let mut limits = self.options.limits.clone();
@@ -311,6 +315,7 @@ pub fn run_on<S: System>(system: &S, options: &SimOptions) -> SimReport {
         overlapped: total.overlapped,
         refused: total.refused,
         faults: total.faults,
+        faults_amid: total.faults_amid,
         seconds,
         states_per_second: total.states as f64 / seconds.max(1e-9),
         finding,

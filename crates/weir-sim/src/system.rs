@@ -61,13 +61,24 @@ impl Settings {
         Self { volume_blocks: 256, log_blocks: 64, memory_bytes: 2 << 20, batch_part_blocks: None };
 }
 
-/// What operations that overlap have answered; each of the inner ones with the log's last LSN when it returned.
+/// What one of several operations that overlap has answered.
+#[derive(Debug)]
+pub struct Answer {
+    /// The answer.
+    pub result: Result<Outcome, SystemError>,
+    /// The log's last LSN when it returned.
+    pub lsn: Option<u64>,
+    /// After an error: what [`Op::reads_back`] gave right afterwards.
+    pub read_back: Option<Outcome>,
+}
+
+/// What operations that overlap have answered.
 #[derive(Debug)]
 pub struct Overlapped {
     /// The outer one's answer.
     pub outer: Result<Outcome, SystemError>,
     /// The others'.
-    pub inner: Vec<(Result<Outcome, SystemError>, Option<u64>)>,
+    pub inner: Vec<Answer>,
     /// How many of these began while the device call was under way.
     pub during: u64,
 }
@@ -85,8 +96,17 @@ pub trait Session {
     /// in there came after everything.
     fn overlap(&mut self, outer: &Op, _at: u32, inner: &[Op]) -> Overlapped {
         let outer = self.apply(outer);
-        let inner = inner.iter().map(|op| (self.apply(op), self.last_lsn())).collect();
+        let inner = inner.iter().map(|op| self.answer(op)).collect();
         Overlapped { outer, inner, during: 0 }
+    }
+
+    /// Performs one operation of several that overlap.
+    fn answer(&mut self, op: &Op) -> Answer {
+        let result = self.apply(op);
+        let lsn = self.last_lsn();
+        let read = if result.is_err() { op.reads_back() } else { None };
+        let read_back = read.and_then(|read| self.apply(&read).ok());
+        Answer { result, lsn, read_back }
     }
 
     /// Tickets that were found to have ended since the last call of this, with their results.
@@ -145,8 +165,7 @@ pub trait System: Sync {
         true
     }
 
-    /// Whether its operations may begin while a device call of another is under way, as [`crate::op::Op::Overlap`] has it:
-    /// those amid others then reach the device in calls of their own sync only.
+    /// Whether its operations may begin while a device call of another is under way, as [`crate::op::Op::Overlap`] has it.
     fn overlaps(&self) -> bool {
         true
     }

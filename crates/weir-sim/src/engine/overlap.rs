@@ -1,21 +1,22 @@
 //! Operations that overlap: while a device call of one is under way, others are executed on the same thread. What they do
 //! must never wait for what the first holds (a role of the log, the checkpointer's role, pages under writeback), so
-//! they are begun only while there is plenty of everything that an operation may have to wait for; and those that wait for
-//! pages only during calls that move none: flushes, and writes of frames and superblocks. Who cannot begin
-//! waits, and so do those behind it, for the next call of the first, at last for its end.
+//! they are begun only while there is plenty of everything that an operation may have to wait for; those that wait for
+//! pages only during calls that move none: flushes, and writes of frames and superblocks; and those that wait for a flush of
+//! their own only during the others, when the log's roles are free. Who cannot begin waits, and so do those behind it, for
+//! the next call of the first, at last for its end.
 
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use weir::AllocateMode;
 use weir::device::IoClass;
 
-use super::{EngineSession, Result};
+use super::EngineSession;
 use crate::device::SimDevice;
 use crate::disk::Event;
 use crate::image::BLOCK_BYTES;
-use crate::model::Outcome;
 use crate::op::Op;
-use crate::system::{Overlapped, Session};
+use crate::system::{Answer, Overlapped, Session};
 
 /// Blocks that must be free beside those of the data of the next operation.
 const FREE_BLOCKS: u64 = 64;
@@ -25,7 +26,7 @@ struct Others {
     /// Shares the volume; its tickets become the first's in the end.
     session: EngineSession,
     ops: Vec<Op>,
-    answers: Vec<(Result<Outcome>, Option<u64>)>,
+    answers: Vec<Answer>,
 }
 
 impl Others {
@@ -37,10 +38,9 @@ impl Others {
         {
             let number = self.answers.len();
             self.session.device.note(Event::Began(number));
-            let answer = self.session.apply(op);
-            let lsn = self.session.last_lsn();
+            let answer = self.session.answer(op);
             self.session.device.note(Event::Returned(number));
-            self.answers.push((answer, lsn));
+            self.answers.push(answer);
         }
     }
 }
@@ -49,9 +49,9 @@ impl Others {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Amid {
     Nothing,
-    /// A call during which no page is on its way.
+    /// A call during which no page is on its way: a flush, or a write of the log (or a superblock, which looks the same).
     NoPages,
-    /// Some other write.
+    /// Some other write: the log is not concerned.
     Pages,
 }
 
@@ -61,7 +61,11 @@ impl Amid {
     }
 
     fn allows(self, op: &Op) -> bool {
-        self != Self::Pages || !op.may_wait_for_pages()
+        match self {
+            Self::Nothing => true,
+            Self::NoPages => !op.waits_for_flush(),
+            Self::Pages => !op.may_wait_for_pages(),
+        }
     }
 }
 
@@ -99,9 +103,18 @@ impl EngineSession {
         let stats = self.volume.stats();
         let fill = stats.log_fill;
         let log_blocks = fill.used_blocks + fill.queued_blocks + fill.admitted_blocks;
-        // Operations may fill half of the ring. A batch or a barrier asks for up to a quarter at a time.
-        let asks_for_much = matches!(op, Op::Batch { .. } | Op::Barrier { .. });
-        log_blocks <= fill.ring_blocks / if asks_for_much { 8 } else { 4 }
+        // Operations may fill half of the ring. A batch, a barrier or a shift asks for up to a quarter at a time.
+        let asks_for_much = match op {
+            Op::Batch { .. } | Op::Barrier { .. } => true,
+            Op::Allocate { mode, .. } => {
+                matches!(mode, AllocateMode::InsertRange | AllocateMode::CollapseRange)
+            }
+            _ => false,
+        };
+        // The work of a barrier, which may be what the first one is at, comes before any flush.
+        let waits_for_barrier = op.waits_for_flush() && fill.has_open_chain;
+        !waits_for_barrier
+            && log_blocks <= fill.ring_blocks / if asks_for_much { 8 } else { 4 }
             && stats.dirty_pages + data_blocks <= stats.pages_capacity / 4
             && self.volume.statfs().available_blocks >= data_blocks + FREE_BLOCKS
             && stats.shutdown_reason.is_none()

@@ -108,6 +108,8 @@ pub struct Tally {
     pub refused: u64,
     /// Device calls that a fault struck.
     pub faults: u64,
+    /// Of these: during a call amid which others went on, that call included.
+    pub faults_amid: u64,
 }
 
 impl Tally {
@@ -121,6 +123,7 @@ impl Tally {
         self.overlapped += other.overlapped;
         self.refused += other.refused;
         self.faults += other.faults;
+        self.faults_amid += other.faults_amid;
     }
 }
 
@@ -316,6 +319,7 @@ impl<S: System> Explorer<'_, S> {
         let mut run = Run::new(&device, &clock, session, start, Depth::Workload);
         let result = self.run_ops(&mut run, &case.ops);
         self.tally.faults += run.device.faults_struck();
+        self.tally.faults_amid += run.device.faults_struck_amid();
         match result {
             Ok(true) => self.finish(run),
             Ok(false) => let_go(run.session),
@@ -460,7 +464,11 @@ impl<S: System> Explorer<'_, S> {
                         let now = Arc::clone(run.history.now());
                         run.history.extend([Arc::new(part), now]);
                     }
-                    Self::adopt_half(run, op)?;
+                    let read = op.reads_back();
+                    let read = read
+                        .map(|read| guard("reading after an error", || run.session.apply(&read)));
+                    let found = read.transpose()?.and_then(Result::ok);
+                    Self::adopt_half(run, op, found.as_ref());
                 }
                 let shutdown = error.shutdown;
                 return Ok(if shutdown {
@@ -497,20 +505,17 @@ impl<S: System> Explorer<'_, S> {
         Ok(Executed::Went(describe(&result)))
     }
 
-    /// An operation with a state in the middle failed: the live volume tells whether it got there.
-    fn adopt_half(run: &mut Run<S::Session>, op: &Op) -> Result<(), Failure> {
-        let (Some(zeroing), Op::Allocate { target, offset, length, .. }) = (op.first_half(), op)
+    /// An operation with a state in the middle failed: what its range reads as since tells whether it got there.
+    fn adopt_half(run: &mut Run<S::Session>, op: &Op, found: Option<&Outcome>) {
+        let (Some(zeroing), Some(read), Some(found)) = (op.first_half(), op.reads_back(), found)
         else {
-            return Ok(());
+            return;
         };
         let mut half = Model::clone(run.history.now());
-        let read = Op::Read { target: target.clone(), offset: *offset, length: *length };
-        let found = guard("reading after an error", || run.session.apply(&read))?;
         let applied = half.apply(&zeroing, None).is_ok();
-        if applied && found.is_ok() && found.ok() == Model::clone(&half).apply(&read, None).ok() {
+        if applied && Model::clone(&half).apply(&read, None).as_ref() == Ok(found) {
             run.history.push(Arc::new(half));
         }
-        Ok(())
     }
 
     /// What `sync` of `range` promises when it has succeeded.

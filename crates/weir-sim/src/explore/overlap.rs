@@ -1,6 +1,7 @@
 //! Operations that overlap: one of them, which changes nothing itself, is in the midst of its device calls while the others
 //! begin and return. Each of those has its place in the order, between its beginning and its return; the outer one
-//! promises what it would have promised at its beginning.
+//! promises what it would have promised at its beginning. An error of any of them is its own: it promises nothing, and one that
+//! has returned an error has not happened; until it returns, a crash may leave either.
 
 use std::sync::Arc;
 
@@ -10,9 +11,7 @@ use crate::disk::Event;
 use crate::model::history::{Durable, Moment};
 use crate::model::{Errno, Model, Outcome};
 use crate::op::Op;
-use crate::system::{Session, System, SystemError};
-
-type Answer = (Result<Outcome, SystemError>, Option<u64>);
+use crate::system::{Answer, Session, System, SystemError};
 
 /// One of the inner operations, between its beginning and its return.
 struct Begun {
@@ -34,7 +33,7 @@ impl<S: System> Explorer<'_, S> {
         run.clock.advance_ns(1000);
         self.tally.overlapped += overlapped.during;
         let expected = Model::clone(&then).apply(outer, None);
-        Self::foreseen(outer, &overlapped.outer, &expected)?;
+        self.foreseen(outer, &overlapped.outer, &expected)?;
         let answers = overlapped.inner;
         let mut begun: Option<Begun> = None;
         let mut next = 0;
@@ -58,20 +57,31 @@ impl<S: System> Explorer<'_, S> {
             let begun = self.begin_inner(run, op, answer);
             self.end_inner(run, op, answer, &begun)?;
         }
-        if overlapped.outer.is_ok() {
-            self.outer_returned(run, outer, &then)?;
+        match &overlapped.outer {
+            Ok(_) => self.outer_returned(run, outer, &then)?,
+            Err(_) => self.tally.refused += 1,
         }
-        Ok(Executed::Went(describe(&overlapped.outer)))
+        let mut all = std::iter::once(&overlapped.outer).chain(answers.iter().map(|a| &a.result));
+        let shutdown = all.any(|result| result.as_ref().is_err_and(|error| error.shutdown));
+        Ok(if shutdown {
+            run.log.push(format!("   {text} -> {}", describe(&overlapped.outer)));
+            Executed::Shutdown
+        } else {
+            Executed::Went(describe(&overlapped.outer))
+        })
     }
 
-    /// The answer is what the model says, or there was no room.
+    /// The answer is what the model says, or there was no room, or a fault.
     fn foreseen(
+        &self,
         op: &Op,
         result: &Result<Outcome, SystemError>,
         expected: &Result<Outcome, Errno>,
     ) -> Result<(), Failure> {
         let agrees = match (result, expected) {
-            (Err(error), _) if error.is_environmental() => error.is_for_lack_of_room(),
+            (Err(error), _) if error.is_environmental() => {
+                error.is_for_lack_of_room() || !self.case.faults.is_empty()
+            }
             (Err(_), Err(_)) => true,
             (Ok(result), Ok(expected)) => result == expected,
             _ => false,
@@ -86,17 +96,19 @@ impl<S: System> Explorer<'_, S> {
     /// From here on a crash may leave what comes of the operation.
     fn begin_inner(&mut self, run: &mut Run<S::Session>, op: &Op, answer: &Answer) -> Begun {
         self.tally.operations += 1;
-        let granted = match &answer.0 {
+        let granted = match &answer.result {
             Ok(Outcome::Count(count)) => Some(*count),
             _ => None,
         };
         let moment = run.history.moment();
-        let mut next = Model::clone(run.history.now());
+        let before = Arc::clone(run.history.now());
+        let mut next = Model::clone(&before);
         let expected = next.apply(op, granted);
-        if answer.0.is_ok() {
+        if answer.result.is_ok() {
             Self::submitted(run, op, &next);
         }
         if expected.is_ok() && !op.is_neutral() {
+            run.history.extend(before.half_way(op).map(Arc::new));
             run.history.push(Arc::new(next));
         }
         Begun { moment, expected }
@@ -106,19 +118,24 @@ impl<S: System> Explorer<'_, S> {
         &mut self,
         run: &mut Run<S::Session>,
         op: &Op,
-        (result, lsn): &Answer,
+        Answer { result, lsn, read_back }: &Answer,
         begun: &Begun,
     ) -> Result<(), Failure> {
-        Self::foreseen(op, result, &begun.expected)?;
+        self.foreseen(op, result, &begun.expected)?;
         let step = run.history.now().step();
         run.log.push(format!("   meanwhile: {op} -> {} ({step})", describe(result)));
         if result.is_err() {
             self.tally.refused += 1;
             run.history.back_to(begun.moment);
-        } else if let Some(lsn) = lsn {
+            if begun.expected.is_ok() {
+                Self::adopt_half(run, op, read_back.as_ref());
+            }
+            return Ok(());
+        }
+        if let Some(lsn) = lsn {
             run.note_lsn_as(*lsn);
         }
-        Ok(())
+        self.acknowledge(run, op)
     }
 
     fn outer_returned(

@@ -42,12 +42,16 @@ pub enum Follow {
     /// During the second device call of an `fsync` of it, others cut it, make a hole in it, rename and unlink files, commit a batch,
     /// and raise a barrier.
     AmidCuts,
+    /// During the second device call of an `fsync` of it, ranges of it are inserted, zeroed and taken out.
+    AmidShifts,
+    /// During the first device call of writeback, a batch of another file is committed and waits for its own flush.
+    AmidCommit,
     /// It is synced, the log fills up, old pages go home, a partial checkpoint begins, and more goes home meanwhile.
     Pressure,
 }
 
 /// All of them.
-pub const FOLLOWS: [Follow; 16] = [
+pub const FOLLOWS: [Follow; 18] = [
     Follow::Nothing,
     Follow::Fsync,
     Follow::Fdatasync,
@@ -63,6 +67,8 @@ pub const FOLLOWS: [Follow; 16] = [
     Follow::AmidFirst,
     Follow::AmidSecond,
     Follow::AmidCuts,
+    Follow::AmidShifts,
+    Follow::AmidCommit,
     Follow::Pressure,
 ];
 
@@ -410,6 +416,8 @@ fn follow(ops: &mut Vec<Op>, action: &[Op], follow: Follow) {
         Follow::AmidFirst => ops.push(amid(subject, 0)),
         Follow::AmidSecond => ops.push(amid(subject, 1)),
         Follow::AmidCuts => ops.push(amid_cuts(subject)),
+        Follow::AmidShifts => ops.push(amid_shifts(subject)),
+        Follow::AmidCommit => ops.push(amid_commit()),
         Follow::Pressure => ops.extend(pressure(subject)),
         Follow::Ticket => ops.push(ticket(Sync::Full(subject), 0..u64::MAX)),
         Follow::RangedTicket => {
@@ -449,6 +457,28 @@ fn amid_cuts(subject: Target) -> Op {
         frames(),
     ];
     Op::Overlap { outer: Box::new(Op::Sync(Sync::Full(subject))), at: 1, inner }
+}
+
+/// Ranges are inserted, zeroed and taken out during the flush of an fsync, and frames of it are written meanwhile.
+fn amid_shifts(subject: Target) -> Op {
+    let frames = || Op::Background { work: BackgroundWork::Frames, steps: 3 };
+    let change =
+        |mode, offset, length| Op::Allocate { target: subject.clone(), mode, offset, length };
+    let inner = vec![
+        change(AllocateMode::InsertRange, 0, 8192),
+        frames(),
+        change(AllocateMode::ZeroRange, 7000, 9000),
+        change(AllocateMode::CollapseRange, 4096, 4096),
+        frames(),
+    ];
+    Op::Overlap { outer: Box::new(Op::Sync(Sync::Full(subject))), at: 1, inner }
+}
+
+/// Another user commits a batch, and waits until that is durable, while writeback is amid its first write.
+fn amid_commit() -> Op {
+    let parts = vec![create("/o"), write("/o", 0, 5000)];
+    let inner = vec![Op::Batch { parts, commit: Commit::Sync }];
+    Op::Overlap { outer: Box::new(Op::Writeback), at: 0, inner }
 }
 
 /// What happens when the log fills up, step by step.

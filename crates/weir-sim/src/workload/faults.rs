@@ -33,6 +33,12 @@ pub fn draw(settings: &Settings, rng: &mut Rng) -> (FaultPlan, bool) {
     } else {
         Fault::once(kind, after)
     };
+    // Few calls overlap with others: every other error of a write or a flush is for one of those.
+    let fault = if !silent && kind != FaultKind::ReadError && rng.one_in(2) {
+        Fault { after: after % 3, ..fault }.amid()
+    } else {
+        fault
+    };
     // What lies behind the ring: data and trees. (Superblocks, roots and bitmaps are few and first.)
     let behind = 24 + settings.log_blocks..u64::MAX;
     let fault = if silent && !rng.one_in(3) { fault.in_blocks(behind) } else { fault };

@@ -188,7 +188,8 @@ impl Generator<'_> {
         for _ in 0..=self.rng.index(3) {
             let other = self.rng.below(u64::from(self.shape.writers)) as u8;
             let change = match self.rng.below(20) {
-                0..=1 => self.batch(other),
+                0 => self.batch(other),
+                1 => self.own_batch(other),
                 2 => Op::Barrier { target: None },
                 3 => Op::Barrier { target: Some(self.file(other)) },
                 4..=13 => self.data(other),
@@ -214,6 +215,20 @@ impl Generator<'_> {
         }
         self.model = before;
         Some(Op::Overlap { outer: Box::new(outer), at, inner })
+    }
+
+    /// A batch that waits for its own flush and for nothing else: of new files.
+    fn own_batch(&mut self, writer: u8) -> Op {
+        let (number, draw) = (self.ops.len(), self.rng.below(100));
+        let mut parts = Vec::new();
+        for file in 0..1 + self.rng.below(2) {
+            let path = format!("/w{writer}/n{number}-{draw}-{file}");
+            parts.push(Op::Create { path: path.clone(), permissions: 0o640 });
+            let (offset, length) = (self.rng.below(2) * self.rng.below(9000), self.length());
+            let tag = 1 + number as u32 + (1 + parts.len() as u32) * PART_TAG;
+            parts.push(Op::Write { target: Target::Path(path), offset, length, tag });
+        }
+        Op::Batch { parts, commit: Commit::Sync }
     }
 
     /// A batch of one to eight parts, each of which is made for what the ones before it leave.

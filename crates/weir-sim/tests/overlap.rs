@@ -1,0 +1,142 @@
+//! Operations that run amid the device calls of others: that they really do, and that errors strike them there.
+
+use weir::{AllocateMode, BackgroundWork};
+use weir_sim::engine::Engine;
+use weir_sim::explore::{Case, Limits, Tally, explore, prepare};
+use weir_sim::fault::{Fault, FaultKind, FaultPlan};
+use weir_sim::op::{Commit, Hold, Op, Sync, Target};
+use weir_sim::system::Settings;
+
+fn at(path: &str) -> Target {
+    Target::Path(path.to_owned())
+}
+
+fn create(path: &str) -> Op {
+    Op::Create { path: path.to_owned(), permissions: 0o644 }
+}
+
+fn write(path: &str, offset: u64, length: u64, tag: u32) -> Op {
+    Op::Write { target: at(path), offset, length, tag }
+}
+
+fn allocate(mode: AllocateMode, offset: u64, length: u64) -> Op {
+    Op::Allocate { target: at("/a"), mode, offset, length }
+}
+
+const fn frames() -> Op {
+    Op::Background { work: BackgroundWork::Frames, steps: 3 }
+}
+
+fn fsync(path: &str) -> Op {
+    Op::Sync(Sync::Full(at(path)))
+}
+
+fn amid(outer: Op, at: u32, inner: Vec<Op>) -> Op {
+    Op::Overlap { outer: Box::new(outer), at, inner }
+}
+
+/// Executes `ops` on a volume with a file `/a` of five pages, and looks at the crash states.
+fn survives(ops: Vec<Op>, faults: FaultPlan) -> Tally {
+    let settings = Settings::SMALL;
+    let before = [create("/a"), write("/a", 0, 20_000, 1), Op::Sync(Sync::All)];
+    let (image, model) = prepare(&Engine, &settings, &before).expect("a new volume");
+    let case = Case {
+        name: "overlap".to_owned(),
+        seed: 1,
+        settings,
+        image,
+        model,
+        ops,
+        faults,
+        silent_faults: false,
+        limits: Limits { recrash_one_in: 8, ..Limits::default() },
+    };
+    let (tally, result) = explore(&Engine, &case);
+    assert!(result.is_ok(), "{:#?}", result.err());
+    tally
+}
+
+#[test]
+fn ranges_are_inserted_zeroed_and_taken_out_amid_a_flush() {
+    let inner = vec![
+        allocate(AllocateMode::InsertRange, 4096, 8192),
+        write("/a", 6000, 3000, 3),
+        allocate(AllocateMode::ZeroRange, 20_000, 20_000),
+        allocate(AllocateMode::CollapseRange, 0, 4096),
+        frames(),
+    ];
+    let count = inner.len() as u64;
+    let ops = vec![write("/a", 100, 5000, 2), amid(fsync("/a"), 1, inner), fsync("/a")];
+    let tally = survives(ops, FaultPlan::default());
+    assert_eq!(tally.overlapped, count, "{tally:?}");
+}
+
+#[test]
+fn a_batch_waits_for_a_flush_of_its_own_amid_the_writing_of_data() {
+    for outer in [Op::Writeback, Op::Checkpoint] {
+        let parts = vec![create("/b"), write("/b", 0, 9000, 3)];
+        let batch = Op::Batch { parts, commit: Commit::Sync };
+        let ops = vec![write("/a", 0, 20_000, 2), amid(outer.clone(), 0, vec![batch])];
+        let tally = survives(ops, FaultPlan::default());
+        // A checkpoint begins with a sync.
+        let expected = u64::from(matches!(outer, Op::Writeback));
+        assert!(tally.overlapped >= expected, "{tally:?}");
+    }
+}
+
+/// Every call is struck, once or from then on, of one operation amid whose calls others go on, and of those others.
+#[test]
+fn errors_strike_the_one_amid_whose_calls_others_go_on_and_those_others() {
+    for kind in [
+        FaultKind::ReadError,
+        FaultKind::WriteError,
+        FaultKind::WriteNoSpace,
+        FaultKind::FlushError,
+    ] {
+        let mut all = Tally::default();
+        for (outer, call) in [(fsync("/a"), 0), (fsync("/a"), 1), (Op::Writeback, 0)] {
+            for after in 0..10 {
+                for fault in [Fault::once(kind, after).amid(), Fault::sticky(kind, after).amid()] {
+                    all.add(&survives(story(&outer, call), FaultPlan::new([fault])));
+                }
+            }
+        }
+        // Little has to be read there, and flushes are few.
+        let least = match kind {
+            FaultKind::ReadError => 2,
+            FaultKind::FlushError => 5,
+            _ => 20,
+        };
+        assert!(all.faults_amid >= least && all.refused >= least, "{kind:?}: {all:?}");
+        assert!(all.overlapped > 100, "{kind:?}: {all:?}");
+    }
+}
+
+/// Others write, ask for syncs, cut, shift and commit amid call `call` of `outer`; then everybody tries again.
+fn story(outer: &Op, call: u32) -> Vec<Op> {
+    let submit = |path: &str, ticket| {
+        let (range, hold) = (0..u64::MAX, Hold::Await);
+        Op::Submit { sync: Sync::Data(at(path)), range, ticket, hold }
+    };
+    let parts = vec![create("/c"), write("/c", 0, 5000, 5)];
+    let mut inner = vec![create("/b"), write("/b", 0, 9000, 3), submit("/b", 1), frames()];
+    if *outer == Op::Writeback {
+        inner.push(Op::Batch { parts, commit: Commit::Sync });
+    }
+    inner.extend([
+        // Its second edge has to be read.
+        allocate(AllocateMode::ZeroRange, 5000, 9000),
+        Op::Truncate { target: at("/a"), size: 9000 },
+        write("/a", 4000, 200, 4),
+        submit("/a", 2),
+        frames(),
+    ]);
+    vec![
+        write("/a", 0, 12_000, 2),
+        amid(outer.clone(), call, inner),
+        Op::Read { target: at("/a"), offset: 0, length: 20_000 },
+        fsync("/a"),
+        fsync("/b"),
+        Op::Sync(Sync::All),
+    ]
+}
