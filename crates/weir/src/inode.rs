@@ -30,6 +30,7 @@ use std::collections::VecDeque;
 
 /// Attributes under the `meta` lock.
 #[derive(Debug, Clone)]
+#[allow(clippy::struct_excessive_bools, reason = "facts that do not depend on each other")]
 pub struct Meta {
     /// The item as it is to be logged next.
     pub item: InodeItem,

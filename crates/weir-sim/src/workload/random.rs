@@ -221,7 +221,7 @@ impl Generator<'_> {
     fn own_batch(&mut self, writer: u8) -> Op {
         let (number, draw) = (self.ops.len(), self.rng.below(100));
         let mut parts = Vec::new();
-        for file in 0..1 + self.rng.below(2) {
+        for file in 0..=self.rng.below(2) {
             let path = format!("/w{writer}/n{number}-{draw}-{file}");
             parts.push(Op::Create { path: path.clone(), permissions: 0o640 });
             let (offset, length) = (self.rng.below(2) * self.rng.below(9000), self.length());
