@@ -73,6 +73,9 @@ impl Failure {
             Error::Io(problem) => {
                 format!("{problem}: check the device (dmesg), then run: weir fsck {shown}")
             }
+            Error::TooLittleMemory(problem) => format!(
+                "too little memory: {problem}: open it for writing once (weir mount {shown} DIR), or give the mount more --memory"
+            ),
             Error::Corrupt(problem) => {
                 format!("corrupt: {problem}: see what is left with: weir fsck {shown}")
             }
@@ -124,6 +127,7 @@ mod tests {
             Error::InUse("process 7".into()),
             Error::ReadOnly,
             Error::NoSpace,
+            Error::TooLittleMemory("9 MiB".into()),
             Error::Io("read at\n4096".into()),
             Error::Corrupt("node".into()),
         ] {

@@ -12,6 +12,8 @@ pub struct Place {
     pub volume: PathBuf,
     /// Absolute, without a trailing slash but for the root.
     pub path: Vec<u8>,
+    /// A slash at its end said that it is a directory.
+    pub must_be_directory: bool,
 }
 
 impl Place {
@@ -27,10 +29,12 @@ impl Place {
             return None;
         }
         let mut path = path.to_vec();
+        let must_be_directory = path.ends_with(b"/");
         while path.len() > 1 && path.ends_with(b"/") {
             path.pop();
         }
-        Some(Self { volume: PathBuf::from(OsStr::from_bytes(volume)), path })
+        let volume = PathBuf::from(OsStr::from_bytes(volume));
+        Some(Self { volume, path, must_be_directory })
     }
 
     /// The place called `name` below this one.
@@ -41,7 +45,7 @@ impl Place {
             path.push(b'/');
         }
         path.extend_from_slice(name);
-        Self { volume: self.volume.clone(), path }
+        Self { volume: self.volume.clone(), path, must_be_directory: false }
     }
 
     /// The last component; `None` for the root and for `.`.

@@ -89,6 +89,10 @@ fn create_overwrites_nothing_without_force() {
     done(&["mkdir", &format!("{volume}:/kept")]);
     refused(1, &["create", &volume, "--size", "64M"]);
     assert_eq!(done(&["ls", &format!("{volume}:/")]), "kept\n");
+    for there in ["/kept", "/", "/kept/.."] {
+        let said = refused(1, &["mkdir", &format!("{volume}:{there}")]);
+        assert!(said.contains("file exists"), "{said}");
+    }
     done(&["create", &volume, "--size", "64M", "--force"]);
     assert_eq!(done(&["ls", &format!("{volume}:/")]), "");
 }
@@ -115,6 +119,37 @@ fn bad_sizes_are_refused_and_nothing_is_made() {
     }
     let said = refused(1, &["create", &volume]);
     assert!(said.contains("--size 8G"), "{said}");
+}
+
+#[test]
+fn what_no_volume_can_be_made_with_or_in_is_refused_before_anything_is_written() {
+    let scratch = Scratch::new();
+    let volume = scratch.shown("v");
+    let long = "x".repeat(65);
+    for (options, hint) in [
+        (["--size", "64M", "--log-size", "10G"], "from 256 KiB to 8.00 MiB"),
+        (["--size", "64M", "--log-size", "1K"], "from 256 KiB to 8.00 MiB"),
+        (["--size", "64M", "--label", &long], "shorter --label"),
+    ] {
+        let said = refused(1, &[&["create", &volume], &options[..]].concat());
+        assert!(said.contains(hint), "{said}");
+        assert!(!Path::new(&volume).exists());
+        // Nor is what is there touched, although it may be replaced.
+        let precious = scratch.shown("precious");
+        fs::write(&precious, vec![7; 2 << 20]).unwrap();
+        refused(1, &[&["create", &precious, "--force"], &options[..]].concat());
+        assert_eq!(fs::read(&precious).unwrap(), vec![7; 2 << 20]);
+    }
+    let make = |place: &str| refused(1, &["create", place, "--size", "1M"]);
+    let said = make(&scratch.shown("none/v"));
+    assert!(said.contains("mkdir -p"), "{said}");
+    let said = make(&scratch.shown(""));
+    assert!(said.contains("is a directory") && !said.contains("--force"), "{said}");
+    let said = make("/dev/null");
+    assert!(said.contains("neither a file nor") && !said.contains("--force"), "{said}");
+    std::os::unix::fs::symlink("nowhere", scratch.path("dangling")).unwrap();
+    let said = make(&scratch.shown("dangling"));
+    assert!(said.contains("leads nowhere"), "{said}");
 }
 
 #[test]
@@ -264,6 +299,19 @@ fn files_can_be_made_listed_read_and_removed_without_a_mount() {
     let stat = json(&done(&["stat", "--json", &at("/a/b/hello")]));
     assert_eq!((stat["size_bytes"].as_u64(), stat["type"].as_str()), (Some(13), Some("file")));
     assert!(refused(1, &["rm", &at("/a")]).contains("-r"));
+    // A slash at the end says that it is a directory.
+    let host = scratch.shown("host");
+    fs::write(&host, "new").unwrap();
+    done(&["cp", &host, &at("/plain")]);
+    for command in [vec!["rm", "-r"], vec!["cp", &host]] {
+        let slash = at("/plain/");
+        let said = refused(1, &[&command[..], &[&slash]].concat());
+        assert!(said.contains("not a directory"), "{said}");
+    }
+    let said = refused(1, &["cp", &host, &at("/none/")]);
+    assert!(said.contains("weir mkdir"), "{said}");
+    assert_eq!(done(&["cat", &at("/plain")]), "new");
+    done(&["rm", &at("/plain")]);
     assert!(refused(1, &["rm", &at("/nothing")]).contains("no such file"));
     done(&["rm", "-f", &at("/nothing")]);
     done(&["rm", "-r", &at("/a")]);

@@ -10,6 +10,7 @@ use serde_json::json;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use weir::CreateOptions;
+use weir::format::superblock::MAX_LABEL_BYTES;
 
 use crate::failure::{Failure, Outcome};
 use crate::open::{print, print_json};
@@ -18,6 +19,8 @@ use crate::size;
 
 /// Smallest volume that the format allows.
 const MIN_BYTES: u64 = weir::format::MIN_VOLUME_BYTES;
+/// Smallest log.
+const MIN_LOG_BYTES: u64 = weir::format::geometry::MIN_LOG_BLOCKS * 4096;
 /// Ends a program that was interrupted from the terminal.
 const INTERRUPTED: i32 = 130;
 
@@ -79,6 +82,7 @@ pub fn create(volume: &Path, format: &FormatArgs, force: bool) -> Outcome<u64> {
     let present = volume.metadata().ok();
     let is_device = present.as_ref().is_some_and(|meta| meta.file_type().is_block_device());
     let is_new = present.is_none();
+    check_place(volume, present.as_ref())?;
     check_size(volume, format, present.as_ref(), is_device)?;
     if !is_new && !is_device && !force {
         return Err(Failure::volume(volume, &weir::Error::Exists));
@@ -106,6 +110,57 @@ pub fn create(volume: &Path, format: &FormatArgs, force: bool) -> Outcome<u64> {
     Ok(format.size.unwrap_or(made.len()) / 4096 * 4096)
 }
 
+/// Refuses what a volume can be neither made in place of nor beside.
+fn check_place(volume: &Path, present: Option<&std::fs::Metadata>) -> Outcome {
+    let complain = |what: &str| Err(Failure::new(volume.display(), what));
+    match present.map(std::fs::Metadata::file_type) {
+        Some(kind) if kind.is_dir() => Err(Failure::volume(volume, &weir::Error::IsDirectory)),
+        Some(kind) if !kind.is_file() && !kind.is_block_device() => {
+            complain("neither a file nor a block device: give the path of a new file, or a device")
+        }
+        Some(_) => Ok(()),
+        None if volume.symlink_metadata().is_ok() => {
+            complain("a symbolic link that leads nowhere: remove it, or choose another path")
+        }
+        None => {
+            let parent = volume.parent().filter(|parent| !parent.as_os_str().is_empty());
+            match parent.map(|parent| (parent, parent.is_dir())) {
+                Some((parent, false)) => Err(Failure::new(
+                    parent.display(),
+                    format!("no such directory: make it first: mkdir -p {}", parent.display()),
+                )),
+                _ => Ok(()),
+            }
+        }
+    }
+}
+
+/// Refuses a log, or a name, that a volume of this size cannot have.
+fn check_format(volume: &Path, format: &FormatArgs, size_bytes: u64) -> Outcome {
+    if format.label.len() > MAX_LABEL_BYTES {
+        return Err(Failure::new(
+            volume.display(),
+            format!(
+                "the label has {} bytes, and may have {MAX_LABEL_BYTES}: choose a shorter --label",
+                format.label.len()
+            ),
+        ));
+    }
+    let most_bytes = (size_bytes / 8).max(MIN_LOG_BYTES);
+    match format.log_size {
+        Some(log_bytes) if !(MIN_LOG_BYTES..=most_bytes).contains(&log_bytes) => Err(Failure::new(
+            volume.display(),
+            format!(
+                "a log of {} does not fit: choose a --log-size from {} to {}, or leave it out",
+                size::show(log_bytes),
+                size::show(MIN_LOG_BYTES),
+                size::show(most_bytes)
+            ),
+        )),
+        _ => Ok(()),
+    }
+}
+
 fn check_size(
     volume: &Path,
     format: &FormatArgs,
@@ -119,7 +174,9 @@ fn check_size(
             Some(meta) if !is_device && meta.len() < MIN_BYTES => complain(
                 "no size: the file there is too small: add --size, such as --size 8G".to_owned(),
             ),
-            Some(_) => Ok(()),
+            Some(meta) if !is_device => check_format(volume, format, meta.len()),
+            // How large the device is is seen when it is opened.
+            Some(_) => check_format(volume, format, u64::MAX),
         };
     };
     if size_bytes < MIN_BYTES {
@@ -129,6 +186,7 @@ fn check_size(
             size::show(MIN_BYTES)
         ));
     }
+    check_format(volume, format, size_bytes)?;
     if is_device {
         return Ok(());
     }

@@ -12,10 +12,9 @@ use std::sync::Arc;
 use clap::Args;
 use serde_json::{Value, json};
 use weir::check::{CheckOptions, CheckReport, Problem, Stage, check};
-use weir::{Volume, VolumeOptions};
 
 use crate::failure::{FSCK_ERRORS_LEFT, FSCK_OPERATIONAL, Failure};
-use crate::open::{once_closed, print, print_json};
+use crate::open::{once_closed, print, print_json, with_volume};
 use crate::progress::{Progress, Unit};
 use crate::size;
 
@@ -60,7 +59,8 @@ pub fn run(args: &FsckArgs) -> Result<ExitCode, Failure> {
     let report = checked(args).map_err(fail)?;
     let replay = report.is_clean() && report.log_replayed && !args.dry_run;
     if replay {
-        replay_log(path).map_err(fail)?;
+        let closed = with_volume(path, false, |_| Ok(()));
+        closed.map_err(|failure| failure.with_code(FSCK_OPERATIONAL))?;
     }
     if args.json {
         print_json(&as_json(&report, replay))?;
@@ -87,10 +87,6 @@ fn checked(args: &FsckArgs) -> weir::Result<CheckReport> {
         })),
     };
     once_closed(&args.volume, || check(&args.volume, &options))
-}
-
-fn replay_log(path: &Path) -> weir::Result<()> {
-    Volume::open(path, VolumeOptions::default())?.close()
 }
 
 fn as_text(path: &Path, report: &CheckReport, replayed: bool) -> String {

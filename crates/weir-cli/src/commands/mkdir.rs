@@ -51,6 +51,10 @@ pub fn new_directory(permissions: u32) -> NewInode {
 
 fn mkdir(volume: &Volume, place: &Place, args: &MkdirArgs) -> weir::Result<()> {
     if !args.parents {
+        if place.name().is_none() {
+            // The root, and what leads back to a directory.
+            return volume.metadata(&place.path).and(Err(Error::Exists));
+        }
         let (dir, name) = volume.resolve_parent(&place.path)?;
         return volume.make(dir, &name, &new_directory(args.mode)).map(|_| ());
     }

@@ -45,6 +45,9 @@ fn remove(volume: &Volume, place: &Place, args: &RmArgs, progress: &Progress) ->
         Err(Error::NotFound) if args.force => return Ok(()),
         attr => attr.map_err(fail)?,
     };
+    if place.must_be_directory && attr.file_type != FileType::Directory {
+        return Err(fail(Error::NotDirectory));
+    }
     let (dir, name) = volume.resolve_parent(&place.path).map_err(fail)?;
     if attr.file_type != FileType::Directory {
         volume.unlink(dir, &name).map_err(fail)?;

@@ -59,7 +59,13 @@ pub(super) fn copy(
             let name = name.into_vec();
             copier.entry(source, &meta, attr.ino, &name, &place.join(&name))
         }
-        Some(_) if meta.is_dir() => Err(Failure::new(place, "is not a directory")),
+        Some(_) if meta.is_dir() || place.must_be_directory => {
+            Err(Failure::new(place, "is not a directory"))
+        }
+        None if place.must_be_directory && !meta.is_dir() => Err(Failure::new(
+            place,
+            format!("no such directory: make it first: weir mkdir {place}"),
+        )),
         _ => {
             let (dir, name) = volume.resolve_parent(&place.path).map_err(fail)?;
             copier.entry(source, &meta, dir, &name, place)
