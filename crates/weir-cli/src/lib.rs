@@ -68,7 +68,7 @@ enum Command {
     /// Copy into and out of an unmounted volume
     Cp(commands::cp::CpArgs),
     /// Measure file systems side by side
-    Lab(weir_lab::LabArgs),
+    Lab(Box<weir_lab::LabArgs>),
     /// Crash a simulated volume in every way, and see whether it survives
     Sim(weir_sim::cli::RunArguments),
 }
@@ -90,7 +90,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Rm(args) => done(commands::rm::run(&args)),
         Command::Mkdir(args) => done(commands::mkdir::run(&args)),
         Command::Cp(args) => done(commands::cp::run(&args)),
-        Command::Lab(args) => Ok(weir_lab::main(args)),
+        Command::Lab(args) => Ok(weir_lab::main(*args)),
         Command::Sim(run) => Ok(weir_sim::cli::main(&weir_sim::cli::Arguments { run })),
     }
 }

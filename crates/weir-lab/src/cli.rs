@@ -233,6 +233,9 @@ pub struct RunArgs {
     /// Weir's cache, for example 1G
     #[arg(long, value_name = "BYTES")]
     weir_memory: Option<String>,
+    /// Mount option for every weir-mount, as for `weir mount -o`, repeatable; for one target: --on weir-mount+OPT
+    #[arg(long = "mount-option", value_name = "OPT")]
+    mount_options: Vec<String>,
     /// The `weir` program for weir-mount [default: this program or its neighbour]
     #[arg(long, value_name = "FILE")]
     weir_bin: Option<PathBuf>,
@@ -420,6 +423,8 @@ fn listing() -> String {
          \x20 weir-mount  such a volume through FUSE\n\
          \x20 weir-loop, weir-mount-loop\n\
          \x20             the same on the loop device of the kernel file systems (root)\n\
+         \x20 weir-mount+OPT+OPT\n\
+         \x20             mounted with these options besides --mount-option\n\
          \x20 raw         the run's disk without any file system, for foundation\n\
          disks (--disk), shared by all targets of a run except dir::\n\
          \x20 plain       a fully written image file in the work directory\n\
@@ -543,6 +548,7 @@ impl Setup {
         let stage = StageOptions {
             weir_bin: args.weir_bin.clone(),
             weir_memory_bytes: args.weir_memory.as_deref().map(memory_of).transpose()?,
+            mount_options: args.mount_options.clone(),
             allow_no_device: args.allow_no_device,
         };
         let targets = targets_of(args, &stage)?;

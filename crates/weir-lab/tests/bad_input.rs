@@ -61,6 +61,15 @@ fn an_image_larger_than_the_disk_is_refused_before_writing() {
 }
 
 #[test]
+fn a_mount_option_that_does_not_exist_is_named() {
+    let line = refused(&["fsmark", "--on", "weir-mount", "--mount-option", "frobnicate"]);
+    assert!(line.contains("mount option 'frobnicate'"), "{line}");
+    let line = refused(&["fsmark", "--on", "weir-mount,weir-mount+threads=0"]);
+    assert!(line.contains("mount option 'threads=0'"), "{line}");
+    assert!(refused(&["fsmark", "--on", "xfs+noatime"]).contains("unknown target 'xfs+noatime'"));
+}
+
+#[test]
 fn a_report_of_another_schema_is_refused() {
     let scratch = Scratch::new("schema");
     let file = scratch.dir.join("old.json").to_string_lossy().into_owned();

@@ -222,6 +222,25 @@ fn a_weir_mount_is_a_target_like_any_other() {
 }
 
 #[test]
+fn mounts_with_different_options_are_compared_in_one_run_and_the_report_says_which() {
+    let Some(weir) = weir_program() else { return };
+    in_scratch("mount-options", Needs::Loops, |scratch| {
+        let options =
+            format!("{SMALL} --weir-bin {weir} --mode each --mount-option max_background=9");
+        let targets = ["weir-mount", "weir-mount+no_io_uring+threads=3"];
+        let report = scratch.quick("fsmark", &targets.join(","), &options);
+        for (target, told) in targets.into_iter().zip(["", ",no_io_uring,threads=3"]) {
+            assert!(figure(&report, target, "each", "files_per_s") > 0.0, "{target}");
+            let infos = report["targets"].as_array().expect("an array");
+            let info = infos.iter().find(|info| info["name"] == target).expect("it is there");
+            let options = info["options"].as_str().expect("a string");
+            let told = format!("(weir mount -o noatime,max_background=9{told})");
+            assert!(options.ends_with(&told), "{options}");
+        }
+    });
+}
+
+#[test]
 fn a_killed_mount_recovers_what_was_synced() {
     let Some(weir) = weir_program() else { return };
     in_scratch("mount-kill", Needs::Loops, |scratch| {

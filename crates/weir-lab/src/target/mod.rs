@@ -283,6 +283,13 @@ pub enum TargetSpec {
     WeirMount,
     /// The same on the loop device of the kernel file systems.
     WeirMountLoop,
+    /// One of these two, mounted with options of its own besides those of the run.
+    WeirMountWith {
+        /// Whether it is on the loop device.
+        on_loop: bool,
+        /// Words for `weir mount -o`.
+        options: Vec<String>,
+    },
     /// The run's disk without any file system.
     Raw,
 }
@@ -303,13 +310,41 @@ impl FromStr for TargetSpec {
             "raw" => TargetSpec::Raw,
             _ => match word.strip_prefix("dir:") {
                 Some(path) if !path.is_empty() => TargetSpec::Dir(PathBuf::from(path)),
-                _ => return Err(LabError::UnknownTarget(word.to_owned())),
+                Some(_) => return Err(LabError::UnknownTarget(word.to_owned())),
+                None => TargetSpec::with_options(word)
+                    .ok_or_else(|| LabError::UnknownTarget(word.to_owned()))?,
             },
         })
     }
 }
 
 impl TargetSpec {
+    /// `weir-mount+OPT+OPT`.
+    fn with_options(word: &str) -> Option<Self> {
+        let (name, options) = word.split_once('+')?;
+        let on_loop = match name {
+            "weir-mount" => false,
+            "weir-mount-loop" => true,
+            _ => return None,
+        };
+        let options = options.split('+').map(str::to_owned).collect();
+        Some(TargetSpec::WeirMountWith { on_loop, options })
+    }
+
+    /// Options that this target alone is mounted with.
+    pub fn own_mount_options(&self) -> &[String] {
+        match self {
+            TargetSpec::WeirMountWith { options, .. } => options,
+            _ => &[],
+        }
+    }
+
+    /// Whether `weir mount` serves it.
+    pub fn is_weir_mount(&self) -> bool {
+        use TargetSpec::{WeirMount, WeirMountLoop, WeirMountWith};
+        matches!(self, WeirMount | WeirMountLoop | WeirMountWith { .. })
+    }
+
     /// Its name in reports.
     pub fn name(&self) -> String {
         match self {
@@ -321,6 +356,10 @@ impl TargetSpec {
             TargetSpec::WeirLoop => "weir-loop".into(),
             TargetSpec::WeirMount => "weir-mount".into(),
             TargetSpec::WeirMountLoop => "weir-mount-loop".into(),
+            TargetSpec::WeirMountWith { on_loop, options } => {
+                let name = if *on_loop { "weir-mount-loop" } else { "weir-mount" };
+                format!("{name}+{}", options.join("+"))
+            }
             TargetSpec::Raw => "raw".into(),
         }
     }
@@ -332,7 +371,12 @@ impl TargetSpec {
 
     /// Whether it is put on a loop device over the run's image, which needs root.
     pub fn needs_loop(&self) -> bool {
-        self.is_kernel_image() || matches!(self, TargetSpec::WeirLoop | TargetSpec::WeirMountLoop)
+        let on_loop = match self {
+            TargetSpec::WeirLoop | TargetSpec::WeirMountLoop => true,
+            TargetSpec::WeirMountWith { on_loop, .. } => *on_loop,
+            _ => false,
+        };
+        on_loop || self.is_kernel_image()
     }
 
     /// Whether it lives on the run's disk (everything but `dir:`).
@@ -348,13 +392,14 @@ mod tests {
     #[test]
     fn target_words_round_trip_and_unknown_ones_are_named() {
         let words = ["xfs", "ext4", "btrfs", "weir", "weir-loop", "weir-mount", "weir-mount-loop"];
-        for word in words.into_iter().chain(["raw", "dir:/mnt/a b"]) {
+        let mounts = ["weir-mount+writeback_cache", "weir-mount-loop+threads=3+no_io_uring"];
+        for word in words.into_iter().chain(mounts).chain(["raw", "dir:/mnt/a b"]) {
             assert_eq!(word.parse::<TargetSpec>().expect(word).name(), word);
         }
         for (older, name) in [("weir-file", "weir"), ("weir-mount-file", "weir-mount")] {
             assert_eq!(older.parse::<TargetSpec>().expect(older).name(), name);
         }
-        for word in ["zfs", "dir:", "", "XFS"] {
+        for word in ["zfs", "dir:", "", "XFS", "xfs+noatime", "weir+noatime"] {
             let e = word.parse::<TargetSpec>().expect_err(word).to_string();
             assert!(e.contains(&format!("'{word}'")), "{e}");
         }

@@ -20,6 +20,8 @@ pub struct StageOptions {
     pub weir_bin: Option<PathBuf>,
     /// Weir's cache, for `weir` and `weir-mount`.
     pub weir_memory_bytes: Option<u64>,
+    /// Words for `weir mount -o`, for every `weir-mount`.
+    pub mount_options: Vec<String>,
     /// Run on directories without a block device.
     pub allow_no_device: bool,
 }
@@ -81,7 +83,9 @@ pub fn preflight(spec: &TargetSpec, options: &StageOptions) -> LabResult<()> {
         TargetSpec::Btrfs => need_tool("mkfs.btrfs", "btrfs-progs"),
         // The library is part of this program; it needs no root and no tools.
         TargetSpec::Weir | TargetSpec::WeirLoop | TargetSpec::Raw => Ok(()),
-        TargetSpec::WeirMount | TargetSpec::WeirMountLoop => super::weir_mount::preflight(options),
+        TargetSpec::WeirMount | TargetSpec::WeirMountLoop | TargetSpec::WeirMountWith { .. } => {
+            super::weir_mount::preflight(spec, options)
+        }
     }
 }
 
@@ -135,7 +139,7 @@ impl Stage {
             (TargetSpec::Weir | TargetSpec::WeirLoop, Some(disk)) => {
                 super::weir::set_up(spec, disk, options)
             }
-            (TargetSpec::WeirMount | TargetSpec::WeirMountLoop, Some(disk)) => {
+            (spec, Some(disk)) if spec.is_weir_mount() => {
                 super::weir_mount::set_up(spec, disk, options, registry)
             }
             (TargetSpec::Raw, Some(disk)) => Ok(super::raw::set_up(spec, disk)),

@@ -29,8 +29,18 @@ fn weir_bin(options: &StageOptions) -> Option<PathBuf> {
     neighbour.is_file().then_some(neighbour)
 }
 
-/// Whether there is a program to mount with.
-pub fn preflight(options: &StageOptions) -> LabResult<()> {
+/// What `weir mount -o` is told: access times are off everywhere in the lab, then the run's options, then the target's.
+fn mount_list(spec: &TargetSpec, options: &StageOptions) -> String {
+    let own = spec.own_mount_options().iter();
+    let words = options.mount_options.iter().chain(own).map(String::as_str);
+    ["noatime"].into_iter().chain(words).collect::<Vec<_>>().join(",")
+}
+
+/// Whether there is a program to mount with, and whether it will know the options.
+pub fn preflight(spec: &TargetSpec, options: &StageOptions) -> LabResult<()> {
+    weir_mount::MountOptions::default()
+        .apply(&mount_list(spec, options))
+        .map_err(|error| LabError::BadOption(error.to_string()))?;
     if !std::path::Path::new("/dev/fuse").exists() {
         return Err(LabError::BadOption("target 'weir-mount': there is no /dev/fuse".into()));
     }
@@ -56,6 +66,7 @@ struct Daemon {
     volume: PathBuf,
     mount_point: PathBuf,
     log: PathBuf,
+    mount_list: String,
     memory_bytes: Mutex<Option<u64>>,
     registry: Arc<Registry>,
     pid: AtomicU32,
@@ -64,7 +75,7 @@ struct Daemon {
 impl Daemon {
     fn start(&self) -> LabResult<()> {
         let mut command = Command::new(&self.bin);
-        command.arg("mount").args(["-o", "noatime"]);
+        command.arg("mount").args(["-o", &self.mount_list]);
         if let Some(bytes) = *self.memory_cap() {
             command.arg("--memory").arg(bytes.to_string());
         }
@@ -132,7 +143,7 @@ pub fn set_up(
     options: &StageOptions,
     registry: &Arc<Registry>,
 ) -> LabResult<Built> {
-    preflight(options)?;
+    preflight(spec, options)?;
     let bin = weir_bin(options).unwrap_or_default();
     let bin_text = bin.to_string_lossy().into_owned();
     let volume = disk.path_of(spec);
@@ -140,11 +151,15 @@ pub fn set_up(
     run(&bin_text, &["create", "--force", &volume_text])?;
     let mount_point = disk.run_dir.join("mnt-weir");
     std::fs::create_dir_all(&mount_point)?;
+    let mount_list = mount_list(spec, options);
+    // What the kernel shows lacks what is between it and the server.
+    let told = format!("weir mount -o {mount_list}");
     let daemon = Arc::new(Daemon {
         bin,
         volume: volume.clone(),
         mount_point: mount_point.clone(),
         log: disk.run_dir.join("weir-mount.log"),
+        mount_list,
         memory_bytes: Mutex::new(options.weir_memory_bytes),
         registry: Arc::clone(registry),
         pid: AtomicU32::new(0),
@@ -158,7 +173,7 @@ pub fn set_up(
         fs_type: mount.as_ref().map(|m| m.fs_type.clone()).unwrap_or_default(),
         on: format!("{volume_text} ({})", disk.spec),
         format: "weir create".into(),
-        options: mount.map(|m| m.options).unwrap_or_default(),
+        options: mount.map_or(told.clone(), |m| format!("{} ({told})", m.options)),
         version: run(&bin_text, &["--version"]).unwrap_or_default().trim().to_owned(),
         counters: device.as_ref().map(counters_of).unwrap_or_default(),
     };
@@ -166,4 +181,18 @@ pub fn set_up(
     let fs = Arc::new(MountedFs::new(mount_point, device, cold));
     let daemons = Box::new(move || vec![daemon.pid.load(Ordering::Relaxed)]);
     Ok(Built { fs, info, daemons, disks: disks_below(spec, disk) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_target_is_mounted_with_the_options_of_the_run_and_then_its_own() {
+        let options =
+            StageOptions { mount_options: vec!["noxattr".into()], ..StageOptions::default() };
+        let list = |word: &str| mount_list(&word.parse().expect(word), &options);
+        assert_eq!(list("weir-mount"), "noatime,noxattr");
+        assert_eq!(list("weir-mount-loop+xattr+threads=3"), "noatime,noxattr,xattr,threads=3");
+    }
 }
