@@ -155,11 +155,21 @@ pub(crate) fn open_mode(flags: OpenFlags) -> Open {
     }
 }
 
-/// What the kernel may do with an open file.
-pub(crate) fn open_flags() -> FopenFlags {
-    FopenFlags::FOPEN_KEEP_CACHE
+/// What the kernel may do with a file opened with these `flags`, which made it or did not. `new_past_cache`: see
+/// [`crate::options::TransportOptions::new_past_cache`].
+pub(crate) fn open_flags(flags: OpenFlags, is_made: bool, new_past_cache: bool) -> FopenFlags {
+    let common = FopenFlags::FOPEN_KEEP_CACHE
         | FopenFlags::FOPEN_NOFLUSH
-        | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES
+        | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
+    let is_new = is_made || flags.0 & libc::O_TRUNC != 0;
+    // Who appends does so for long as a rule, and others read along.
+    let is_appended = flags.0 & libc::O_APPEND != 0;
+    let write_only = flags.acc_mode() == OpenAccMode::O_WRONLY;
+    if new_past_cache && is_new && write_only && !is_appended {
+        common | FopenFlags::FOPEN_DIRECT_IO
+    } else {
+        common
+    }
 }
 
 pub(crate) fn dir_flags() -> FopenFlags {
@@ -231,6 +241,22 @@ pub(crate) fn answer_ioctl(reply: ReplyIoctl, result: Result<Vec<u8>, Errno>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_handles_that_write_a_new_file_and_nothing_else_go_past_the_page_cache() {
+        let past = |flags: i32, is_made| {
+            let flags = open_flags(OpenFlags(flags), is_made, true);
+            flags.contains(FopenFlags::FOPEN_DIRECT_IO)
+        };
+        assert!(past(libc::O_WRONLY, true));
+        assert!(past(libc::O_WRONLY | libc::O_TRUNC, false));
+        // A reader has the page cache, and a mapping needs it.
+        assert!(!past(libc::O_RDWR, true) && !past(libc::O_RDONLY, true));
+        assert!(!past(libc::O_WRONLY, false));
+        assert!(!past(libc::O_WRONLY | libc::O_APPEND, true));
+        let off = open_flags(OpenFlags(libc::O_WRONLY), true, false);
+        assert!(!off.contains(FopenFlags::FOPEN_DIRECT_IO));
+    }
 
     #[test]
     fn timestamps_survive_the_way_to_the_kernel_and_back() {

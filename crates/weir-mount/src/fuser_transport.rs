@@ -7,6 +7,9 @@
 //!   but the blocks that its late writes allocate: with `writeback_cache` a second must do).
 //! - `open` answers `FOPEN_NOFLUSH`: a FLUSH round trip on every `close` would carry nothing
 //!   (locks are local, and write errors are reported by `fsync`, as on other file systems).
+//! - A handle that made or emptied its file, and only writes, goes past the page cache (`FOPEN_DIRECT_IO`): one copy of the data less, and
+//!   one request less, since the kernel then leaves it to us to end a file's privileges. Other handles have the page cache, from which
+//!   the kernel drops what is written past it.
 //! - `opendir` answers ENOSYS when the kernel then stops asking (`FUSE_NO_OPENDIR_SUPPORT`):
 //!   directory reading has no state here.
 //! - With `FUSE_HANDLE_KILLPRIV_V2` the kernel asks for `security.capability` not before each write,
@@ -391,9 +394,10 @@ impl fuser::Filesystem for FuserTransport {
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let (caller, open) = (caller(request), open_mode(flags));
+        let open_flags = open_flags(flags, false, self.options.new_past_cache());
         let class = if open.truncate { Class::Blocking } else { Class::Normal };
         self.run(class, move |ops| match ops.open(caller, ino.0, open) {
-            Ok(handle) => reply.opened(FileHandle(handle.0), open_flags()),
+            Ok(handle) => reply.opened(FileHandle(handle.0), open_flags),
             Err(error) => reply.error(errno(error)),
         });
     }
@@ -412,6 +416,7 @@ impl fuser::Filesystem for FuserTransport {
         let new = Make { file_type: FileType::Regular, permissions: mode & 0o7777, umask, rdev: 0 };
         let (caller, name) = (caller(request), name.as_bytes().to_vec());
         let (open, exclusive) = (open_mode(OpenFlags(flags)), flags & libc::O_EXCL != 0);
+        let open_flags = open_flags(OpenFlags(flags), true, self.options.new_past_cache());
         self.run(Class::Normal, move |ops| {
             match ops.create(caller, parent.0, &name, &new, open, exclusive) {
                 Ok((attr, handle)) => reply.created(
@@ -419,7 +424,7 @@ impl fuser::Filesystem for FuserTransport {
                     &fuser_attr(&attr),
                     GENERATION,
                     FileHandle(handle.0),
-                    open_flags(),
+                    open_flags,
                 ),
                 Err(error) => reply.error(errno(error)),
             }

@@ -14,6 +14,9 @@ pub struct TransportOptions {
     pub max_background: u16,
     /// The kernel caches writes and sends them later in large pieces.
     pub writeback_cache: bool,
+    /// What is written through a handle that made (or emptied) its file and is for writing only goes past the kernel's page cache: see
+    /// [`TransportOptions::new_past_cache`].
+    pub direct_new: bool,
     /// POSIX access control lists are enforced by the kernel and inherited by the server.
     pub posix_acl: bool,
     /// Extended attributes can be read. Without, the kernel does not ask for `security.capability`
@@ -23,6 +26,13 @@ pub struct TransportOptions {
     pub io_uring: bool,
 }
 
+impl TransportOptions {
+    /// Whether the data of new files goes past the kernel's page cache. The cache of writes is for collecting them, so not with that.
+    pub fn new_past_cache(&self) -> bool {
+        self.direct_new && !self.writeback_cache
+    }
+}
+
 impl Default for TransportOptions {
     fn default() -> Self {
         Self {
@@ -30,6 +40,7 @@ impl Default for TransportOptions {
             max_write_bytes: 1 << 20,
             max_background: 128,
             writeback_cache: false,
+            direct_new: true,
             posix_acl: true,
             xattr: true,
             io_uring: true,
@@ -102,7 +113,7 @@ impl fmt::Display for BadOption {
             formatter,
             "mount option '{}': use any of ro rw allow_other noallow_other suid nosuid dev nodev \
              exec noexec relatime noatime strictatime sync async dirsync acl noacl xattr noxattr writeback_cache \
-             nowriteback_cache io_uring no_io_uring fsname=NAME threads=1..64 max_background=1..65535 \
+             nowriteback_cache direct_new nodirect_new io_uring no_io_uring fsname=NAME threads=1..64 max_background=1..65535 \
              max_write=BYTES (4096..1048576)",
             self.0
         )
@@ -151,6 +162,8 @@ impl MountOptions {
             "io_uring" => self.transport.io_uring = true,
             "no_io_uring" => self.transport.io_uring = false,
             "writeback_cache" => self.transport.writeback_cache = true,
+            "direct_new" => self.transport.direct_new = true,
+            "nodirect_new" => self.transport.direct_new = false,
             "nowriteback_cache" => self.transport.writeback_cache = false,
             _ => return None,
         }
@@ -209,6 +222,13 @@ mod tests {
     fn without_attributes_there_are_no_access_control_lists() {
         let options = parsed("noxattr").unwrap();
         assert!(!options.transport.xattr && !options.transport.posix_acl);
+    }
+
+    #[test]
+    fn new_files_go_past_the_cache_unless_that_is_to_collect_writes() {
+        for (list, past) in [("", true), ("nodirect_new", false), ("writeback_cache", false)] {
+            assert_eq!(parsed(list).unwrap().transport.new_past_cache(), past, "{list}");
+        }
     }
 
     #[test]

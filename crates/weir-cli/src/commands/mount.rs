@@ -48,6 +48,8 @@ const READY: &str = "ready ";
                                    /sys/module/fuse/parameters/enable_uring is Y)\n  \
                                    (default: io_uring)\n  \
         writeback_cache            the kernel collects small writes (default: off)\n  \
+        nodirect_new               what is written to new files stays in the kernel's page cache\n  \
+                                   too (default: direct_new; not with writeback_cache)\n  \
         fsname=NAME                what mount and df show\n  \
         threads=N max_background=N max_write=BYTES   tuning of the connection\n\n\
         Examples:\n  \

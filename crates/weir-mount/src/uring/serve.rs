@@ -82,6 +82,7 @@ impl Crowd {
 struct Context {
     valid: Duration,
     xattr: bool,
+    new_past_cache: bool,
 }
 
 /// Bits of `fuse_setattr_in.valid`.
@@ -112,7 +113,11 @@ impl Server {
         let reporter = Arc::clone(&ops);
         // A queue's thread is the only one that reads its requests: as if there were no other.
         let dispatcher = Dispatcher::new(1, move |what| reporter.panicked(what));
-        let context = Context { valid: valid_for(&options), xattr: options.xattr };
+        let context = Context {
+            valid: valid_for(&options),
+            xattr: options.xattr,
+            new_past_cache: options.new_past_cache(),
+        };
         let helper = |core| {
             let (ops, dispatcher) = (Arc::clone(&ops), Arc::clone(&dispatcher));
             Helper::new(core, move |(target, done): (SyncTarget, Done)| {
@@ -428,7 +433,7 @@ impl Request {
                 to.entry_out(&ops.symlink(self.caller, ino, name, target)?, valid)
             }
             op::MKNOD | op::MKDIR => to.entry_out(&self.make(ops)?, valid),
-            op::CREATE | op::TMPFILE => self.create(ops, to, valid),
+            op::CREATE | op::TMPFILE => self.create(ops, context, to),
             op::UNLINK => ops.unlink(ino, self.name()?),
             op::RMDIR => ops.rmdir(ino, self.name()?),
             op::RENAME => self.rename(ops, RenameMode::Replace),
@@ -437,8 +442,9 @@ impl Request {
             }
             op::LINK => to.entry_out(&ops.link(fields.u64(0)?, ino, self.name()?)?, valid),
             op::OPEN => {
-                let open = open_mode(OpenFlags(fields.u32(0)? as i32));
-                to.open_out(ops.open(self.caller, ino, open)?.0, open_flags().bits())
+                let how = OpenFlags(fields.u32(0)? as i32);
+                let handle = ops.open(self.caller, ino, open_mode(how))?;
+                to.open_out(handle.0, open_flags(how, false, context.new_past_cache).bits())
             }
             op::RELEASE => {
                 ops.release(Handle(fields.u64(0)?));
@@ -513,7 +519,12 @@ impl Request {
         ops.make(self.caller, self.ino, self.name()?, &new)
     }
 
-    fn create(&self, ops: &dyn FileSystemOps, to: &mut Writer<'_>, valid: u64) -> OpResult<()> {
+    fn create(
+        &self,
+        ops: &dyn FileSystemOps,
+        context: Context,
+        to: &mut Writer<'_>,
+    ) -> OpResult<()> {
         let fields = self.fields();
         let (flags, permissions) = (fields.u32(0)? as i32, fields.u32(4)? & 0o7777);
         let new =
@@ -524,8 +535,9 @@ impl Request {
             let (open, exclusive) = (open_mode(OpenFlags(flags)), flags & libc::O_EXCL != 0);
             ops.create(self.caller, self.ino, self.name()?, &new, open, exclusive)?
         };
-        to.entry_out(&attr, valid)?;
-        to.open_out(handle.0, open_flags().bits())
+        to.entry_out(&attr, context.valid.as_secs())?;
+        let open_flags = open_flags(OpenFlags(flags), true, context.new_past_cache);
+        to.open_out(handle.0, open_flags.bits())
     }
 
     fn rename(&self, ops: &dyn FileSystemOps, mode: RenameMode) -> OpResult<()> {

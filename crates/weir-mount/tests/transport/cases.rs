@@ -50,8 +50,36 @@ fn names_are_bytes_and_data_comes_back() {
 fn writes_arrive_in_requests_of_one_mebibyte() {
     let ops = MemoryFs::new();
     let Some(mount) = mounted(Arc::clone(&ops) as _, "") else { return };
-    fs::write(mount.path().join("f"), vec![1; 4 << 20]).unwrap();
+    let mut how = OpenOptions::new();
+    let mut file = how.read(true).write(true).create(true).open(mount.path().join("f")).unwrap();
+    file.write_all(&vec![1; 4 << 20]).unwrap();
     assert_eq!(ops.largest_write(), 1 << 20);
+}
+
+#[test]
+fn what_a_write_only_handle_of_a_new_file_writes_is_seen_by_readers_and_mappings_at_once() {
+    for options in ["", "nodirect_new"] {
+        let Some(mount) = mounted(MemoryFs::new(), options) else { return };
+        let path = mount.path().join("f");
+        let writer = File::create(&path).unwrap();
+        // Neither a page nor the end of the buffer is where a request ends.
+        let data: Vec<u8> = (0..3_000_001_u32).map(|i| (i * 11 % 253) as u8).collect();
+        writer.write_all_at(&data[1..], 1).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().len(), data.len() as u64);
+        let both = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+        let mut found = vec![0; data.len()];
+        both.read_exact_at(&mut found, 0).unwrap();
+        assert!(found[1..] == data[1..] && found[0] == 0, "{options}");
+        // What readers have in the page cache by now must not outlive the next writes, of either handle.
+        for (round, handle) in [&writer, &both, &writer].into_iter().enumerate() {
+            let piece = [round as u8 + 100; 5000];
+            handle.write_all_at(&piece, 4000).unwrap();
+            both.read_exact_at(&mut found, 0).unwrap();
+            assert!(found[4000..9000] == piece && found[9000..] == data[9000..], "{options}");
+        }
+        writer.set_len(4500).unwrap();
+        assert_eq!(both.read_at(&mut found, 4000).unwrap(), 500);
+    }
 }
 
 #[test]
@@ -110,6 +138,12 @@ fn synchronous_opens_reach_the_file_system_as_synchronous_writes() {
     assert_eq!((ops.synced_writes(), ops.full_syncs()), (1, 0));
     open(libc::O_SYNC).write_all(b"all").unwrap();
     assert_eq!(ops.full_syncs(), 1);
+    // A new file goes another way through the kernel.
+    let before = ops.synced_writes();
+    let mut how = OpenOptions::new();
+    let new = how.write(true).create_new(true).custom_flags(libc::O_DSYNC);
+    new.open(mount.path().join("g")).unwrap().write_all(b"data").unwrap();
+    assert_eq!((ops.synced_writes(), ops.full_syncs()), (before + 1, 1));
 }
 
 #[test]
