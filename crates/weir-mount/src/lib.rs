@@ -20,6 +20,7 @@
 pub mod acl;
 pub mod batch;
 pub mod client;
+mod closed;
 pub mod dispatch;
 pub mod errno;
 pub mod error;

@@ -172,6 +172,11 @@ impl InodeTable {
         known.unwrap_or_else(|| Arc::new(Facts::new(&self.changes)))
     }
 
+    /// Whether the kernel knows `ino`, so that it is in memory.
+    pub fn knows(&self, ino: u64) -> bool {
+        self.shard(ino).lock().contains_key(&ino)
+    }
+
     /// Inodes the kernel knows.
     pub fn count(&self) -> usize {
         self.shards.iter().map(|shard| shard.lock().len()).sum()
@@ -192,6 +197,17 @@ pub struct OpenFile {
     pub file: File,
     /// What is known of its inode.
     pub facts: Arc<Facts>,
+    /// All of its content came, and will come, through this handle: it was made, or emptied, by opening it.
+    pub is_new: bool,
+    /// Written since the last sync of the file.
+    pub unsynced_bytes: AtomicU64,
+}
+
+impl OpenFile {
+    /// A file that was opened.
+    pub fn new(file: File, facts: Arc<Facts>, is_new: bool) -> Self {
+        Self { file, facts, is_new, unsynced_bytes: AtomicU64::new(0) }
+    }
 }
 
 /// Open files by handle.
@@ -223,10 +239,9 @@ impl HandleTable {
         self.shard(handle.0).read().get(&handle.0).cloned().ok_or(Errno::EBADF)
     }
 
-    /// Takes a number back.
-    pub fn remove(&self, handle: Handle) {
-        let file = self.shard(handle.0).write().remove(&handle.0);
-        drop(file);
+    /// Takes a number back, and answers what it stood for.
+    pub fn remove(&self, handle: Handle) -> Option<Arc<OpenFile>> {
+        self.shard(handle.0).write().remove(&handle.0)
     }
 
     /// Files open now.

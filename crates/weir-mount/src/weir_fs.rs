@@ -15,6 +15,7 @@
 //! can take a named user's rights away but never grant more than the list.
 
 mod batches;
+mod files;
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -31,6 +32,7 @@ use weir::{
 
 use crate::acl::{self, Acl};
 use crate::batch::Batches;
+use crate::closed::Closed;
 use crate::errno::Errno;
 use crate::ioctl::{self, Command};
 use crate::leftover::Leftover;
@@ -86,6 +88,8 @@ pub struct WeirFs {
     /// Files whose last user was the answer to a sync: dropping them may wait, so a later request does.
     leftover: Arc<Leftover>,
     watcher: Watcher,
+    /// New files that were closed without a sync.
+    closed: Closed,
     /// Statistics that somebody reads page by page, oldest first.
     snapshots: Mutex<Snapshots>,
     batches: Batches,
@@ -168,6 +172,7 @@ impl WeirFs {
             panics: AtomicU64::new(0),
             errors: Arc::new(Errors { count: AtomicU64::new(0), logged: Mutex::default(), log }),
             leftover: Arc::default(),
+            closed: Closed::default(),
             batches: Batches::default(),
             kernel: OnceLock::new(),
         })
@@ -239,12 +244,6 @@ impl WeirFs {
     fn entry(&self, attr: Attr) -> OpResult<Attr> {
         self.check(self.inodes.acquire(&self.volume, attr.ino))?;
         Ok(attr)
-    }
-
-    fn open_file(&self, ino: u64, write: bool) -> OpResult<Handle> {
-        let file = self.check(self.volume.open_inode(ino, write))?;
-        let facts = self.inodes.facts(ino);
-        Ok(self.handles.insert(OpenFile { file, facts }))
     }
 
     fn optional_xattr(&self, ino: u64, name: &[u8]) -> OpResult<Option<Vec<u8>>> {
@@ -493,11 +492,13 @@ impl FileSystemOps for WeirFs {
         open: Open,
         exclusive: bool,
     ) -> OpResult<(Attr, Handle)> {
-        let attr = match self.make(caller, parent, name, new) {
-            Err(error) if error.raw() == libc::EEXIST && !exclusive => self.lookup(parent, name)?,
-            result => result?,
+        let (attr, is_new) = match self.make(caller, parent, name, new) {
+            Err(error) if error.raw() == libc::EEXIST && !exclusive => {
+                (self.lookup(parent, name)?, false)
+            }
+            result => (result?, true),
         };
-        match self.open(caller, attr.ino, open) {
+        match self.open_as(caller, attr.ino, open, is_new) {
             Ok(handle) => Ok((attr, handle)),
             Err(error) => {
                 self.forget(attr.ino, 1);
@@ -512,7 +513,7 @@ impl FileSystemOps for WeirFs {
         self.store_lists(attr.ino, &planned)?;
         let attr = self.entry(attr)?;
         let facts = self.inodes.facts(attr.ino);
-        Ok((attr, self.handles.insert(OpenFile { file, facts })))
+        Ok((attr, self.handles.insert(OpenFile::new(file, facts, false))))
     }
 
     fn symlink(&self, caller: Caller, parent: u64, name: &[u8], target: &[u8]) -> OpResult<Attr> {
@@ -598,24 +599,14 @@ impl FileSystemOps for WeirFs {
     }
 
     fn open(&self, caller: Caller, ino: u64, open: Open) -> OpResult<Handle> {
-        let handle = self.open_file(ino, open.write || open.truncate)?;
-        if open.truncate {
-            let change = SetAttr {
-                size_bytes: Some(0),
-                kill_suid_sgid: !is_privileged(caller),
-                ..SetAttr::default()
-            };
-            if let Err(error) = self.setattr(caller, ino, &change) {
-                self.handles.remove(handle);
-                return Err(error);
-            }
-        }
-        Ok(handle)
+        self.open_as(caller, ino, open, false)
     }
 
     fn release(&self, handle: Handle) {
         self.batches.closed(handle);
-        self.handles.remove(handle);
+        if let Some(open) = self.handles.remove(handle) {
+            self.hand_over_closed(&open);
+        }
         self.drop_leftover();
     }
 
@@ -635,6 +626,7 @@ impl FileSystemOps for WeirFs {
         let open = self.handles.get(handle)?;
         self.end_privileges(open.file.ino(), &open.facts, mode.kill_suid_sgid)?;
         let written = self.check(open.file.write_at(offset, data))?;
+        open.unsynced_bytes.fetch_add(written as u64, Ordering::Relaxed);
         if mode.full_sync || mode.data_sync {
             self.check(sync_file(&open.file, &(0..u64::MAX), !mode.full_sync))?;
         }
@@ -645,6 +637,7 @@ impl FileSystemOps for WeirFs {
         match target {
             SyncTarget::File { handle, range, data_only } => {
                 let open = self.handles.get(*handle)?;
+                open.unsynced_bytes.store(0, Ordering::Relaxed);
                 self.check(sync_file(&open.file, range, *data_only))
             }
             SyncTarget::Directory(ino) => self.check(self.volume.fsync_dir(*ino)),
@@ -662,6 +655,7 @@ impl FileSystemOps for WeirFs {
                         return Ok(());
                     }
                 };
+                open.unsynced_bytes.store(0, Ordering::Relaxed);
                 (open.file.fsync_async(range.clone(), sync_kind(*data_only)), Some(open))
             }
             SyncTarget::Directory(ino) => (self.volume.fsync_dir_async(*ino), None),

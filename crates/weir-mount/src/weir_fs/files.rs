@@ -1,0 +1,140 @@
+//! Opening and closing files.
+
+use std::sync::atomic::Ordering;
+
+use weir::SetAttr;
+
+use super::{WeirFs, is_privileged};
+use crate::ops::{Caller, FileSystemOps, Handle, OpResult, Open};
+use crate::tables::OpenFile;
+
+impl WeirFs {
+    fn open_file(&self, ino: u64, write: bool, is_new: bool) -> OpResult<Handle> {
+        let file = self.check(self.volume.open_inode(ino, write))?;
+        let facts = self.inodes.facts(ino);
+        Ok(self.handles.insert(OpenFile::new(file, facts, is_new)))
+    }
+
+    /// As [`FileSystemOps::open`].
+    pub(super) fn open_as(
+        &self,
+        caller: Caller,
+        ino: u64,
+        open: Open,
+        is_new: bool,
+    ) -> OpResult<Handle> {
+        let write = open.write || open.truncate;
+        let handle = self.open_file(ino, write, is_new || open.truncate)?;
+        if open.truncate {
+            let change = SetAttr {
+                size_bytes: Some(0),
+                kill_suid_sgid: !is_privileged(caller),
+                ..SetAttr::default()
+            };
+            if let Err(error) = self.setattr(caller, ino, &change) {
+                self.handles.remove(handle);
+                return Err(error);
+            }
+        }
+        Ok(handle)
+    }
+
+    /// Leaves new files to background writeback once others were closed after them.
+    pub(super) fn hand_over_closed(&self, open: &OpenFile) {
+        let bytes = open.unsynced_bytes.load(Ordering::Relaxed);
+        if !open.is_new || bytes == 0 {
+            return;
+        }
+        for ino in self.closed.add(open.file.ino(), bytes) {
+            // One that the kernel has forgotten is gone, or not in memory any more: not worth a look at the disk.
+            if self.inodes.knows(ino)
+                && let Ok(file) = self.volume.open_inode(ino, true)
+            {
+                // It can only fail where nothing may be written any more; whoever syncs hears of that.
+                let _ = file.expire(0..u64::MAX);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use weir::device::Device;
+    use weir::device::memory::MemoryDevice;
+    use weir::{BackgroundMode, BackgroundWork, CreateOptions, FileType, Volume, VolumeOptions};
+
+    use super::*;
+    use crate::ops::{Make, SyncTarget, WriteMode};
+
+    const CALLER: Caller = Caller { uid: 0, gid: 0 };
+    const PIECE_BYTES: usize = 1 << 20;
+
+    fn fs() -> WeirFs {
+        let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(256 << 20));
+        Volume::format_device(&device, &CreateOptions::default()).unwrap();
+        let options =
+            VolumeOptions { background: BackgroundMode::Manual, ..VolumeOptions::default() };
+        WeirFs::new(Volume::open_device(device, options).unwrap(), true, Box::new(|_| {})).unwrap()
+    }
+
+    /// Opens `name`, which is made if it is not there, writes a piece, and closes it.
+    fn write(fs: &WeirFs, name: &str, sync: bool) {
+        let new = Make { file_type: FileType::Regular, permissions: 0o644, umask: 0, rdev: 0 };
+        let open = Open { write: true, truncate: false };
+        let made = fs.create(CALLER, Volume::ROOT, name.as_bytes(), &new, open, false);
+        let (_, handle) = made.unwrap();
+        fs.write(handle, 0, &vec![7; PIECE_BYTES], WriteMode::default()).unwrap();
+        if sync {
+            fs.sync(&SyncTarget::File { handle, range: 0..u64::MAX, data_only: false }).unwrap();
+        }
+        fs.release(handle);
+    }
+
+    /// Pages that background writeback has been handed so far.
+    fn handed_over(fs: &WeirFs) -> u64 {
+        while fs.volume().background_step(BackgroundWork::Writeback).unwrap() {}
+        fs.volume().stats().handed_over_pages
+    }
+
+    #[test]
+    fn a_new_file_is_handed_to_writeback_when_others_were_closed_after_it() {
+        let fs = fs();
+        for number in 0..4 {
+            write(&fs, &format!("file {number}"), false);
+        }
+        // The first comes with the fifth.
+        write(&fs, "file 4", false);
+        assert_eq!(handed_over(&fs), PIECE_BYTES as u64 / 4096);
+        fs.close().unwrap();
+    }
+
+    #[test]
+    fn what_is_not_new_or_was_synced_is_left_alone() {
+        let fs = fs();
+        for number in 0..8 {
+            write(&fs, &format!("file {number}"), true);
+        }
+        for number in 0..8 {
+            write(&fs, &format!("file {number}"), false);
+        }
+        let step = fs.closed.add(Volume::ROOT, 0);
+        assert!(step.is_empty(), "{step:?} were queued");
+        fs.close().unwrap();
+    }
+
+    #[test]
+    fn a_file_that_was_removed_meanwhile_is_not_missed() {
+        let fs = fs();
+        for number in 0..8 {
+            let name = format!("file {number}");
+            write(&fs, &name, false);
+            let ino = fs.lookup(Volume::ROOT, name.as_bytes()).unwrap().ino;
+            fs.unlink(Volume::ROOT, name.as_bytes()).unwrap();
+            fs.forget(ino, 2);
+        }
+        assert_eq!(handed_over(&fs), 0);
+        fs.close().unwrap();
+    }
+}
