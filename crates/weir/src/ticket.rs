@@ -9,11 +9,15 @@
 //! awaiting, a callback, [`CompletionQueue::wait`], a second [`CompletionQueue::take`] in vain, or a delivery to a
 //! queue whose file descriptor is in use. [`SyncTicket::poll`] only looks.
 //!
+//! Whoever makes many tickets end at once puts the wake-ups of queues off until the last ([`gather_wakes`]): a thread that waits for
+//! a queue would otherwise be woken for each, take one, and go back to sleep.
+//!
 //! Lock order: a ticket's state is a leaf; wakers, queues and callbacks run outside of it.
 
 use crate::error::Result;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Arc, Condvar, Mutex, MutexGuard, wait_for};
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::future::Future;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -200,6 +204,8 @@ struct Entries {
     hurry: Vec<Weak<dyn Hurry>>,
     /// Found empty since the last ticket was sent here: whoever looks again has nothing else to do.
     looked: bool,
+    /// Threads that sleep until something comes.
+    waiters: usize,
 }
 
 impl std::fmt::Debug for Entries {
@@ -221,15 +227,18 @@ impl CompletionQueue {
         Ok(Arc::new(Self { entries, arrived: Condvar::new(), event, watched }))
     }
 
-    fn push(&self, user_data: u64, result: Result<()>) {
+    fn push(self: &Arc<Self>, user_data: u64, result: Result<()>) {
         let mut entries = self.entries.lock();
         entries.ended.push_back(Completion { user_data, result });
         // The counter only says "not empty"; it cannot overflow with one addition per change from empty.
         if entries.ended.len() == 1 && self.watched.load(Ordering::Relaxed) {
             self.signal();
         }
+        let is_awaited = entries.waiters > 0;
         drop(entries);
-        self.arrived.notify_one();
+        if is_awaited && !PutOff::note(self) {
+            self.arrived.notify_one();
+        }
     }
 
     /// Makes the file descriptor readable. Under the lock.
@@ -285,7 +294,68 @@ impl CompletionQueue {
             }
             let mut entries = self.entries.lock();
             if entries.ended.is_empty() {
+                entries.waiters += 1;
                 self.arrived.wait(&mut entries);
+                entries.waiters -= 1;
+            }
+        }
+    }
+}
+
+/// Queues whose waiters a thread is to wake.
+#[derive(Default)]
+struct PutOff {
+    /// How many [`GatheredWakes`] the thread has.
+    depth: usize,
+    /// Each once, and whether more than one completion has come.
+    queues: Vec<(Arc<CompletionQueue>, bool)>,
+}
+
+thread_local! {
+    static PUT_OFF: RefCell<PutOff> = const { RefCell::new(PutOff { depth: 0, queues: Vec::new() }) };
+}
+
+impl PutOff {
+    /// Something has come to `queue`. False: it is for the caller to wake its waiters.
+    fn note(queue: &Arc<CompletionQueue>) -> bool {
+        let noted = PUT_OFF.try_with(|put_off| {
+            let mut put_off = put_off.borrow_mut();
+            if put_off.depth == 0 {
+                return false;
+            }
+            let known = put_off.queues.iter_mut().find(|(known, _)| Arc::ptr_eq(known, queue));
+            match known {
+                Some((_, several)) => *several = true,
+                None => put_off.queues.push((queue.clone(), false)),
+            }
+            true
+        });
+        noted.unwrap_or(false)
+    }
+}
+
+/// See [`gather_wakes`].
+#[must_use = "wake-ups are put off for as long as it lives"]
+pub struct GatheredWakes(());
+
+/// As long as the answer lives, threads that wait for queues are not woken by what this thread delivers there, but at its end.
+pub fn gather_wakes() -> GatheredWakes {
+    PUT_OFF.with(|put_off| put_off.borrow_mut().depth += 1);
+    GatheredWakes(())
+}
+
+impl Drop for GatheredWakes {
+    fn drop(&mut self) {
+        let queues = PUT_OFF.with(|put_off| {
+            let mut put_off = put_off.borrow_mut();
+            put_off.depth -= 1;
+            if put_off.depth == 0 { std::mem::take(&mut put_off.queues) } else { Vec::new() }
+        });
+        for (queue, several) in queues {
+            if several {
+                queue.arrived.notify_all();
+            } else {
+                queue.arrived.notify_one();
             }
         }
     }
@@ -373,6 +443,34 @@ mod tests {
         let (third, promise) = patient(&told);
         promise.complete(Ok(()));
         assert_eq!((third.wait(), told.times()), (Ok(()), 2));
+    }
+
+    #[test]
+    fn wakes_that_were_put_off_reach_every_waiter() {
+        let queue = CompletionQueue::new().expect("an eventfd");
+        let promises: Vec<Promise> = (0..4)
+            .map(|number| {
+                let (ticket, promise) = ticket(None);
+                ticket.deliver(&queue, number);
+                promise
+            })
+            .collect();
+        std::thread::scope(|scope| {
+            let waiters: Vec<_> = (0..4).map(|_| scope.spawn(|| queue.wait().user_data)).collect();
+            while queue.entries.lock().waiters < 4 {
+                std::thread::yield_now();
+            }
+            let wakes = gather_wakes();
+            for promise in promises {
+                promise.complete(Ok(()));
+            }
+            assert_eq!(queue.entries.lock().ended.len(), 4, "nobody was woken");
+            drop(wakes);
+            let mut seen: Vec<u64> =
+                waiters.into_iter().map(|waiter| waiter.join().expect("no panic")).collect();
+            seen.sort_unstable();
+            assert_eq!(seen, [0, 1, 2, 3]);
+        });
     }
 
     #[test]

@@ -15,6 +15,7 @@ use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64};
 use crate::mutation::{self, Mutation};
 use crate::sync::atomic::Ordering;
 use crate::sync::{Arc, MutexGuard, wait_for};
+use crate::ticket::gather_wakes;
 use crate::{Error, Result};
 use std::collections::VecDeque;
 
@@ -26,6 +27,8 @@ const CALLER_CALLBACKS: usize = 16;
 const GATHER_US: u64 = 2000;
 /// Callbacks taken under one lock acquisition.
 const CALLBACK_BATCH: usize = 256;
+/// Callbacks whose waiters are woken together: those of the first wait for the last, some ten microseconds.
+const WAKE_BATCH: usize = 64;
 
 impl Log {
     /// Brings a blocked caller to its goal, which `goal` names under the core lock.
@@ -362,8 +365,12 @@ impl Log {
             called += acks.len();
             let _finish = FinishAcks(self);
             let now_ns = self.clock.monotonic_ns();
-            for (callback, success) in acks {
-                self.call_one(callback, if success { None } else { failed.as_ref() }, now_ns);
+            let mut acks = acks.into_iter();
+            while acks.len() > 0 {
+                let _wakes = gather_wakes();
+                for (callback, success) in acks.by_ref().take(WAKE_BATCH) {
+                    self.call_one(callback, if success { None } else { failed.as_ref() }, now_ns);
+                }
             }
             if threaded && called >= limit {
                 return true;
