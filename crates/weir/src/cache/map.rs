@@ -8,7 +8,8 @@
 //! **Shape.** 64 consecutive pages form a chunk; marks are bit masks of a chunk, so walking dirty
 //! pages costs a few instructions per chunk. Chunks near the start of the file are in a vector
 //! that is at least about one third full (one load finds a chunk of a densely cached file), all
-//! others in an ordered map: memory is proportional to what is cached, not to the file's size.
+//! others in an ordered map: memory is proportional to what is cached, not to the file's size. As long as a file has only its first
+//! chunk, as most do, that needs no vector: the vector's chunks begin cache lines, which is dear to allocate.
 //!
 //! **Life of a page.** Absent → *reading* ([`PageMap::begin_read`]) → clean → *dirty* (a write) →
 //! *writeback* ([`PageMap::begin_writeback`]) → clean. A write during writeback makes the page dirty
@@ -26,6 +27,7 @@
 //! dirty; the counts and indexes equal the bits.
 
 mod chunk;
+mod chunk_set;
 mod runs;
 #[cfg(test)]
 mod tests;
@@ -33,6 +35,7 @@ mod types;
 
 use super::page::{PageMut, PagePool, PageRef};
 use chunk::{CHUNK_PAGES, Chunk, Marks, bits};
+use chunk_set::ChunkSet;
 pub use runs::{DirtyRuns, LoggedFilter, RunFilter};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -53,22 +56,29 @@ const DENSE_KEEP: usize = 64;
 #[derive(Debug, Default)]
 pub struct PageMap {
     /// Chunks `0..dense.len()`, vacant ones included.
-    dense: Vec<Chunk>,
+    dense: Vec<Line>,
+    /// Chunk 0, while `dense` is empty; never vacant.
+    first: Option<Box<Chunk>>,
     /// Chunks from `dense.len()` on; never vacant.
     sparse: BTreeMap<u64, Box<Chunk>>,
     /// Chunks that are not vacant.
     live: usize,
     /// Chunks with dirty pages.
-    dirty_chunks: BTreeSet<u64>,
+    dirty_chunks: ChunkSet,
     /// Those of them with pages whose contents the log does not have: few, where many dirty ones are logged. What a sync walks.
-    fresh_chunks: BTreeSet<u64>,
+    fresh_chunks: ChunkSet,
     /// Chunks with pages under writeback.
-    writeback_chunks: BTreeSet<u64>,
+    writeback_chunks: ChunkSet,
     /// Those of them with pages whose contents the log does not have: what a sync waits for.
-    awaited_chunks: BTreeSet<u64>,
+    awaited_chunks: ChunkSet,
     counts: Counts,
     last_token: u64,
 }
+
+/// A chunk in the vector: what a hit touches (its first three fields) is one cache line.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Line(Chunk);
 
 /// Chunk and bit of a page.
 #[inline]
@@ -111,14 +121,10 @@ fn recount(count: &mut usize, before: u64, after: u64) {
 }
 
 /// Keeps `index` the set of chunks whose mark is not empty.
-fn reindex(index: &mut BTreeSet<u64>, number: u64, before: u64, after: u64) {
+fn reindex(index: &mut ChunkSet, number: u64, before: u64, after: u64) {
     match (before == 0, after == 0) {
-        (true, false) => {
-            index.insert(number);
-        }
-        (false, true) => {
-            index.remove(&number);
-        }
+        (true, false) => index.insert(number),
+        (false, true) => index.remove(number),
         _ => {}
     }
 }
@@ -141,9 +147,10 @@ impl PageMap {
 
     /// Bytes of memory the map uses besides the pages.
     pub fn memory_bytes(&self) -> usize {
-        let chunks = self.dense.iter().chain(self.sparse.values().map(|chunk| &**chunk));
-        (self.dense.capacity() + self.sparse.len()) * size_of::<Chunk>()
-            + chunks.map(Chunk::extra_bytes).sum::<usize>()
+        let boxed = self.sparse.len() + usize::from(self.first.is_some());
+        self.dense.capacity() * size_of::<Line>()
+            + boxed * size_of::<Chunk>()
+            + self.chunks_in(0..u64::MAX).map(|(_, chunk)| chunk.extra_bytes()).sum::<usize>()
     }
 
     // --- Chunks -------------------------------------------------------------------------------
@@ -151,7 +158,10 @@ impl PageMap {
     #[inline]
     fn chunk(&self, number: u64) -> Option<&Chunk> {
         if number < self.dense.len() as u64 {
-            return Some(&self.dense[number as usize]);
+            return Some(&self.dense[number as usize].0);
+        }
+        if number == 0 {
+            return self.first.as_deref();
         }
         self.sparse.get(&number).map(|chunk| &**chunk)
     }
@@ -159,9 +169,22 @@ impl PageMap {
     #[inline]
     fn chunk_mut(&mut self, number: u64) -> Option<&mut Chunk> {
         if number < self.dense.len() as u64 {
-            return Some(&mut self.dense[number as usize]);
+            return Some(&mut self.dense[number as usize].0);
+        }
+        if number == 0 {
+            return self.first.as_deref_mut();
         }
         self.sparse.get_mut(&number).map(|chunk| &mut **chunk)
+    }
+
+    /// The chunks with these numbers that exist, vacant ones of the vector included, in order.
+    fn chunks_in(&self, numbers: Range<u64>) -> impl Iterator<Item = (u64, &Chunk)> {
+        let dense = numbers.start..numbers.end.min(self.dense.len() as u64);
+        let first = self.first.as_deref().filter(|_| numbers.contains(&0));
+        dense
+            .map(|number| (number, &self.dense[number as usize].0))
+            .chain(first.map(|chunk| (0, chunk)))
+            .chain(self.sparse.range(numbers).map(|(&number, chunk)| (number, &**chunk)))
     }
 
     /// How long the vector may be for the number of live chunks.
@@ -171,13 +194,15 @@ impl PageMap {
 
     fn chunk_or_create(&mut self, number: u64) -> &mut Chunk {
         if number >= self.dense.len() as u64 {
-            if number < self.dense_limit() {
-                self.grow_dense(number);
-            } else {
+            if number == 0 {
+                return self.first.get_or_insert_default();
+            }
+            if number >= self.dense_limit() {
                 return self.sparse.entry(number).or_default();
             }
+            self.grow_dense(number);
         }
-        &mut self.dense[number as usize]
+        &mut self.dense[number as usize].0
     }
 
     /// Lengthens the vector to hold chunk `number`, and takes in what the limit allows.
@@ -189,12 +214,15 @@ impl PageMap {
             // Most files are small: no room for growth that does not come.
             self.dense.reserve_exact(len - self.dense.len());
         }
-        self.dense.resize_with(len, Chunk::default);
+        self.dense.resize_with(len, Line::default);
+        if let Some(first) = self.first.take() {
+            self.dense[0] = Line(*first);
+        }
         while let Some(entry) = self.sparse.first_entry()
             && *entry.key() <= last
         {
             let (stray, chunk) = entry.remove_entry();
-            self.dense[stray as usize] = *chunk;
+            self.dense[stray as usize] = Line(*chunk);
         }
     }
 
@@ -204,7 +232,7 @@ impl PageMap {
             return;
         }
         let keep = self.dense_limit() as usize;
-        for (place, chunk) in self.dense.drain(keep..).enumerate() {
+        for (place, Line(chunk)) in self.dense.drain(keep..).enumerate() {
             if !chunk.marks.is_vacant() {
                 self.sparse.insert((keep + place) as u64, Box::new(chunk));
             }
@@ -249,7 +277,9 @@ impl PageMap {
             (false, true) => {
                 self.live -= 1;
                 if number < self.dense.len() as u64 {
-                    self.dense[number as usize] = Chunk::default();
+                    self.dense[number as usize] = Line::default();
+                } else if number == 0 {
+                    self.first = None;
                 } else {
                     self.sparse.remove(&number);
                 }
@@ -261,11 +291,9 @@ impl PageMap {
 
     /// Numbers of the chunks that exist and may have pages in `range`.
     fn existing_chunks(&self, range: &Range<u64>) -> Vec<u64> {
-        let numbers = chunks_of(range);
-        let dense = numbers.start..numbers.end.min(self.dense.len() as u64);
-        dense
-            .filter(|&number| !self.dense[number as usize].marks.is_vacant())
-            .chain(self.sparse.range(numbers).map(|(&number, _)| number))
+        self.chunks_in(chunks_of(range))
+            .filter(|(_, chunk)| !chunk.marks.is_vacant())
+            .map(|(number, _)| number)
             .collect()
     }
 
@@ -299,21 +327,14 @@ impl PageMap {
 
     /// First page of `range` that is in the map.
     pub fn first_present(&self, range: Range<u64>) -> Option<u64> {
-        let numbers = chunks_of(&range);
-        let dense = (numbers.start..numbers.end.min(self.dense.len() as u64))
-            .map(|number| (number, self.dense[number as usize].marks.present));
-        let sparse = self
-            .sparse
-            .range(numbers.clone())
-            .map(|(&number, chunk)| (number, chunk.marks.present));
-        dense
-            .chain(sparse)
-            .find_map(|(number, present)| first_in(number, mask_in(number, &range) & present))
+        self.chunks_in(chunks_of(&range)).find_map(|(number, chunk)| {
+            first_in(number, mask_in(number, &range) & chunk.marks.present)
+        })
     }
 
     /// First page of `range` under writeback.
     pub fn first_writeback(&self, range: Range<u64>) -> Option<u64> {
-        self.writeback_chunks.range(chunks_of(&range)).find_map(|&number| {
+        self.writeback_chunks.range(chunks_of(&range)).find_map(|number| {
             let writeback = self.chunk(number).map_or(0, |chunk| chunk.marks.writeback);
             first_in(number, mask_in(number, &range) & writeback)
         })
@@ -321,7 +342,7 @@ impl PageMap {
 
     /// First page of `range` under writeback that a sync has to wait for: the log does not hold its contents.
     pub fn first_unlogged_writeback(&self, range: Range<u64>) -> Option<u64> {
-        self.awaited_chunks.range(chunks_of(&range)).find_map(|&number| {
+        self.awaited_chunks.range(chunks_of(&range)).find_map(|number| {
             let awaited = self.chunk(number).map_or(0, |chunk| chunk.marks.awaited());
             first_in(number, mask_in(number, &range) & awaited)
         })
@@ -536,7 +557,7 @@ impl PageMap {
     /// Marks the dirty pages of `range` as chosen by a sync, so that the sync does not chase pages
     /// dirtied after it began; returns how many are chosen now.
     pub fn mark_towrite(&mut self, range: Range<u64>) -> usize {
-        let numbers: Vec<u64> = self.dirty_chunks.range(chunks_of(&range)).copied().collect();
+        let numbers: Vec<u64> = self.dirty_chunks.range(chunks_of(&range)).collect();
         let mut chosen = 0;
         for number in numbers {
             self.update(number, false, |chunk| {
@@ -596,7 +617,7 @@ impl PageMap {
         writeback: &mut Writeback,
         select: impl Fn(&Marks, u64) -> u64,
     ) {
-        let mut next = self.dirty_chunks.range(chunks.clone()).next().copied();
+        let mut next = self.dirty_chunks.range(chunks.clone()).next();
         while let Some(number) = next {
             self.update(number, false, |chunk| {
                 let mask = select(&chunk.marks, number);
@@ -615,7 +636,7 @@ impl PageMap {
                 chunk.marks.relogged &= !mask;
                 chunk.marks.writeback |= mask;
             });
-            next = self.dirty_chunks.range(number + 1..chunks.end.max(number + 1)).next().copied();
+            next = self.dirty_chunks.range(number + 1..chunks.end.max(number + 1)).next();
         }
     }
 
@@ -686,7 +707,7 @@ impl PageMap {
     pub fn logged(&self, range: Range<u64>) -> impl Iterator<Item = (u64, u64)> {
         let under_way = self.writeback_chunks.range(chunks_of(&range));
         let numbers: BTreeSet<u64> =
-            self.dirty_chunks.range(chunks_of(&range)).chain(under_way).copied().collect();
+            self.dirty_chunks.range(chunks_of(&range)).chain(under_way).collect();
         numbers.into_iter().flat_map(move |number| {
             let chunk = self.chunk(number);
             let owed = chunk.map_or(0, |chunk| chunk.marks.owed & mask_in(number, &range));
@@ -775,9 +796,7 @@ impl PageMap {
 
     /// Chunks with pages, in order: the keys to remove from the eviction policy with the file.
     pub fn resident_chunks(&self) -> impl Iterator<Item = u64> {
-        let dense = (0_u64..).zip(&self.dense);
-        dense
-            .chain(self.sparse.iter().map(|(&number, chunk)| (number, &**chunk)))
+        self.chunks_in(0..u64::MAX)
             .filter(|(_, chunk)| chunk.marks.present != 0)
             .map(|(number, _)| number)
     }
@@ -790,9 +809,7 @@ impl PageMap {
     pub fn check(&self) {
         let mut counts = Counts::default();
         let mut live = 0;
-        let dense = (0_u64..).zip(&self.dense);
-        let sparse = self.sparse.iter().map(|(&number, chunk)| (number, &**chunk));
-        for (number, chunk) in dense.chain(sparse) {
+        for (number, chunk) in self.chunks_in(0..u64::MAX) {
             chunk.check();
             let marks = chunk.marks;
             live += usize::from(!marks.is_vacant());
@@ -800,14 +817,17 @@ impl PageMap {
             counts.reading += marks.reading.count_ones() as usize;
             counts.dirty += marks.dirty.count_ones() as usize;
             counts.writeback += marks.writeback.count_ones() as usize;
-            assert_eq!(self.dirty_chunks.contains(&number), marks.dirty != 0);
-            assert_eq!(self.writeback_chunks.contains(&number), marks.writeback != 0);
+            assert_eq!(self.dirty_chunks.contains(number), marks.dirty != 0);
+            assert_eq!(self.writeback_chunks.contains(number), marks.writeback != 0);
             counts.owed += marks.owed.count_ones() as usize;
-            assert_eq!(self.fresh_chunks.contains(&number), marks.fresh() != 0);
-            assert_eq!(self.awaited_chunks.contains(&number), marks.awaited() != 0);
+            assert_eq!(self.fresh_chunks.contains(number), marks.fresh() != 0);
+            assert_eq!(self.awaited_chunks.contains(number), marks.awaited() != 0);
         }
         assert_eq!(counts, self.counts);
         assert_eq!(live, self.live);
+        assert!(self.first.is_none() || self.dense.is_empty());
+        assert!(self.first.iter().all(|chunk| !chunk.marks.is_vacant()));
+        assert!(!self.sparse.contains_key(&0));
         assert!(self.sparse.values().all(|chunk| !chunk.marks.is_vacant()));
         assert!(self.sparse.keys().all(|&number| number >= self.dense.len() as u64));
         assert!(

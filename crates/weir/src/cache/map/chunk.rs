@@ -70,9 +70,9 @@ impl Marks {
     }
 }
 
-/// Aligned so that what a hit touches (the first three fields) is one cache line.
+/// What a hit touches comes first.
 #[derive(Debug, Default)]
-#[repr(C, align(64))]
+#[repr(C)]
 pub(super) struct Chunk {
     /// As long as the highest page that was ever present needs: a power of two.
     slots: Vec<Option<PageRef>>,

@@ -74,7 +74,7 @@ impl<'a> DirtyRuns<'a> {
             LoggedFilter::NotLogged => &self.map.fresh_chunks,
             LoggedFilter::Any | LoggedFilter::OwedUpTo(_) => &self.map.dirty_chunks,
         };
-        candidates.range(chunks_of(&self.rest)).find_map(|&number| {
+        candidates.range(chunks_of(&self.rest)).find_map(|number| {
             let selected = self.selected(number);
             (selected != 0).then_some((number, selected))
         })
