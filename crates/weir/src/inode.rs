@@ -230,11 +230,15 @@ impl Meta {
 const SHARDS: usize = 16;
 /// Inodes that one sweep looks at.
 const SWEEP: usize = 64;
+/// The part of the table that those have which nobody has asked for since they came.
+const FRESH_PART: usize = 32;
 
 #[derive(Default)]
 struct Shard {
     inodes: NumberMap<Arc<Inode>>,
-    /// The order in which the sweep looks at them. Numbers of inodes that were purged meanwhile are skipped.
+    /// The newest, in the order in which they came. Numbers of inodes that were purged meanwhile are skipped, here and in `clock`.
+    fresh: VecDeque<u64>,
+    /// The order in which the sweep looks at all others.
     clock: VecDeque<u64>,
     /// Numbers that somebody reads from the store right now.
     loading: NumberMap<Loading>,
@@ -342,21 +346,34 @@ impl Shard {
 
     fn insert(&mut self, number: u64, inode: Arc<Inode>) {
         self.inodes.insert(number, inode);
-        self.clock.push_back(number);
-        if self.clock.len() > 2 * self.inodes.len() + SWEEP {
+        self.fresh.push_back(number);
+        if self.fresh.len() + self.clock.len() > 2 * self.inodes.len() + SWEEP {
             let inodes = &self.inodes;
+            self.fresh.retain(|number| inodes.contains_key(number));
             self.clock.retain(|number| inodes.contains_key(number));
         }
     }
 
-    /// Second-chance sweep over what nobody else holds. An inode on the dirty list is held by it.
+    /// Moves what has stopped being fresh to the clock, or out if the shard is full; then a second-chance sweep over the clock. Only ever
+    /// drops what nobody else holds. An inode on the dirty list is held by it.
+    ///
+    /// Whoever makes many files never asks for most of them again: they leave while their memory is still in the processor's
+    /// cache, and the next ones are made in it.
     fn shrink(&mut self, limit: usize) -> Vec<Arc<Inode>> {
         let mut dropped = Vec::new();
-        for _ in 0..SWEEP.min(self.clock.len()) {
-            if self.inodes.len() <= limit {
+        let fresh_limit = limit / FRESH_PART;
+        for _ in 0..SWEEP {
+            let is_full = self.inodes.len() > limit;
+            let from_fresh = self.fresh.len() > fresh_limit;
+            if !is_full && !from_fresh {
                 break;
             }
-            let Some(number) = self.clock.pop_front() else { break };
+            let next = if from_fresh { self.fresh.pop_front() } else { self.clock.pop_front() };
+            let Some(number) = next.or_else(|| self.fresh.pop_front()) else { break };
+            if !is_full {
+                self.clock.push_back(number);
+                continue;
+            }
             let Some(inode) = self.inodes.get(&number) else { continue };
             if Arc::strong_count(inode) == 1
                 && !inode.referenced.swap(false, Ordering::Relaxed)
@@ -445,7 +462,8 @@ mod tests {
             table.find_or_load(number * 16, || Ok(Inode::new(number * 16, item(1)))).expect("load");
             table.remove(number * 16);
         }
-        assert!(table.shard(16).lock().clock.len() <= SWEEP + 1);
+        let shard = table.shard(16).lock();
+        assert!(shard.clock.len() + shard.fresh.len() <= SWEEP + 1);
     }
 
     #[test]
@@ -454,6 +472,25 @@ mod tests {
         assert!(matches!(table.find_or_load(7, || Err(Error::NotFound)), Err(Error::NotFound)));
         assert!(table.shard(7).lock().loading.is_empty());
         assert_eq!(table.count(), 0);
+    }
+
+    #[test]
+    fn what_nobody_asks_for_leaves_before_what_is_used() {
+        const LIMIT: u64 = 2048;
+        let table = InodeTable::new(SHARDS * LIMIT as usize);
+        let number = |each: u64| each * SHARDS as u64;
+        let load =
+            |each| table.find_or_load(number(each), || Ok(Inode::new(number(each), item(1))));
+        for each in 1..=LIMIT / 2 {
+            load(each).expect("load");
+            load(each).expect("a second use");
+        }
+        for each in LIMIT..10 * LIMIT {
+            load(each).expect("load");
+        }
+        assert!((1..=LIMIT / 2).all(|each| table.peek(number(each)).is_some()));
+        assert!(table.peek(number(10 * LIMIT - 1)).is_some());
+        assert!(table.count() as u64 <= LIMIT);
     }
 
     #[test]

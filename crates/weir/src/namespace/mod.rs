@@ -50,6 +50,9 @@ pub struct MetaLocks<'a> {
 impl<'a> MetaLocks<'a> {
     /// Locks all of `inodes`; one that is named twice is locked once.
     pub fn new(inodes: &[&'a Arc<Inode>]) -> Self {
+        if let [only] = *inodes {
+            return Self { locked: vec![(&**only, only.meta.lock())] };
+        }
         let mut order: Vec<&'a Inode> = inodes.iter().map(|inode| &***inode).collect();
         order.sort_by_key(|inode| inode.number);
         order.dedup_by_key(|inode| inode.number);

@@ -17,20 +17,28 @@ use crate::sync::RwLock;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::types::FileType;
 
-/// What a cached name costs at most: its bucket, and the allocation of a name that is not too long.
+/// What a cached name costs: its bucket.
 pub const CACHED_NAME_BYTES: u64 = 128;
 /// Longest name that is kept.
-const MOST_NAME_BYTES: usize = 48;
+const MOST_NAME_BYTES: usize = 64;
 
 #[cfg(not(feature = "shuttle"))]
-const _: () = assert!(size_of::<Bucket>() + MOST_NAME_BYTES + 16 <= CACHED_NAME_BYTES as usize);
+const _: () = assert!(size_of::<Bucket>() == CACHED_NAME_BYTES as usize);
 
 /// A name, and what it was when the bucket's count was `version`.
 struct Known {
     dir: u64,
-    name: Box<[u8]>,
     version: u64,
     named: Named,
+    /// In the bucket, so that to remember a name is neither to allocate memory nor to free some that has long been cold.
+    name: [u8; MOST_NAME_BYTES],
+    length: u8,
+}
+
+impl Known {
+    fn name(&self) -> &[u8] {
+        &self.name[..usize::from(self.length)]
+    }
 }
 
 /// What a name leads to.
@@ -42,8 +50,8 @@ pub struct Named {
     pub file_type: FileType,
 }
 
-/// A cache line.
-#[repr(align(64))]
+/// Two cache lines; the name goes on in the second.
+#[repr(align(128))]
 struct Bucket {
     version: AtomicU64,
     known: RwLock<Option<Known>>,
@@ -95,7 +103,7 @@ impl NameCache {
     pub fn get(&self, moment: Moment, (dir, name): (u64, &[u8])) -> Option<Named> {
         let held = self.0[moment.bucket].known.read();
         let known = held.as_ref()?;
-        let same = known.version == moment.version && known.dir == dir && *known.name == *name;
+        let same = known.version == moment.version && known.dir == dir && known.name() == name;
         same.then_some(known.named)
     }
 
@@ -104,9 +112,11 @@ impl NameCache {
         if name.len() > MOST_NAME_BYTES {
             return;
         }
-        let known = Known { dir, name: name.into(), version: moment.version, named };
-        let forgotten = self.0[moment.bucket].known.write().replace(known);
-        drop(forgotten);
+        let length = name.len() as u8;
+        let mut known =
+            Known { dir, version: moment.version, named, name: [0; MOST_NAME_BYTES], length };
+        known.name[..name.len()].copy_from_slice(name);
+        *self.0[moment.bucket].known.write() = Some(known);
     }
 }
 
