@@ -27,7 +27,7 @@ use crate::format::{BLOCK_BYTES, Key, Kind, MAX_COUNTER, checksum};
 use crate::log::replay::{Progress, Recovered, ReplayFrame};
 use crate::mutation::{self, Mutation};
 use crate::sync::atomic::Ordering;
-use crate::tree::{self, Value};
+use crate::tree;
 use crate::txn::Lsn;
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -135,7 +135,7 @@ impl Engine {
                         gathered.inodes.insert(key.inode, true);
                         gathered.use_inode(key.inode)?;
                     }
-                    self.store.replay(key, Some(Value::from(value)));
+                    self.store.replay(key, Some(value));
                 }
                 Record::Delete { .. } if mutation::active(Mutation::IgnoreDeletes) => {}
                 Record::Delete { key } => {
@@ -187,7 +187,7 @@ impl Engine {
                 return Err(Error::Corrupt("log: a page went home to an unwritten extent".into()));
             }
         }
-        self.store.replay(key, Some(Value::from(extent.encode())));
+        self.store.replay(key, Some(&extent.encode()));
         Ok(())
     }
 

@@ -37,7 +37,7 @@ const CHECKPOINT_START_PERCENT: u64 = 50;
 const LOG_CHECKPOINT_PERCENT: u64 = 40;
 const DELTA_DELAY_PERCENT: u64 = 75;
 const DELTA_HARD_PERCENT: u64 = 100;
-const LOG_DELAY_PERCENT: u64 = 50;
+const LOG_DELAY_PERCENT: u64 = 60;
 const LOG_HARD_PERCENT: u64 = 90;
 
 fn percent_of(whole: u64, percent: u64) -> u64 {

@@ -374,6 +374,23 @@ impl Node {
         let start = slot.value_offset.get();
         Some(start..start.checked_add(slot.value_length.get())?)
     }
+    /// Bytes that the item of a leaf's slot takes.
+    pub fn item_bytes(&self, slot: usize) -> usize {
+        let value = self.leaf_slots().get(slot).map_or(0, |slot| slot.value_length.get());
+        LEAF_SLOT_BYTES + usize::from(value)
+    }
+    /// Bytes that the items of a leaf's slots take together.
+    pub fn items_bytes(&self, slots: &Range<usize>) -> usize {
+        let Some((slots, values)) = self.items(slots) else { return 0 };
+        slots.len() * LEAF_SLOT_BYTES + values.len()
+    }
+    /// Slots of a leaf and their values, which lie side by side; none if that is an empty range.
+    fn items(&self, slots: &Range<usize>) -> Option<(&[LeafSlot], Range<usize>)> {
+        let slots = self.leaf_slots().get(slots.clone())?;
+        let (first, last) = (slots.first()?, slots.last()?);
+        let end = usize::from(first.value_offset.get()) + usize::from(first.value_length.get());
+        Some((slots, usize::from(last.value_offset.get())..end))
+    }
     /// The value of a leaf's slot.
     pub fn value(&self, slot: usize) -> Option<&[u8]> {
         let range = self.value_range(slot)?;
@@ -467,6 +484,46 @@ impl NodeBuilder {
         Ok(())
     }
 
+    /// Appends items as another leaf has them.
+    ///
+    /// # Errors
+    /// As [`NodeBuilder::push_item`]; when there are no such items.
+    pub fn push_items(&mut self, node: &Node, slots: &Range<usize>) -> Result<(), FormatError> {
+        let problem = |text: &str| Err(FormatError::new(STRUCTURE, text.to_owned()));
+        let Some((slots, values)) = node.items(slots).filter(|_| self.level == 0) else {
+            return problem("no items to copy");
+        };
+        let (first, last) = (slots.first(), slots.last());
+        let decoded = |slot: Option<&LeafSlot>| slot.and_then(|slot| slot.key.decode());
+        let (Some(first), Some(last)) = (decoded(first), decoded(last)) else {
+            return problem("impossible key");
+        };
+        if self.last.is_some_and(|last| last >= first) {
+            return problem("items out of order");
+        }
+        let slots_end = self.slots_end + slots.len() * LEAF_SLOT_BYTES;
+        let Some(values_start) =
+            self.values_start.checked_sub(values.len()).filter(|start| slots_end <= *start)
+        else {
+            return problem("overflows");
+        };
+        if let Some(place) = self.bytes.get_mut(values_start..self.values_start) {
+            place.copy_from_slice(&node.bytes[values.clone()]);
+        }
+        // All values move by the same distance.
+        let distance = (values_start as u16).wrapping_sub(values.start as u16);
+        if let Some(places) = self.bytes.get_mut(self.slots_end..slots_end) {
+            for (place, slot) in places.chunks_exact_mut(LEAF_SLOT_BYTES).zip(slots) {
+                let value_offset = U16::new(slot.value_offset.get().wrapping_add(distance));
+                place.copy_from_slice(LeafSlot { value_offset, ..*slot }.as_bytes());
+            }
+        }
+        (self.slots_end, self.values_start) = (slots_end, values_start);
+        self.count += slots.len() as u16;
+        self.last = Some(last);
+        Ok(())
+    }
+
     /// Appends a child to an interior node.
     ///
     /// # Errors
@@ -557,6 +614,43 @@ mod tests {
 
     const PLACE: Placement =
         Placement { volume_id: [7; 16], block: 0x0102_0304, generation: 9, tree: 0 };
+
+    #[test]
+    fn items_copied_from_a_leaf_are_as_if_they_were_pushed() {
+        let value = |number: u64| vec![number as u8; (number * 7 % 50) as usize];
+        let mut source = NodeBuilder::new(0);
+        (0..100).for_each(|n| source.push_item(Key::inode(n + 1), &value(n)).unwrap());
+        let (_, source) = source.finish(&PLACE).unwrap();
+        for slots in [0..100, 0..1, 99..100, 17..63] {
+            let (mut copied, mut pushed) = (NodeBuilder::new(0), NodeBuilder::new(0));
+            for builder in [&mut copied, &mut pushed] {
+                builder.push_item(Key::MIN, b"before").unwrap();
+            }
+            copied.push_items(&source, &slots).unwrap();
+            for slot in slots.clone() {
+                let key = source.key(slot).unwrap();
+                pushed.push_item(key, source.value(slot).unwrap()).unwrap();
+            }
+            assert!(copied.push_items(&source, &slots).is_err(), "out of order");
+            let bytes: usize = slots.clone().map(|slot| source.item_bytes(slot)).sum();
+            assert_eq!(source.items_bytes(&slots), bytes);
+            for builder in [&mut copied, &mut pushed] {
+                builder.push_item(Key::MAX, b"behind").unwrap();
+            }
+            let (copied, node) = copied.finish(&PLACE).unwrap();
+            assert_eq!(copied[..], pushed.finish(&PLACE).unwrap().0[..]);
+            let child = node.child_ref();
+            let expected = Expectation { volume_id: PLACE.volume_id, child, level: 0 };
+            assert!(Node::parse(&copied, &expected).is_ok());
+        }
+        let mut builder = NodeBuilder::new(0);
+        assert!(builder.push_items(&source, &(5..5)).is_err());
+        assert!(builder.push_items(&source, &(99..101)).is_err());
+        builder.push_item(Key::MIN, &[0; 4608]).unwrap();
+        builder.push_item(Key::inline(0), &[0; 4608]).unwrap();
+        builder.push_item(Key::orphan(0), &[0; 4608]).unwrap();
+        assert!(builder.push_items(&source, &(1..100)).is_err(), "does not fit");
+    }
 
     fn expectation(checksum: u32, level: u8) -> Expectation {
         let child = ChildRef { block: PLACE.block, checksum };

@@ -157,6 +157,13 @@ impl OpRecords {
         meta_blocks(FRAME_HEADER_BYTES + record_bytes) + payload_blocks
     }
 
+    /// Memory held, used or not.
+    pub fn memory_bytes(&self) -> usize {
+        self.bytes.capacity()
+            + self.index_fields.capacity() * size_of::<u32>()
+            + self.payloads.capacity() * size_of::<PageRef>()
+    }
+
     /// Forgets everything, keeps the memory.
     pub fn clear(&mut self) {
         self.bytes.clear();

@@ -103,14 +103,30 @@ impl NodeCache {
         Ok(node)
     }
 
-    /// Adds a node that was just written (or is about to be).
-    pub fn insert(&self, node: Arc<Node>) {
-        self.shard(node.block()).lock().insert(node);
+    /// Adds a node that was read.
+    fn insert(&self, node: Arc<Node>) {
+        self.shard(node.block()).lock().insert(node, false);
     }
 
-    /// Drops a node that no tree in use contains any more. Never needed for correctness.
-    pub fn forget(&self, child: ChildRef) {
-        self.shard(child.block).lock().forget(child);
+    /// Adds a node that was just written (or is about to be). `is_hot`: it is likely to be asked for again, so a scan of others must not
+    /// drive it out.
+    pub fn insert_written(&self, node: Arc<Node>, is_hot: bool) {
+        self.shard(node.block()).lock().insert(node, is_hot);
+    }
+
+    /// A node that the next tree does not contain: still found, but one of the first to leave when there is want of room.
+    pub fn replaced(&self, child: ChildRef) {
+        self.shard(child.block).lock().replaced(child);
+    }
+
+    /// Drops the nodes that were [replaced](Self::replaced): no tree in use contains them any more. Never needed for
+    /// correctness.
+    pub fn drop_replaced(&self) {
+        for shard in &self.shards {
+            let dropped = shard.lock().take_replaced();
+            // Freeing takes longer than a look-up should wait.
+            drop(dropped);
+        }
     }
 
     /// Counters, summed over the shards.

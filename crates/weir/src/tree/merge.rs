@@ -8,7 +8,7 @@
 //! runs, however many changes there are.
 
 use super::writer::Writer;
-use super::{NodeCache, TreeRoot, Value, inconsistent};
+use super::{NodeCache, TreeRoot, inconsistent};
 use crate::device::buffer::AlignedBuf;
 use crate::format::Key;
 use crate::format::node::Node;
@@ -35,7 +35,7 @@ pub trait NodeSink {
 }
 
 /// A change: the item's new value, or `None` to delete it.
-pub type Change = (Key, Option<Value>);
+pub type Change<'v> = (Key, Option<&'v [u8]>);
 
 /// The tree that `root` becomes with `changes`, which come in strictly increasing key order. The
 /// nodes of `root` stay as they are. If nothing changes, the result is `root` itself.
@@ -44,10 +44,10 @@ pub type Change = (Key, Option<Value>);
 /// [`Error::Invalid`] for changes out of order or too large; the sink's errors; [`Error::Corrupt`]
 /// or [`Error::Io`] when the old tree cannot be read. Blocks allocated up to then are the
 /// caller's to take back; the old tree is intact.
-pub fn merge(
+pub fn merge<'v>(
     cache: &NodeCache,
     root: &TreeRoot,
-    changes: impl Iterator<Item = Change>,
+    changes: impl Iterator<Item = Change<'v>>,
     generation: u64,
     tree: u8,
     sink: &mut dyn NodeSink,
@@ -71,12 +71,12 @@ pub fn merge(
 }
 
 /// The changes, checked for order.
-struct Changes<I: Iterator<Item = Change>> {
+struct Changes<I: Iterator> {
     inner: Peekable<I>,
     previous: Option<Key>,
 }
 
-impl<I: Iterator<Item = Change>> Changes<I> {
+impl<'v, I: Iterator<Item = Change<'v>>> Changes<I> {
     /// The next change's key if it is below `end`.
     fn peek_below(&mut self, end: Option<Key>) -> Result<Option<Key>> {
         let Some((key, _)) = self.inner.peek() else { return Ok(None) };
@@ -87,7 +87,7 @@ impl<I: Iterator<Item = Change>> Changes<I> {
     }
 
     /// The next change if its key is below `end`.
-    fn next_below(&mut self, end: Option<Key>) -> Result<Option<Change>> {
+    fn next_below(&mut self, end: Option<Key>) -> Result<Option<Change<'v>>> {
         let Some(key) = self.peek_below(end)? else { return Ok(None) };
         self.previous = Some(key);
         Ok(self.inner.next())
@@ -105,8 +105,8 @@ struct Frame {
     end: Option<Key>,
 }
 
-struct Merger<'a, I: Iterator<Item = Change>> {
-    writer: Writer<'a>,
+struct Merger<'a, 'v, I: Iterator<Item = Change<'v>>> {
+    writer: Writer<'a, 'v>,
     /// From the root down. Touched frames are a prefix of it.
     path: Vec<Frame>,
     changes: Changes<I>,
@@ -114,7 +114,7 @@ struct Merger<'a, I: Iterator<Item = Change>> {
     touched: bool,
 }
 
-impl<I: Iterator<Item = Change>> Merger<'_, I> {
+impl<'v, I: Iterator<Item = Change<'v>>> Merger<'_, 'v, I> {
     /// Merges into the empty tree.
     fn load_all(&mut self) -> Result<()> {
         while let Some((key, value)) = self.changes.next_below(None)? {
@@ -190,7 +190,7 @@ impl<I: Iterator<Item = Change>> Merger<'_, I> {
         while let Some((key, value)) = self.changes.next_below(end)? {
             let found = leaf.find(&key);
             let old = found.ok().and_then(|slot| leaf.value(slot));
-            if value.as_deref() == old {
+            if value == old {
                 continue;
             }
             if !touched {

@@ -7,8 +7,12 @@
 //! through a tenth of the shard and disturbs nothing. The policy depends on nothing but the order
 //! of calls.
 //!
+//! Trees are copied on write, so a leaf that changes again and again is another node of another place each time, which
+//! nobody has asked for before: whoever writes it says that it is *hot*, and it enters the main queue. The one that it replaces goes to
+//! the *replaced* queue, whose nodes leave before those of the main queue.
+//!
 //! Queue elements carry a ticket; an element whose ticket is not that of the map's entry is dead
-//! (its node was forgotten) and is skipped.
+//! (its node moved to another queue, or gave its place to another) and is skipped.
 
 use crate::format::node::{ChildRef, Node};
 use crate::number_map::NumberMap;
@@ -24,8 +28,16 @@ struct Entry {
     node: Arc<Node>,
     checksum: u32,
     frequency: u8,
-    in_main: bool,
+    queue: Queue,
     ticket: u64,
+}
+
+/// Where an entry is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Queue {
+    Small,
+    Main,
+    Replaced,
 }
 
 /// A queue element: block and ticket.
@@ -38,6 +50,8 @@ pub(super) struct Shard {
     small: VecDeque<Queued>,
     small_live: usize,
     main: VecDeque<Queued>,
+    replaced: VecDeque<Queued>,
+    replaced_live: usize,
     ghost: VecDeque<Queued>,
     ghost_map: NumberMap<u64>,
     next_ticket: u64,
@@ -65,35 +79,80 @@ impl Shard {
     }
 
     /// Adds `node`, in place of any other node of its block, and evicts what is too much.
-    pub(super) fn insert(&mut self, node: Arc<Node>) {
+    pub(super) fn insert(&mut self, node: Arc<Node>, is_hot: bool) {
         let block = node.block();
         let checksum = node.checksum();
-        if let Some(entry) = self.map.get_mut(&block) {
+        if let Some(entry) = self.map.get_mut(&block)
+            && (entry.queue == Queue::Main || entry.queue == Queue::Small && !is_hot)
+        {
             entry.node = node;
             entry.checksum = checksum;
             return;
         }
-        let ticket = self.next_ticket;
-        self.next_ticket += 1;
-        let in_main = self.ghost_map.remove(&block).is_some() || node.level() > 0;
-        self.map.insert(block, Entry { node, checksum, frequency: 0, in_main, ticket });
-        if in_main {
-            self.main.push_back((block, ticket));
-        } else {
-            self.small.push_back((block, ticket));
-            self.small_live += 1;
-        }
+        self.remove(block);
+        let came_back = self.ghost_map.remove(&block).is_some();
+        let is_main = is_hot || came_back || node.level() > 0;
+        let queue = if is_main { Queue::Main } else { Queue::Small };
+        self.map.insert(block, Entry { node, checksum, frequency: 0, queue, ticket: 0 });
+        self.enqueue(block, queue);
         self.shrink();
     }
 
-    /// Drops the node, if it is cached.
-    pub(super) fn forget(&mut self, child: ChildRef) {
-        if self.map.get(&child.block).is_some_and(|entry| entry.checksum == child.checksum)
-            && let Some(entry) = self.map.remove(&child.block)
-        {
-            self.small_live -= usize::from(!entry.in_main);
+    /// Puts an entry into a queue; it is in none.
+    fn enqueue(&mut self, block: u64, queue: Queue) {
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        let Some(entry) = self.map.get_mut(&block) else { return };
+        (entry.queue, entry.ticket) = (queue, ticket);
+        match queue {
+            Queue::Small => {
+                self.small.push_back((block, ticket));
+                self.small_live += 1;
+            }
+            Queue::Main => self.main.push_back((block, ticket)),
+            Queue::Replaced => {
+                self.replaced.push_back((block, ticket));
+                self.replaced_live += 1;
+            }
+        }
+    }
+
+    /// An entry leaves its queue.
+    fn dequeued(&mut self, queue: Queue) {
+        match queue {
+            Queue::Small => self.small_live -= 1,
+            Queue::Main => {}
+            Queue::Replaced => self.replaced_live -= 1,
+        }
+    }
+
+    fn remove(&mut self, block: u64) -> Option<Arc<Node>> {
+        let entry = self.map.remove(&block)?;
+        self.dequeued(entry.queue);
+        Some(entry.node)
+    }
+
+    /// The node is not part of the tree that is being made.
+    pub(super) fn replaced(&mut self, child: ChildRef) {
+        let Some(entry) = self.map.get(&child.block) else { return };
+        if entry.checksum == child.checksum && entry.queue != Queue::Replaced {
+            self.dequeued(entry.queue);
+            self.enqueue(child.block, Queue::Replaced);
             self.drop_dead_elements();
         }
+    }
+
+    /// Takes all replaced nodes out.
+    pub(super) fn take_replaced(&mut self) -> Vec<Arc<Node>> {
+        let replaced = std::mem::take(&mut self.replaced);
+        let mut taken = Vec::with_capacity(self.replaced_live);
+        for (block, ticket) in replaced {
+            if self.map.get(&block).is_some_and(|entry| entry.ticket == ticket) {
+                taken.extend(self.remove(block));
+            }
+        }
+        self.drop_dead_elements();
+        taken
     }
 
     pub(super) fn node_count(&self) -> usize {
@@ -108,12 +167,24 @@ impl Shard {
     fn shrink(&mut self) {
         while self.map.len() > self.capacity_nodes {
             let small_limit = (self.capacity_nodes / SMALL_PART).max(1);
-            let main_live = self.map.len() - self.small_live;
-            if self.small_live > small_limit || main_live == 0 {
+            let main_live = self.map.len() - self.small_live - self.replaced_live;
+            if self.small_live > small_limit {
+                self.advance_small();
+            } else if self.replaced_live > 0 {
+                self.advance_replaced();
+            } else if main_live == 0 {
                 self.advance_small();
             } else {
                 self.advance_main();
             }
+        }
+    }
+
+    /// The oldest node of the replaced queue leaves.
+    fn advance_replaced(&mut self) {
+        let Some((block, ticket)) = self.replaced.pop_front() else { return };
+        if self.map.get(&block).is_some_and(|entry| entry.ticket == ticket) {
+            self.evict(block);
         }
     }
 
@@ -123,11 +194,10 @@ impl Shard {
         let Some(entry) = self.map.get_mut(&block).filter(|entry| entry.ticket == ticket) else {
             return;
         };
-        self.small_live -= 1;
         if entry.frequency > 0 {
             entry.frequency = 0;
-            entry.in_main = true;
-            self.main.push_back((block, ticket));
+            self.dequeued(Queue::Small);
+            self.enqueue(block, Queue::Main);
         } else {
             self.evict(block);
             self.remember(block, ticket);
@@ -149,7 +219,7 @@ impl Shard {
     }
 
     fn evict(&mut self, block: u64) {
-        self.map.remove(&block);
+        self.remove(block);
         self.evictions += 1;
     }
 
@@ -165,19 +235,22 @@ impl Shard {
         }
     }
 
-    /// Keeps the queues proportional to the map although forgetting leaves dead elements.
+    /// Keeps the queues proportional to the map although nodes move between them.
     fn drop_dead_elements(&mut self) {
-        if self.small.len() + self.main.len() > 2 * self.map.len() + 64 {
+        let queues = [&mut self.small, &mut self.main, &mut self.replaced];
+        let elements: usize = queues.iter().map(|queue| queue.len()).sum();
+        if elements > 2 * self.map.len() + 64 {
             let map = &self.map;
             let is_live =
                 |(block, ticket): &Queued| map.get(block).is_some_and(|e| e.ticket == *ticket);
-            self.small.retain(is_live);
-            self.main.retain(is_live);
+            for queue in queues {
+                queue.retain(is_live);
+            }
         }
     }
 
     #[cfg(test)]
     pub(super) fn queue_lengths(&self) -> (usize, usize, usize) {
-        (self.small.len(), self.main.len(), self.ghost.len())
+        (self.small.len(), self.main.len() + self.replaced.len(), self.ghost.len())
     }
 }

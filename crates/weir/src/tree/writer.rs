@@ -12,7 +12,7 @@
 //! come after everything in the runs of higher levels.
 
 use super::merge::NodeSink;
-use super::{NodeCache, TreeRoot, Value, inconsistent};
+use super::{NodeCache, TreeRoot, inconsistent};
 use crate::device::IoClass;
 use crate::format::node::{
     ChildRef, INTERIOR_SLOT_BYTES, LEAF_SLOT_BYTES, MAX_LEVEL, NODE_CAPACITY_BYTES, Node,
@@ -22,6 +22,7 @@ use crate::format::{Key, MAX_VALUE_BYTES};
 use crate::sync::Arc;
 use crate::{Error, Result};
 use std::collections::VecDeque;
+use std::ops::Range;
 
 /// A run below this looks for a neighbour to join.
 const UNDERFULL_BYTES: usize = NODE_CAPACITY_BYTES / 3;
@@ -31,20 +32,70 @@ const RUN_LIMIT_BYTES: usize = 2 * NODE_CAPACITY_BYTES;
 /// Something that takes room in a node.
 trait Entry {
     fn key(&self) -> Key;
+    /// Of the last thing in it.
+    fn last_key(&self) -> Key {
+        self.key()
+    }
     fn bytes(&self) -> usize;
 }
 
-struct Item {
-    key: Key,
-    value: Value,
+/// Items of a leaf: one that is new, or some that an old leaf has side by side, which are copied in one go.
+enum Items<'v> {
+    /// From the changes.
+    New { key: Key, value: &'v [u8] },
+    /// From a node of the old tree.
+    Old { leaf: Arc<Node>, slots: Range<usize>, keys: (Key, Key) },
 }
 
-impl Entry for Item {
+impl Items<'_> {
+    /// Those of some slots of an old leaf.
+    fn old(leaf: &Arc<Node>, slots: Range<usize>) -> Result<Option<Self>> {
+        if slots.is_empty() {
+            return Ok(None);
+        }
+        match leaf.key(slots.start).zip(leaf.key(slots.end - 1)) {
+            Some(keys) => Ok(Some(Self::Old { leaf: Arc::clone(leaf), slots, keys })),
+            None => Err(inconsistent(leaf.block(), "slot out of bounds")),
+        }
+    }
+
+    fn count(&self) -> usize {
+        match self {
+            Self::New { .. } => 1,
+            Self::Old { slots, .. } => slots.len(),
+        }
+    }
+
+    /// Bytes of each item.
+    fn sizes(&self) -> impl Iterator<Item = usize> {
+        let (new, old) = match self {
+            Self::New { value, .. } => (Some(LEAF_SLOT_BYTES + value.len()), None),
+            Self::Old { leaf, slots, .. } => {
+                (None, Some(slots.clone().map(|slot| leaf.item_bytes(slot))))
+            }
+        };
+        new.into_iter().chain(old.into_iter().flatten())
+    }
+}
+
+impl Entry for Items<'_> {
     fn key(&self) -> Key {
-        self.key
+        match self {
+            Self::New { key, .. } => *key,
+            Self::Old { keys, .. } => keys.0,
+        }
+    }
+    fn last_key(&self) -> Key {
+        match self {
+            Self::New { key, .. } => *key,
+            Self::Old { keys, .. } => keys.1,
+        }
     }
     fn bytes(&self) -> usize {
-        LEAF_SLOT_BYTES + self.value.len()
+        match self {
+            Self::New { value, .. } => LEAF_SLOT_BYTES + value.len(),
+            Self::Old { leaf, slots, .. } => leaf.items_bytes(slots),
+        }
     }
 }
 
@@ -89,7 +140,7 @@ impl<E: Entry> Run<E> {
         if self.last.is_some_and(|last| last >= key) {
             return Err(Error::Corrupt(format!("tree: {key:?} is out of order")));
         }
-        self.last = Some(key);
+        self.last = Some(entry.last_key());
         self.bytes += entry.bytes();
         self.ends_fresh = fresh;
         self.entries.push_back(entry);
@@ -99,7 +150,7 @@ impl<E: Entry> Run<E> {
     /// Puts the entries of the node before this run in front of it.
     fn prepend(&mut self, entries: Vec<E>) {
         if self.entries.is_empty() {
-            self.last = entries.last().map(Entry::key).max(self.last);
+            self.last = entries.last().map(Entry::last_key).max(self.last);
         }
         for entry in entries.into_iter().rev() {
             self.bytes += entry.bytes();
@@ -107,10 +158,10 @@ impl<E: Entry> Run<E> {
         }
     }
 
-    /// How many entries from the front make the next node.
-    fn cut(&self) -> usize {
+    /// How many things from the front, of these sizes, make the next node.
+    fn cut(&self, sizes: impl Iterator<Item = usize>) -> usize {
         let at_end = self.bytes <= RUN_LIMIT_BYTES;
-        cut(self.entries.iter().map(Entry::bytes), self.bytes, at_end, self.ends_fresh)
+        cut(sizes, self.bytes, at_end, self.ends_fresh)
     }
 
     fn pop_front(&mut self) -> Option<E> {
@@ -122,6 +173,23 @@ impl<E: Entry> Run<E> {
     fn end(&mut self) {
         self.written = 0;
         self.ends_fresh = false;
+    }
+}
+
+impl<'v> Run<Items<'v>> {
+    /// Up to `count` items from the front, as they lie together.
+    fn pop_items(&mut self, count: usize) -> Result<Option<Items<'v>>> {
+        let Some(items) = self.pop_front() else { return Ok(None) };
+        let Items::Old { leaf, slots, .. } = &items else { return Ok(Some(items)) };
+        if slots.len() <= count {
+            return Ok(Some(items));
+        }
+        let middle = slots.start + count;
+        if let Some(rest) = Items::old(leaf, middle..slots.end)? {
+            self.bytes += rest.bytes();
+            self.entries.push_front(rest);
+        }
+        Items::old(leaf, slots.start..middle)
     }
 }
 
@@ -155,19 +223,19 @@ fn cut(
 }
 
 /// See the module's head.
-pub(super) struct Writer<'a> {
+pub(super) struct Writer<'a, 'v> {
     cache: &'a NodeCache,
     sink: &'a mut dyn NodeSink,
     generation: u64,
     tree: u8,
-    leaf: Run<Item>,
+    leaf: Run<Items<'v>>,
     /// Runs of levels 1, 2, …
     interior: Vec<Run<Child>>,
     allocated: u64,
     freed: u64,
 }
 
-impl<'a> Writer<'a> {
+impl<'a, 'v> Writer<'a, 'v> {
     pub(super) fn new(
         cache: &'a NodeCache,
         sink: &'a mut dyn NodeSink,
@@ -190,16 +258,21 @@ impl<'a> Writer<'a> {
     /// An old node is not part of the new tree.
     pub(super) fn free(&mut self, node: &Node) {
         self.freed += 1;
+        self.cache.replaced(node.child_ref());
         self.sink.free(node.block());
     }
 
     /// Appends an item. `fresh`: its key was not in the old tree.
-    pub(super) fn push_item(&mut self, key: Key, value: Value, fresh: bool) -> Result<()> {
+    pub(super) fn push_item(&mut self, key: Key, value: &'v [u8], fresh: bool) -> Result<()> {
         if value.len() > MAX_VALUE_BYTES {
             return Err(Error::Invalid("item larger than 4608 bytes"));
         }
-        self.leaf.push(Item { key, value }, fresh)?;
-        if self.leaf.bytes > RUN_LIMIT_BYTES {
+        self.push(Items::New { key, value }, fresh)
+    }
+
+    fn push(&mut self, items: Items<'v>, fresh: bool) -> Result<()> {
+        self.leaf.push(items, fresh)?;
+        while self.leaf.bytes > RUN_LIMIT_BYTES {
             self.write_node(0)?;
         }
         Ok(())
@@ -207,13 +280,10 @@ impl<'a> Writer<'a> {
 
     /// Appends the items of slots `from..to` of an old leaf.
     pub(super) fn push_old(&mut self, leaf: &Arc<Node>, from: usize, to: usize) -> Result<()> {
-        for slot in from..to {
-            let Some((key, value)) = leaf.key(slot).zip(Value::in_node(leaf, slot)) else {
-                return Err(inconsistent(leaf.block(), "slot out of bounds"));
-            };
-            self.push_item(key, value, false)?;
+        match Items::old(leaf, from..to)? {
+            Some(items) => self.push(items, false),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// Appends the old subtree `child` of this level, shared unless a small run before it swallows
@@ -298,11 +368,7 @@ impl<'a> Writer<'a> {
         }
         let slots = 0..node.count();
         if level == 0 {
-            let item = |slot| {
-                let (key, value) = node.key(slot).zip(Value::in_node(&node, slot))?;
-                Some(Item { key, value })
-            };
-            self.leaf.prepend(slots.filter_map(item).collect());
+            self.leaf.prepend(Items::old(&node, slots)?.into_iter().collect());
         } else {
             let child = |slot| {
                 let (key, child) = node.key(slot).zip(node.child(slot))?;
@@ -359,17 +425,28 @@ impl<'a> Writer<'a> {
         let mut builder = NodeBuilder::new(level);
         let mut first = None;
         let fresh;
+        // A leaf that takes the place of others will be changed again; one of new items, as at the end of ascending
+        // numbers, rather not.
+        let mut rewritten = level > 0;
         if level == 0 {
-            for _ in 0..self.leaf.cut() {
-                let Some(item) = self.leaf.pop_front() else { break };
-                first.get_or_insert(item.key);
-                builder.push_item(item.key, &item.value)?;
+            let mut left = self.leaf.cut(self.leaf.entries.iter().flat_map(Items::sizes));
+            while left > 0 {
+                let Some(items) = self.leaf.pop_items(left)? else { break };
+                left -= items.count();
+                first.get_or_insert(items.key());
+                match &items {
+                    Items::New { key, value } => builder.push_item(*key, value)?,
+                    Items::Old { leaf, slots, .. } => {
+                        rewritten = true;
+                        builder.push_items(leaf, slots)?;
+                    }
+                }
             }
             fresh = self.leaf.ends_fresh && self.leaf.written > 0;
             self.leaf.written += 1;
         } else {
             let run = self.run(level)?;
-            for _ in 0..run.cut() {
+            for _ in 0..run.cut(run.entries.iter().map(Entry::bytes)) {
                 let Some(entry) = run.pop_front() else { break };
                 first.get_or_insert(entry.key);
                 builder.push_child(entry.key, entry.node)?;
@@ -385,7 +462,7 @@ impl<'a> Writer<'a> {
         let at = Placement { volume_id, block, generation, tree };
         let (bytes, node) = builder.finish(&at)?;
         let child = node.child_ref();
-        self.cache.insert(Arc::new(node));
+        self.cache.insert_written(Arc::new(node), rewritten);
         self.sink.write(block, bytes)?;
         self.push_child(level + 1, Child { key, node: child, shared: false }, fresh)
     }

@@ -387,8 +387,7 @@ impl Engine {
         let generation = self.superblock.lock().root.generation + 1;
         let mut sink =
             Sink { engine: self, allocs: Vec::new(), frees: Vec::new(), pending: Vec::new() };
-        let delta = frozen.delta.clone();
-        let changes = delta.entries().map(|(key, value)| (*key, value.clone()));
+        let changes = frozen.delta.entries();
         let tree = tree::merge(&self.store.nodes, &frozen.tree, changes, generation, 0, &mut sink)?;
         sink.write_pending()?;
         let (node_allocs, node_frees) = (sink.allocs, sink.frees);
@@ -446,6 +445,7 @@ impl Engine {
         self.write_superblock(&superblock)?;
         self.checkpointer.enter(Phase::Completed);
         self.store.publish(tree);
+        self.store.nodes.drop_replaced();
         self.alloc.checkpoint_durable();
         self.log.release_before(&replay);
         self.counters.checkpoints.add(1);

@@ -7,15 +7,26 @@ use crate::alloc::{Run, SpaceChange};
 use crate::cache::page::PageRef;
 use crate::format::{Key, checksum};
 use crate::log::OpRecords;
-use crate::tree::Value;
+use std::cell::Cell;
 
 /// Two inodes, an entry with a name that is not too long, an orphan.
 const USUAL_RECORD_BYTES: usize = 768;
+/// The values of these.
+const USUAL_VALUE_BYTES: usize = 512;
+/// Most memory of an operation that is kept for the thread's next.
+const SPARE_BYTES: usize = 16 << 10;
+
+thread_local! {
+    /// The thread's last operation, emptied: its next one needs no memory of its own.
+    static SPARE: Cell<Option<Op>> = const { Cell::new(None) };
+}
 
 /// See the module's head.
 #[derive(Default)]
 pub struct Op {
-    pub(super) changes: Vec<(Key, Option<Value>)>,
+    changes: Vec<Change>,
+    /// The values of `changes`, one after the other.
+    values: Vec<u8>,
     pub(super) space: Vec<SpaceChange>,
     pub(super) records: OpRecords,
     pub(super) payload_pages: u64,
@@ -26,27 +37,68 @@ pub struct Op {
     pub(super) new_directories: Vec<u64>,
 }
 
+/// An item's change; how long its value is.
+struct Change {
+    key: Key,
+    length: Option<u32>,
+}
+
 impl Op {
     /// An operation that does nothing yet, with room for what a call on names does.
     pub fn new() -> Self {
-        Self {
+        let spare = SPARE.try_with(Cell::take).unwrap_or_default();
+        spare.unwrap_or_else(|| Self {
             changes: Vec::with_capacity(4),
+            values: Vec::with_capacity(USUAL_VALUE_BYTES),
             records: OpRecords::with_capacity(USUAL_RECORD_BYTES),
             ..Self::default()
+        })
+    }
+
+    /// It is done: its memory is for the thread's next one.
+    pub(super) fn recycle(self) {
+        let Self { mut changes, mut values, mut space, mut records, mut new_directories, .. } =
+            self;
+        let lists_bytes = changes.capacity() * size_of::<Change>()
+            + space.capacity() * size_of::<SpaceChange>()
+            + new_directories.capacity() * size_of::<u64>();
+        if lists_bytes + values.capacity() + records.memory_bytes() > SPARE_BYTES {
+            return;
         }
+        changes.clear();
+        values.clear();
+        space.clear();
+        records.clear();
+        new_directories.clear();
+        let emptied = Self { changes, values, space, records, new_directories, ..Self::default() };
+        // A thread that ends keeps nothing.
+        let _ = SPARE.try_with(|spare| spare.set(Some(emptied)));
     }
 
     /// The item `key` gets `value`.
     pub fn put(&mut self, key: Key, value: &[u8]) {
         let put = self.records.put(key, value);
         debug_assert!(put.is_ok(), "item values are bounded by their encoders");
-        self.changes.push((key, Some(Value::from(value))));
+        self.set_unlogged(key, value);
     }
 
     /// The item `key` goes away.
     pub fn delete(&mut self, key: Key) {
         self.records.delete(key);
-        self.changes.push((key, None));
+        self.changes.push(Change { key, length: None });
+    }
+
+    /// What it does to items, in order.
+    pub(super) fn changes(&self) -> impl Iterator<Item = (Key, Option<&[u8]>)> {
+        let mut rest = &self.values[..];
+        self.changes.iter().map(move |change| {
+            let value = change.length.map(|length| {
+                let (value, behind) = rest.split_at(length as usize);
+                rest = behind;
+                value
+            });
+            (change.key, value)
+        })
     }
 
     /// The blocks of `run` belong to the volume's contents from now on.
@@ -87,7 +139,8 @@ impl Op {
 
     /// The item `key` gets `value`, which replay derives from other records of this operation.
     pub fn set_unlogged(&mut self, key: Key, value: &[u8]) {
-        self.changes.push((key, Some(Value::from(value))));
+        self.changes.push(Change { key, length: Some(value.len() as u32) });
+        self.values.extend_from_slice(value);
     }
 
     /// An inode begins to exist in this operation.
@@ -113,6 +166,7 @@ impl Op {
     /// Everything that `other` does comes after what this one does.
     pub fn append(&mut self, other: Self) {
         self.changes.extend(other.changes);
+        self.values.extend(other.values);
         self.space.extend(other.space);
         self.records.append(other.records);
         if other.payload_pages > 0 {

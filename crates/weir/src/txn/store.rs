@@ -117,10 +117,10 @@ impl Store {
             let root = {
                 let state = self.state.read();
                 if let Some(value) = state.running.get(&key) {
-                    return Ok(value.clone());
+                    return Ok(value.map(Value::from));
                 }
                 if let Some(value) = state.frozen.as_ref().and_then(|frozen| frozen.get(&key)) {
-                    return Ok(value.clone());
+                    return Ok(value.map(Value::from));
                 }
                 state.tree
             };
@@ -325,8 +325,10 @@ impl Store {
     pub fn commit(&self, mut op: Op, admission: Admission) -> Result<Lsn> {
         let mut state = self.state.write();
         let lsn = self.log.append(&mut op.records, admission)?;
-        self.apply(&mut state, lsn, op);
+        self.apply(&mut state, lsn, &op);
         self.update_reserve(&state);
+        drop(state);
+        op.recycle();
         Ok(lsn)
     }
 
@@ -339,18 +341,18 @@ impl Store {
         let lsn = self.log.append_batch(&mut records, admission)?;
         let first = lsn + 1 - parts.len() as u64;
         for (number, op) in (first..).zip(parts) {
-            self.apply(&mut state, number, op);
+            self.apply(&mut state, number, &op);
         }
         self.update_reserve(&state);
         Ok(lsn)
     }
 
     /// The log has `op` as `lsn`.
-    fn apply(&self, state: &mut State, lsn: Lsn, op: Op) {
-        for number in op.new_directories {
-            state.new_directories.made(number);
+    fn apply(&self, state: &mut State, lsn: Lsn, op: &Op) {
+        for number in &op.new_directories {
+            state.new_directories.made(*number);
         }
-        for (key, value) in op.changes {
+        for (key, value) in op.changes() {
             self.names.note(&key);
             self.mappings.note(&key);
             state.new_directories.note(&key, value.is_none());
@@ -367,7 +369,7 @@ impl Store {
     }
 
     /// Applies one recovered change; only while nobody else uses the store.
-    pub fn replay(&self, key: Key, value: Option<Value>) {
+    pub fn replay(&self, key: Key, value: Option<&[u8]>) {
         let mut state = self.state.write();
         self.names.note(&key);
         self.mappings.note(&key);
@@ -504,7 +506,7 @@ impl State {
             };
             let entry = if take_running { running.next() } else { frozen.next() };
             if let Some((key, Some(value))) = entry {
-                return Some((*key, value.clone()));
+                return Some((key, Value::from(value)));
             }
         }
     }
@@ -522,7 +524,7 @@ impl State {
         let stopped = self.overlay_items(in_tree.into_iter(), from, tree_end, |key, value| {
             let room = merged.len() < limit;
             if room {
-                merged.push((key, value.map_or_else(|in_tree| in_tree, Value::clone)));
+                merged.push((key, value.map_or_else(|in_tree| in_tree, Value::from)));
             }
             room
         });
@@ -551,23 +553,23 @@ impl State {
         in_tree: impl Iterator<Item = (Key, T)>,
         from: Key,
         to: Key,
-        mut visit: impl FnMut(Key, std::result::Result<&'a Value, T>) -> bool,
+        mut visit: impl FnMut(Key, std::result::Result<&'a [u8], T>) -> bool,
     ) -> Option<Key> {
         let mut running = self.running.range(from, to).peekable();
         let mut frozen = self.frozen.iter().flat_map(|frozen| frozen.range(from, to)).peekable();
         let mut in_tree = in_tree.peekable();
         loop {
             let next = [
-                running.peek().map(|(key, _)| **key),
-                frozen.peek().map(|(key, _)| **key),
+                running.peek().map(|(key, _)| *key),
+                frozen.peek().map(|(key, _)| *key),
                 in_tree.peek().map(|(key, _)| *key),
             ];
             let next = next.into_iter().flatten().min()?;
             let tree_value = in_tree.next_if(|(key, _)| *key == next).map(|(_, value)| value);
-            let frozen_value = frozen.next_if(|(key, _)| **key == next).map(|(_, value)| value);
-            let running_value = running.next_if(|(key, _)| **key == next).map(|(_, value)| value);
+            let frozen_value = frozen.next_if(|(key, _)| *key == next).map(|(_, value)| value);
+            let running_value = running.next_if(|(key, _)| *key == next).map(|(_, value)| value);
             let value = match running_value.or(frozen_value) {
-                Some(value) => value.as_ref().map(Ok),
+                Some(value) => value.map(Ok),
                 None => tree_value.map(Err),
             };
             if value.is_some_and(|value| !visit(next, value)) {
@@ -580,14 +582,14 @@ impl State {
 /// A value that the deltas have, or that the tree has and they do not touch.
 #[derive(Clone, Copy)]
 enum Overlaid<'a> {
-    Changed(&'a Value),
+    Changed(&'a [u8]),
     InTree(InLeaf<'a>),
 }
 
 impl Overlaid<'_> {
     fn to_value(self) -> Option<Value> {
         match self {
-            Self::Changed(value) => Some(value.clone()),
+            Self::Changed(value) => Some(Value::from(value)),
             Self::InTree(value) => value.to_value(),
         }
     }

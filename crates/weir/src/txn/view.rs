@@ -91,7 +91,8 @@ impl<'a> Overlay<'a> {
 
     /// The same, for what was added to `op` since it had `from` changes ([`Op::change_count`]).
     pub fn absorb_from(&mut self, op: &Op, from: usize) {
-        self.changes.extend(op.changes[from..].iter().cloned());
+        let changes = op.changes().skip(from);
+        self.changes.extend(changes.map(|(key, value)| (key, value.map(Value::from))));
     }
 }
 

@@ -12,7 +12,7 @@ use crate::format::superblock::{Features, MAX_LABEL_BYTES, ReplayPoint, RootPoin
 use crate::format::{BLOCK_BYTES_U64, Key, MIN_VOLUME_BYTES, VolumeId};
 use crate::log::LogStart;
 use crate::sync::{Arc, Clock, SystemClock};
-use crate::tree::{TreeRoot, Value};
+use crate::tree::TreeRoot;
 use crate::types::{BackgroundMode, CreateOptions, FileType, Timestamp, VolumeOptions};
 use std::path::Path;
 
@@ -167,7 +167,7 @@ pub(crate) fn format(
     };
     let engine = assemble(device.clone(), volume_options, parts);
     let root = root_directory(options, Timestamp::from_ns(created_ns));
-    engine.store.replay(Key::inode(crate::Volume::ROOT), Some(Value::from(&root.encode()[..])));
+    engine.store.replay(Key::inode(crate::Volume::ROOT), Some(&root.encode()));
     engine.wait_checkpoint(engine.checkpointer.goal())?;
     let published = engine.superblock.lock().clone();
     let generation = published.generation + 1;

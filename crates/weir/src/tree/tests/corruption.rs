@@ -52,7 +52,7 @@ fn exercise(volume: &mut Volume, keys: &[u64]) {
     assert!(seen.items.iter().is_sorted_by(|one, two| one.0 < two.0));
     let live = volume.sink.live.clone();
     let changes: BTreeMap<_, _> =
-        keys.iter().map(|number| (Key::inode(*number), Some(Value::from(vec![1])))).collect();
+        keys.iter().map(|number| (Key::inode(*number), Some(&[1][..]))).collect();
     let _ = volume.merge(changes.into_iter());
     volume.sink.live = live;
     volume.sink.freed.clear();
@@ -87,7 +87,7 @@ fn damaged_leaf_is_an_error_there_and_nowhere_else() {
         }
     };
     assert!(matches!(error, Error::Corrupt(_)));
-    let change = [(from, Some(Value::from(vec![1])))];
+    let change = [(from, Some(&[1][..]))];
     assert!(matches!(volume.merge(change.into_iter()), Err(Error::Corrupt(_))));
 
     let seen = volume.walk();
@@ -144,7 +144,7 @@ fn impossible_roots_are_corrupt() {
             assert!(matches!(result, Err(Error::Corrupt(_))), "{root:?}");
             assert!(Cursor::seek(&volume.cache, &root, Key::MIN).is_err());
             assert_eq!(volume.walk().problems.len(), 1);
-            let result = volume.merge([(Key::MIN, Some(Value::from(vec![])))].into_iter());
+            let result = volume.merge([(Key::MIN, Some(&[][..]))].into_iter());
             assert!(matches!(result, Err(Error::Corrupt(_))));
         }
     }
@@ -156,7 +156,7 @@ fn nodes_of_another_tree_are_refused() {
     volume.root = merge(
         &volume.cache,
         &TreeRoot::EMPTY,
-        [(Key::MIN, Some(Value::from(vec![1])))].into_iter(),
+        [(Key::MIN, Some(&[1][..]))].into_iter(),
         9,
         3,
         &mut volume.sink,

@@ -125,7 +125,7 @@ impl Volume {
         Self { device, cache, sink, root: TreeRoot::EMPTY, model: Model::new(), generation: 0 }
     }
 
-    fn merge(&mut self, changes: impl Iterator<Item = (Key, Option<Value>)>) -> Result<TreeRoot> {
+    fn merge<'v>(&mut self, changes: impl Iterator<Item = merge::Change<'v>>) -> Result<TreeRoot> {
         self.generation += 1;
         let (root, generation) = (self.root, self.generation);
         let result = super::merge(&self.cache, &root, changes, generation, 0, &mut self.sink);
@@ -135,8 +135,7 @@ impl Volume {
 
     /// Merges `changes` into the tree and the model, and checks the accounting.
     fn apply(&mut self, changes: Changes) {
-        let items = changes.iter().map(|(key, value)| (*key, value.clone().map(Value::from)));
-        let root = self.merge(items.collect::<Vec<_>>().into_iter()).unwrap();
+        let root = self.merge(changes.iter().map(|(key, value)| (*key, value.as_deref()))).unwrap();
         self.root = root;
         for (key, value) in changes {
             match value {

@@ -318,18 +318,18 @@ fn cursor_moves_both_ways_and_over_the_end() {
 fn failed_allocation_leaves_the_old_tree_intact() {
     let mut volume = Volume::new(64 << 20);
     volume.apply((0..20_000).map(|number| numbered(number * 2)).collect());
-    let changes = || (0..20_000).map(|number| numbered(number * 2 + 1));
-    let items = |(key, value): (Key, Option<Vec<u8>>)| (key, value.map(Value::from));
+    let changes: Changes = (0..20_000).map(|number| numbered(number * 2 + 1)).collect();
     for grants in [0, 1, 5, 300] {
         let live = volume.sink.live.clone();
         volume.sink.grants = grants;
-        assert_eq!(volume.merge(changes().map(items)), Err(Error::NoSpace));
+        let items = changes.iter().map(|(key, value)| (*key, value.as_deref()));
+        assert_eq!(volume.merge(items), Err(Error::NoSpace));
         volume.sink.live = live;
         volume.sink.freed.clear();
         volume.check_contents();
     }
     volume.sink.grants = u64::MAX;
-    volume.apply(changes().collect());
+    volume.apply(changes);
     volume.check_contents();
 }
 
@@ -338,13 +338,13 @@ fn impossible_changes_are_refused() {
     for prefilled in [0, 5000] {
         let mut volume = Volume::new(64 << 20);
         volume.apply((0..prefilled).map(numbered).collect());
-        let put = |number| (Key::inline(number), Some(Value::from(vec![1])));
+        let put = |number| (Key::inline(number), Some(&[1][..]));
         for keys in [[10, 10], [11, 10], [4000, 10]] {
             let result = volume.merge(keys.map(put).into_iter());
             assert!(matches!(result, Err(Error::Invalid(_))), "{result:?}");
             volume.sink.live.extend(std::mem::take(&mut volume.sink.freed));
         }
-        let result = volume.merge([(Key::MIN, Some(vec![0; 4609].into()))].into_iter());
+        let result = volume.merge([(Key::MIN, Some(&[0; 4609][..]))].into_iter());
         assert!(matches!(result, Err(Error::Invalid(_))));
     }
 }

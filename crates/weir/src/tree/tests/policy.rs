@@ -30,7 +30,7 @@ fn shard(capacity_nodes: usize) -> Shard {
 fn touch(shard: &mut Shard, node: &Arc<Node>) -> bool {
     let hit = shard.get(node.child_ref()).is_some();
     if !hit {
-        shard.insert(Arc::clone(node));
+        shard.insert(Arc::clone(node), false);
     }
     hit
 }
@@ -56,10 +56,10 @@ fn interior_nodes_outlive_a_scan_of_leaves() {
     let mut shard = shard(50);
     let interior: Vec<_> = (1..=20).map(|block| node(1, block, 1)).collect();
     for node in &interior {
-        shard.insert(Arc::clone(node));
+        shard.insert(Arc::clone(node), false);
     }
     for block in 1000..2000 {
-        shard.insert(leaf(block, 1));
+        shard.insert(leaf(block, 1), false);
     }
     assert!(interior.iter().all(|node| shard.get(node.child_ref()).is_some()));
 }
@@ -68,14 +68,14 @@ fn interior_nodes_outlive_a_scan_of_leaves() {
 fn node_that_comes_back_soon_stays() {
     let mut shard = shard(20);
     let wanted = leaf(1, 1);
-    shard.insert(Arc::clone(&wanted));
+    shard.insert(Arc::clone(&wanted), false);
     for block in 100..125 {
-        shard.insert(leaf(block, 1));
+        shard.insert(leaf(block, 1), false);
     }
     assert!(shard.get(wanted.child_ref()).is_none());
-    shard.insert(Arc::clone(&wanted));
+    shard.insert(Arc::clone(&wanted), false);
     for block in 200..400 {
-        shard.insert(leaf(block, 1));
+        shard.insert(leaf(block, 1), false);
     }
     assert!(shard.get(wanted.child_ref()).is_some());
 }
@@ -84,16 +84,62 @@ fn node_that_comes_back_soon_stays() {
 fn stale_node_of_the_same_place_is_no_hit() {
     let mut shard = shard(10);
     let (old, new) = (leaf(5, 1), leaf(5, 2));
-    shard.insert(Arc::clone(&old));
+    shard.insert(Arc::clone(&old), false);
     assert!(shard.get(new.child_ref()).is_none());
-    shard.insert(Arc::clone(&new));
+    shard.insert(Arc::clone(&new), false);
     assert!(shard.get(old.child_ref()).is_none());
     assert!(shard.get(new.child_ref()).is_some());
     assert_eq!(shard.node_count(), 1);
-    shard.forget(old.child_ref());
-    assert_eq!(shard.node_count(), 1, "only the very node is forgotten");
-    shard.forget(new.child_ref());
-    assert_eq!(shard.node_count(), 0);
+    shard.replaced(old.child_ref());
+    assert_eq!(shard.take_replaced().len(), 0, "only the very node is replaced");
+    shard.replaced(new.child_ref());
+    assert!(shard.get(new.child_ref()).is_some(), "readers of the old tree still find it");
+    assert_eq!((shard.take_replaced().len(), shard.node_count()), (1, 0));
+}
+
+#[test]
+fn replaced_nodes_leave_before_hot_ones_which_outlive_a_scan() {
+    let mut shard = shard(40);
+    let old: Vec<_> = (1..=20).map(|block| leaf(block, 1)).collect();
+    for node in &old {
+        shard.insert(Arc::clone(node), true);
+    }
+    let new: Vec<_> = (101..=120).map(|block| leaf(block, 2)).collect();
+    for (old, new) in old.iter().zip(&new) {
+        assert!(shard.get(old.child_ref()).is_some());
+        shard.replaced(old.child_ref());
+        shard.insert(Arc::clone(new), true);
+    }
+    for block in 1000..1100 {
+        shard.insert(leaf(block, 2), false);
+    }
+    assert!(old.iter().filter(|node| shard.get(node.child_ref()).is_some()).count() >= 16);
+    for block in 201..=216 {
+        shard.insert(leaf(block, 2), true);
+    }
+    assert!(old.iter().all(|node| shard.get(node.child_ref()).is_none()));
+    assert!(new.iter().all(|node| shard.get(node.child_ref()).is_some()));
+    // A new node takes the place of one that was replaced, and is none.
+    shard.replaced(new[0].child_ref());
+    shard.insert(leaf(101, 3), false);
+    assert_eq!(shard.take_replaced().len(), 0);
+}
+
+#[test]
+fn leaves_that_change_again_and_again_are_not_read_again() {
+    // 256 nodes; the leaves that change are 60 to 120 of them.
+    let mut volume = Volume::new(4 << 20);
+    volume.apply((0..4500).map(numbered).collect());
+    for round in 0..20_u64 {
+        let before = volume.cache.stats().misses;
+        let changed =
+            (0..4500).step_by(20).map(|number| (Key::inode(number), Some(vec![round as u8; 192])));
+        // What is added meanwhile would fill the cache in three rounds.
+        let added = (0..6000).map(|number| numbered(100_000 + round * 6000 + number));
+        volume.apply(changed.chain(added).collect());
+        let misses = volume.cache.stats().misses - before;
+        assert!(misses <= 2, "{misses} nodes were read in round {round}");
+    }
 }
 
 #[test]
@@ -105,7 +151,12 @@ fn memory_stays_bounded_whatever_comes() {
     for step in 0..20_000 {
         let node = &nodes[random.below(200) as usize];
         match random.below(4) {
-            0 => shard.forget(node.child_ref()),
+            0 => {
+                shard.replaced(node.child_ref());
+                if step % 7 == 0 {
+                    shard.take_replaced();
+                }
+            }
             _ => {
                 touch(&mut shard, node);
             }
