@@ -198,3 +198,25 @@ fn data_in_the_inode_moves_with_the_rest_when_a_range_is_inserted() {
     let sync = Op::Sync(Sync::Full(file()));
     survives(Settings::SMALL, vec![create(), write, Op::Checkpoint, grow, insert, sync]);
 }
+
+/// The sync after an untorn write found the log full; the checkpoint that made room logged when the write was made, before the
+/// log had what was written: the one thing that may be there without the write.
+#[test]
+fn a_checkpoint_may_log_the_time_of_an_untorn_write_before_the_write() {
+    let other = Target::Path("/g".to_owned());
+    for fills in 10..18 {
+        let set = Timestamp { seconds: 3_878_109_090, nanoseconds: 5 };
+        let mut ops = vec![
+            create(),
+            Op::Create { path: "/g".to_owned(), permissions: 0o644 },
+            Op::Utimens { path: "/f".to_owned(), atime: set, mtime: set },
+        ];
+        for tag in 1..=fills {
+            ops.push(Op::Write { target: other.clone(), offset: 0, length: 4096, tag });
+            ops.push(Op::Sync(Sync::Full(other.clone())));
+        }
+        ops.push(Op::Untorn { target: file(), offset: 0, length: 8 * 4096, tag: 99 });
+        ops.push(Op::Sync(Sync::Data(file())));
+        survives(Settings::SMALL, ops);
+    }
+}
