@@ -90,7 +90,7 @@ impl Bench {
                 return;
             }
             said = String::from_utf8_lossy(&output.stderr).into_owned();
-            assert!(said.contains("cannot be seen"), "{said}");
+            assert!(said.contains(": busy"), "{said}");
             sleep(Duration::from_millis(50));
         }
         panic!("{said}");
