@@ -50,11 +50,13 @@ pub enum Mutation {
     TrustSecondRead,
     /// Opening does not notice that frames are missing that were durable before the checkpoint.
     ForgetDurableFrames,
+    /// An operation that settles several runs looks each of them up as if the others were not in it.
+    ForgetEarlierRuns,
 }
 
 impl Mutation {
     /// All of them.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 24] = [
         Self::AcknowledgeBeforeFlush,
         Self::SkipTailVerification,
         Self::AcceptStaleFrame,
@@ -78,6 +80,7 @@ impl Mutation {
         Self::ReplayPartOfChain,
         Self::TrustSecondRead,
         Self::ForgetDurableFrames,
+        Self::ForgetEarlierRuns,
     ];
 
     /// The name on the simulator's command line.
@@ -106,6 +109,7 @@ impl Mutation {
             Self::ReplayPartOfChain => "replay-part-of-chain",
             Self::TrustSecondRead => "trust-second-read",
             Self::ForgetDurableFrames => "forget-durable-frames",
+            Self::ForgetEarlierRuns => "forget-earlier-runs",
         }
     }
 

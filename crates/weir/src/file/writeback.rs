@@ -26,7 +26,7 @@ mod remap;
 use super::extents::{self, Piece as Mapped};
 use super::known_mapping;
 use crate::alloc::{AllocKind, Run};
-use crate::cache::map::{LoggedFilter, RunFilter, WritebackPage};
+use crate::cache::map::{LoggedFilter, RunFilter};
 use crate::device::IoClass;
 use crate::device::request::submit_batch;
 use crate::engine::{Engine, Room};
@@ -41,7 +41,7 @@ use crate::sync::atomic::Ordering;
 use crate::txn::{Lsn, Op};
 use crate::types::BackgroundMode;
 use output::{OutRequest, Writes, Written, note_failures, requests_of, to_device, with_results};
-use piece::{CUT_BYTES, Place, Segment, runs_of};
+use piece::{CUT_BYTES, Place, Segment};
 pub use piece::{PIECE_PAGES, Piece, PieceLimits, settle_bytes};
 use remap::{Changed, Remapping};
 use std::ops::Range;
@@ -140,7 +140,7 @@ impl Engine {
         inode: &Arc<Inode>,
         runs: &[Range<u64>],
         bounds: &Range<u64>,
-        mut admission: Admission,
+        admission: Admission,
     ) -> Result<Taken> {
         let expected_bytes = settle_bytes(pages_of(runs), runs.len());
         let _map = inode.map.lock();
@@ -154,19 +154,11 @@ impl Engine {
         if writeback.pages.is_empty() {
             return Ok(Taken { piece: None, next });
         }
-        let found = runs_of(&writeback.pages).len();
-        let bytes = settle_bytes(writeback.pages.len() as u64, found);
-        if bytes > expected_bytes {
-            match self.admit(bytes - expected_bytes, 0, Room::Reserve) {
-                Ok(more) => admission.join(more),
-                Err(error) => {
-                    self.put_back(inode, &writeback.pages, writeback.token);
-                    return Err(error);
-                }
-            }
-        }
         let mut piece = Piece::new(inode.clone(), admission, writeback, size);
-        if let Err(error) = self.place(&mut piece) {
+        let bytes = settle_bytes(piece.pages.len() as u64, piece.runs.len());
+        let more_bytes = bytes.saturating_sub(expected_bytes);
+        let placed = self.admit_more(&mut piece, more_bytes).and_then(|()| self.place(&mut piece));
+        if let Err(error) = placed {
             for segment in piece.segments.iter().filter(|segment| segment.place == Place::New) {
                 self.alloc.cancel(segment.run());
             }
@@ -176,34 +168,32 @@ impl Engine {
         Ok(Taken { piece: Some(piece), next })
     }
 
-    /// Pages that were taken are dirty again.
-    fn put_back(&self, inode: &Inode, taken: &[WritebackPage], token: u64) {
-        let mut pages = inode.pages.write();
-        let ends = taken.iter().map(|page| pages.end_writeback(page.index, token, false));
-        // One that was written meanwhile has paid for itself already.
-        let paid = ends.filter(|end| !end.stale && !end.newly_dirty).count();
-        drop(pages);
-        self.pages_paid(paid as u64);
-        inode.io_ended();
+    /// Adds to the piece's log space, without waiting for it.
+    fn admit_more(&self, piece: &mut Piece, bytes: usize) -> Result<()> {
+        if bytes > 0
+            && let Some(admission) = &mut piece.admission
+        {
+            admission.join(self.admit(bytes, 0, Room::Reserve)?);
+        }
+        Ok(())
     }
 
     /// Decides where the pages go. The caller holds the `map` lock.
     fn place(&self, piece: &mut Piece) -> Result<()> {
-        let runs = piece.runs();
-        let mut planned = Vec::with_capacity(runs.len());
+        let is_alone = piece.runs.len() == 1;
+        let mut planned = Vec::with_capacity(piece.runs.len());
         let mut near = None;
         let mut cut_bytes = 0;
-        for run in &runs {
+        for run in &piece.runs {
             let blocks = piece.file_blocks(run);
             let (mapped, before) = self.mapped(&piece.inode, &blocks)?;
-            let Range { start, end } = blocks;
             let fits_inode = piece.size <= MAX_INLINE_BYTES as u64 && mapped.is_empty();
-            if runs.len() == 1 && start == 0 && end == 1 && fits_inode {
+            if is_alone && blocks == (0..1) && fits_inode {
                 piece.into_inode = true;
                 return Ok(());
             }
             // Short runs, scattered, belong nowhere in particular.
-            if planned.is_empty() && (runs.len() == 1 || end - start >= FAR_HINT_PAGES) {
+            if planned.is_empty() && (is_alone || run.len() as u64 >= FAR_HINT_PAGES) {
                 near = before.map(|before| before.next_block()).transpose()?;
             }
             cut_bytes += self.plan_segments(piece, run, &mapped, &mut planned);
@@ -211,12 +201,7 @@ impl Engine {
         self.place_new(piece, &planned, near)?;
         piece.checksums = piece.pages.iter().map(|page| checksum(&page.page)).collect();
         // Exact, because several runs may each leave two long parts of an extent.
-        if cut_bytes > CUT_BYTES
-            && let Some(admission) = &mut piece.admission
-        {
-            admission.join(self.admit(cut_bytes - CUT_BYTES, 0, Room::Reserve)?);
-        }
-        Ok(())
+        self.admit_more(piece, cut_bytes.saturating_sub(CUT_BYTES))
     }
 
     /// The segments of a run: in place where the log can repair it, in its unwritten extent, or new (block 0: not allocated yet).
@@ -450,17 +435,14 @@ impl Engine {
             op.put(Key::inline(inode.number), bytes);
         } else {
             changed = self.commit_runs(piece, &mut op)?;
-            let replaces = piece.first() == 0 && !piece.is_in_place(&piece.runs()[0]);
+            let replaces = piece.first() == 0 && !piece.is_in_place(&piece.runs[0]);
             drop_inline = replaces && inode.meta.lock().item.is_inline();
         }
         if drop_inline {
             op.delete(Key::inline(inode.number));
         }
-        for run in piece.runs() {
-            if piece.is_owed(&run) {
-                let blocks = piece.file_blocks(&run);
-                op.settled(inode.number, blocks.start, blocks.end - blocks.start);
-            }
+        for run in piece.runs.iter().filter(|run| piece.is_owed(run)) {
+            op.settled(inode.number, piece.file_blocks(run).start, run.len() as u64);
         }
         let mut meta = inode.meta.lock();
         let item = &mut meta.item;
@@ -483,17 +465,15 @@ impl Engine {
     /// The mapping of each run. The caller holds the `map` lock.
     fn commit_runs(&self, piece: &Piece, op: &mut Op) -> Result<Changed> {
         let mut remapping = Remapping::new(self, piece, op);
-        let mut anew = Vec::new();
-        for run in piece.runs() {
-            if piece.is_in_place(&run) {
-                remapping.stay(&run)?;
+        for run in &piece.runs {
+            if piece.is_in_place(run) {
+                remapping.stay(run)?;
             } else {
-                remapping.move_to_segments(&run)?;
-                anew.push(run);
+                remapping.move_to_segments(run)?;
             }
         }
-        let changed = remapping.changed;
-        piece.note_written(op, &anew);
+        let changed = remapping.finish();
+        piece.note_written(op);
         Ok(changed)
     }
 

@@ -135,6 +135,8 @@ pub struct Piece {
     pub(super) token: u64,
     /// In order of index.
     pub(super) pages: Vec<WritebackPage>,
+    /// The runs of consecutive ones, as places among them.
+    pub(super) runs: Vec<Range<usize>>,
     pub(super) checksums: Vec<u32>,
     /// In order of the pages; none reaches from one run into another.
     pub(super) segments: Vec<Segment>,
@@ -152,11 +154,13 @@ impl Piece {
         writeback: Writeback,
         size: u64,
     ) -> Self {
+        let runs = runs_of(&writeback.pages);
         Self {
             inode,
             admission: Some(admission),
             token: writeback.token,
             pages: writeback.pages,
+            runs,
             checksums: Vec::new(),
             segments: Vec::new(),
             size,
@@ -173,11 +177,6 @@ impl Piece {
     /// File block behind the last page.
     pub(super) fn end(&self) -> u64 {
         self.pages[self.pages.len() - 1].index + 1
-    }
-
-    /// The runs of consecutive pages, as places in the piece.
-    pub(super) fn runs(&self) -> Vec<Range<usize>> {
-        runs_of(&self.pages)
     }
 
     /// The file blocks of a run.
@@ -219,10 +218,10 @@ impl Piece {
         self.segments_of(run).iter().all(|segment| segment.place == Place::Same)
     }
 
-    /// Tells `op` what was allocated and written for `runs`, none of which is in place.
-    pub(super) fn note_written(&self, op: &mut Op, runs: &[Range<usize>]) {
-        let written: Vec<Segment> =
-            runs.iter().flat_map(|run| self.segments_of(run)).cloned().collect();
+    /// Tells `op` what was allocated, and what was written elsewhere than in place.
+    pub(super) fn note_written(&self, op: &mut Op) {
+        let anew = self.runs.iter().filter(|run| !self.is_in_place(run));
+        let written: Vec<Segment> = anew.flat_map(|run| self.segments_of(run)).cloned().collect();
         let is_new = |segment: &&Segment| segment.place == Place::New;
         let allocated: Vec<Segment> = written.iter().filter(is_new).cloned().collect();
         for segment in joined(&allocated) {
@@ -235,7 +234,7 @@ impl Piece {
 }
 
 /// The runs of consecutive pages, as places in `pages`.
-pub(super) fn runs_of(pages: &[WritebackPage]) -> Vec<Range<usize>> {
+fn runs_of(pages: &[WritebackPage]) -> Vec<Range<usize>> {
     let mut start = 0;
     let chunks = pages.chunk_by(|page, next| page.index + 1 == next.index);
     chunks

@@ -1,13 +1,17 @@
 //! The new mapping of a piece, as changes of extent items.
 //!
 //! Several runs of one operation may lie in the same old extent. What the operation has changed already is not in the
-//! store: so whatever begins before the end of the last run is looked up again, through the operation.
+//! store: so whatever begins before the end of the last run is looked up again, through the operation. An extent in which pages stay
+//! is held open until the runs leave it: it is decoded and put once, however many they are.
 
 use super::piece::{Piece, Place, free_overlap};
 use crate::engine::Engine;
 use crate::error::Result;
 use crate::file::extents::{self, Unmapped};
 use crate::file::known_mapping::Mapped;
+use crate::format::Key;
+use crate::format::item::Extent;
+use crate::mutation::{self, Mutation};
 use crate::txn::{Home, Op, Overlay};
 use std::ops::Range;
 
@@ -28,18 +32,35 @@ pub(super) struct Remapping<'a> {
     seen: usize,
     /// Extents that begin before this file block may have been changed by `op`.
     changed_to: u64,
-    pub(super) changed: Changed,
+    /// The extent in which pages stayed last; not in `op` yet.
+    open: Option<(Key, Extent)>,
+    changed: Changed,
 }
 
 impl<'a> Remapping<'a> {
     pub(super) fn new(engine: &'a Engine, piece: &'a Piece, op: &'a mut Op) -> Self {
         let view = Overlay::new(&engine.store);
         let seen = op.change_count();
-        Self { engine, piece, op, view, seen, changed_to: 0, changed: Changed::default() }
+        let changed = Changed::default();
+        Self { engine, piece, op, view, seen, changed_to: 0, open: None, changed }
+    }
+
+    /// The blocks that all runs together added and removed.
+    pub(super) fn finish(mut self) -> Changed {
+        self.close();
+        self.changed
+    }
+
+    /// Puts the extent that is held open.
+    fn close(&mut self) {
+        if let Some((key, extent)) = self.open.take() {
+            self.op.set_unlogged(key, &extent.encode());
+        }
     }
 
     /// The store with what the operation does so far.
     fn view(&mut self) -> &Overlay<'a> {
+        self.close();
         self.view.absorb_from(self.op, self.seen);
         self.seen = self.op.change_count();
         &self.view
@@ -50,7 +71,8 @@ impl<'a> Remapping<'a> {
         let (old, before) = self.engine.mapped(inode, blocks)?;
         let first = old.first().map(extents::Piece::extent_start);
         let starts = [first, before.as_ref().map(extents::Before::extent_start)];
-        if starts.into_iter().flatten().all(|start| start >= self.changed_to) {
+        let is_unchanged = starts.into_iter().flatten().all(|start| start >= self.changed_to);
+        if is_unchanged || mutation::active(Mutation::ForgetEarlierRuns) {
             return Ok((old, before));
         }
         extents::all_pieces_after(self.view(), inode.into(), blocks.start, blocks.end)
@@ -58,22 +80,34 @@ impl<'a> Remapping<'a> {
 
     /// The mapping of the run stays, only checksums change.
     pub(super) fn stay(&mut self, run: &Range<usize>) -> Result<()> {
-        let inode = self.piece.inode.number;
         let blocks = self.piece.file_blocks(run);
-        let (mapped, _) = self.mapped(&blocks)?;
-        for part in mapped {
-            let (key, mut extent) = part.whole()?;
-            for file_block in part.file_block..part.end() {
-                let place = run.start + (file_block - blocks.start) as usize;
-                let checksum = self.piece.checksums[place];
-                extent.checksums[(file_block - key.offset) as usize] = checksum;
-                let block = extent.block + (file_block - key.offset);
-                self.op.home_record(Home { inode, file_block, block, checksum });
+        let holds_all = |(key, extent): &(Key, Extent)| {
+            key.offset <= blocks.start && blocks.end <= key.offset + extent.blocks
+        };
+        if self.open.as_ref().is_some_and(holds_all) {
+            self.stay_in_open(&blocks, run.start);
+        } else {
+            for part in self.mapped(&blocks)?.0 {
+                self.close();
+                self.open = Some(part.whole()?);
+                let place = run.start + (part.file_block - blocks.start) as usize;
+                self.stay_in_open(&(part.file_block..part.end()), place);
             }
-            self.op.set_unlogged(key, &extent.encode());
         }
         self.changed_to = blocks.end;
         Ok(())
+    }
+
+    /// `blocks`, of the extent that is held open, have the content of the piece's pages from `place` on.
+    fn stay_in_open(&mut self, blocks: &Range<u64>, place: usize) {
+        let Some((key, extent)) = &mut self.open else { return };
+        let inode = key.inode;
+        for (file_block, &checksum) in blocks.clone().zip(&self.piece.checksums[place..]) {
+            let within = file_block - key.offset;
+            extent.checksums[within as usize] = checksum;
+            let block = extent.block + within;
+            self.op.home_record(Home { inode, file_block, block, checksum });
+        }
     }
 
     /// The whole run is mapped anew.
@@ -81,6 +115,7 @@ impl<'a> Remapping<'a> {
         let inode = self.piece.inode.clone();
         let Range { start, end } = self.piece.file_blocks(run);
         let (old, before) = self.mapped(&(start..end))?;
+        self.close();
         let mut left = match (before, old.first()) {
             (Some(before), _) => before.adjoining(start)?,
             (None, Some(first)) if first.file_block == start => {
