@@ -9,7 +9,11 @@
 //! A device may become slower, so the baseline rises too, but only by what writeback cannot be
 //! blamed for: latency while there is no writeback, or while it is at its minimum. (A baseline that
 //! followed any latency would let a long checkpoint get used to the spikes it causes.) Without
-//! foreground I/O nobody suffers, and the limit grows fast.
+//! foreground I/O nobody suffers, and the limit grows fast; where foreground I/O begins, it starts again from
+//! [`START_IN_FLIGHT_BYTES`], because what is in flight already cannot be taken back.
+//!
+//! A sync's data is written for somebody who waits, so the limit is not for it; but while others have foreground I/O it comes in
+//! small rounds ([`Pacer::is_foreground_active`]), and background writeback makes room for it.
 //!
 //! The policy is pure: latencies and the time come from the caller.
 
@@ -17,6 +21,10 @@
 pub const MIN_IN_FLIGHT_BYTES: u64 = 1 << 20;
 /// Writeback never has more than this in flight.
 pub const MAX_IN_FLIGHT_BYTES: u64 = 32 << 20;
+/// What writeback has when foreground I/O begins: two requests.
+pub const START_IN_FLIGHT_BYTES: u64 = 2 << 20;
+/// Foreground I/O counts as going on for so long after the last.
+const ACTIVE_US: u64 = 3 * INTERVAL_US;
 /// What one good interval adds.
 const INCREASE_BYTES: u64 = 256 << 10;
 /// How often the limit is reconsidered.
@@ -38,6 +46,8 @@ pub struct Pacer {
     /// let small values rise.
     baseline_ns: Option<u64>,
     interval_end_us: u64,
+    /// Foreground I/O goes on until then.
+    active_until_us: u64,
     /// Of the running interval.
     samples: u64,
     sum_us: u64,
@@ -52,9 +62,10 @@ pub struct Pacer {
 impl Default for Pacer {
     fn default() -> Self {
         Self {
-            limit_bytes: MAX_IN_FLIGHT_BYTES / 4,
+            limit_bytes: START_IN_FLIGHT_BYTES,
             baseline_ns: None,
             interval_end_us: 0,
+            active_until_us: 0,
             samples: 0,
             sum_us: 0,
             max_us: 0,
@@ -89,9 +100,18 @@ impl Pacer {
     /// Notes the latency of a foreground I/O that went to the device.
     pub fn on_foreground_io(&mut self, latency_us: u64, now_us: u64) {
         self.on_time(now_us);
+        if !self.is_foreground_active(now_us) {
+            self.limit_bytes = self.limit_bytes.min(START_IN_FLIGHT_BYTES);
+        }
+        self.active_until_us = now_us.saturating_add(ACTIVE_US);
         self.samples += 1;
         self.sum_us = self.sum_us.saturating_add(latency_us);
         self.max_us = self.max_us.max(latency_us);
+    }
+
+    /// True while somebody reads from the device or writes to the log.
+    pub fn is_foreground_active(&self, now_us: u64) -> bool {
+        now_us < self.active_until_us
     }
 
     /// Lets time pass; to be called at least whenever writeback has something to submit.
@@ -99,7 +119,7 @@ impl Pacer {
         if now_us < self.interval_end_us {
             return;
         }
-        self.end_interval();
+        self.end_interval(now_us);
         self.interval_end_us = now_us.saturating_add(INTERVAL_US);
     }
 
@@ -109,13 +129,13 @@ impl Pacer {
         Some(baseline_us.saturating_mul(TOLERATED_MULTIPLE).max(TOLERATED_US))
     }
 
-    fn end_interval(&mut self) {
+    fn end_interval(&mut self, now_us: u64) {
         if let Some(average_us) = self.sum_us.checked_div(self.samples) {
             self.learn(average_us);
             // A single sample says little about the tail; of several the worst counts half.
             let tail_us = if self.samples >= 4 { self.max_us / 2 } else { 0 };
             self.judge(average_us.max(tail_us));
-        } else if self.was_limited {
+        } else if self.was_limited && !self.is_foreground_active(now_us) {
             // Nobody reads, and writeback would use more.
             self.grow(self.limit_bytes / 2);
         }
@@ -230,8 +250,27 @@ mod tests {
         let (mut pacer, mut now_us) = (Pacer::new(), 0);
         run(&mut pacer, &mut now_us, 5, |_| 100, 1);
         run(&mut pacer, &mut now_us, 60, |_| 50_000, 10);
-        run(&mut pacer, &mut now_us, 10, |_| 0, 0);
+        run(&mut pacer, &mut now_us, 13, |_| 0, 0);
         assert_eq!(pacer.limit_bytes(), MAX_IN_FLIGHT_BYTES);
+    }
+
+    #[test]
+    fn foreground_io_that_begins_finds_little_in_flight_and_one_that_goes_on_keeps_what_it_bears() {
+        let (mut pacer, mut now_us) = (Pacer::new(), 0);
+        assert!(!pacer.is_foreground_active(now_us));
+        run(&mut pacer, &mut now_us, 100, |_| 0, 0);
+        assert_eq!(pacer.limit_bytes(), MAX_IN_FLIGHT_BYTES);
+        pacer.on_foreground_io(100, now_us);
+        assert_eq!(pacer.limit_bytes(), START_IN_FLIGHT_BYTES);
+        assert!(pacer.is_foreground_active(now_us + ACTIVE_US - 1));
+        assert!(!pacer.is_foreground_active(now_us + ACTIVE_US));
+        run(&mut pacer, &mut now_us, 20, |_| 100, 1);
+        let grown = pacer.limit_bytes();
+        assert!(grown > START_IN_FLIGHT_BYTES);
+        // An interval without a sample is no silence yet.
+        run(&mut pacer, &mut now_us, 1, |_| 0, 0);
+        pacer.on_foreground_io(100, now_us);
+        assert_eq!(pacer.limit_bytes(), grown);
     }
 
     #[test]
@@ -241,7 +280,7 @@ mod tests {
             assert!(pacer.may_submit(0, 64 * MIB), "one request always may");
             pacer.on_foreground_io(100, interval * INTERVAL_US);
         }
-        assert_eq!(pacer.limit_bytes(), MAX_IN_FLIGHT_BYTES / 4);
+        assert_eq!(pacer.limit_bytes(), START_IN_FLIGHT_BYTES);
     }
 
     #[test]

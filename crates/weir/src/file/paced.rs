@@ -4,6 +4,8 @@
 //! pacer learns from: reads that somebody waited for, and the log's frame writes (without the time that their bytes
 //! take at [`LOG_BYTES_PER_US`], so that a large frame does not look like a slow disk).
 //!
+//! The data of a sync is not held up, but counted: background writeback leaves the disk to it.
+//!
 //! Lock: `state` is a leaf.
 
 use crate::cache::pacing::Pacer;
@@ -21,7 +23,19 @@ const PATIENCE_US: u64 = 5_000;
 struct State {
     pacer: Pacer,
     in_flight_bytes: u64,
+    /// Of large syncs.
+    sync_bytes: u64,
     log: LogSample,
+}
+
+impl State {
+    /// True when background writeback may submit another `bytes` beside `portion_bytes` that it is about to submit.
+    fn may_submit(&mut self, portion_bytes: u64, bytes: u64) -> bool {
+        let own_bytes = self.in_flight_bytes + portion_bytes;
+        // One request may always be: syncs that follow one another must not stop it.
+        let all_bytes = if own_bytes == 0 { 0 } else { own_bytes + self.sync_bytes };
+        self.pacer.may_submit(all_bytes, bytes)
+    }
 }
 
 /// The log's totals when they were last read.
@@ -83,8 +97,7 @@ impl Engine {
             let now_us = self.clock.monotonic_ns() / 1000;
             self.sample_log(&mut state, now_us);
             state.pacer.on_time(now_us);
-            let in_flight = state.in_flight_bytes;
-            if state.pacer.may_submit(in_flight, first_bytes) {
+            if state.may_submit(0, first_bytes) {
                 break;
             }
             waited = true;
@@ -92,8 +105,7 @@ impl Engine {
         }
         let mut portion = Portion { requests: 0, bytes: 0 };
         for bytes in sizes {
-            let in_flight = state.in_flight_bytes + portion.bytes;
-            if portion.requests > 0 && !state.pacer.may_submit(in_flight, bytes) {
+            if portion.requests > 0 && !state.may_submit(portion.bytes, bytes) {
                 break;
             }
             portion.requests += 1;
@@ -113,6 +125,27 @@ impl Engine {
     pub fn end_paced_write(&self, portion: Portion) {
         let mut state = self.background.pacing.state.lock();
         state.in_flight_bytes = state.in_flight_bytes.saturating_sub(portion.bytes);
+        drop(state);
+        self.background.pacing.ended.notify_all();
+    }
+
+    /// True while others read from the device or write to the log: a large sync is to leave them room.
+    pub fn is_foreground_active(&self) -> bool {
+        let now_us = self.clock.monotonic_ns() / 1000;
+        let mut state = self.background.pacing.state.lock();
+        self.sample_log(&mut state, now_us);
+        state.pacer.is_foreground_active(now_us)
+    }
+
+    /// Data of a large sync is on its way to the device, to be taken back by [`Engine::end_sync_write`].
+    pub fn begin_sync_write(&self, bytes: u64) {
+        self.background.pacing.state.lock().sync_bytes += bytes;
+    }
+
+    /// Such data was written, or failed.
+    pub fn end_sync_write(&self, bytes: u64) {
+        let mut state = self.background.pacing.state.lock();
+        state.sync_bytes = state.sync_bytes.saturating_sub(bytes);
         drop(state);
         self.background.pacing.ended.notify_all();
     }

@@ -48,6 +48,8 @@ use std::ops::Range;
 
 /// Most pages that one inode's writeback has under way: 8 MiB.
 const ROUND_PAGES: u64 = 8 * PIECE_PAGES;
+/// The same while others wait for the disk: with one round behind it, 1 MiB.
+const SHARED_ROUND_PAGES: u64 = PIECE_PAGES / 2;
 
 /// From this length on, new pages are placed near the file's last extent before them even if that is far away in the file.
 const FAR_HINT_PAGES: u64 = 16;
@@ -351,19 +353,22 @@ impl Engine {
     /// settled by that.
     fn begin_write_out(&self, pieces: Vec<Piece>, class: IoClass) -> UnderWay {
         let requests = requests_of(&pieces);
+        let bytes = pieces.iter().map(|piece| piece.pages.len() as u64 * BLOCK_BYTES_U64).sum();
+        self.begin_sync_write(bytes);
         let writes = if self.options.background == BackgroundMode::Manual {
             Writes::Done(self.run_requests(requests, class))
         } else {
             let (numbers, requests) = to_device(requests, class);
             Writes::Submitted(numbers, submit_batch(&*self.device, requests))
         };
-        UnderWay { pieces, writes }
+        UnderWay { pieces, writes, bytes }
     }
 
     /// Waits until the pieces are written, and settles them.
     fn finish_write_out(&self, under_way: UnderWay) -> Result<()> {
-        let UnderWay { mut pieces, writes } = under_way;
+        let UnderWay { mut pieces, writes, bytes } = under_way;
         let results = writes.wait();
+        self.end_sync_write(bytes);
         self.log.note_data_written();
         note_failures(&mut pieces, results);
         self.settle(pieces)
@@ -516,6 +521,12 @@ impl Engine {
         }
     }
 
+    /// Pages that are collected and written together.
+    fn round_pages(&self) -> u64 {
+        let is_shared = self.background.has_threads() && self.is_foreground_active();
+        if is_shared { SHARED_ROUND_PAGES } else { ROUND_PAGES }
+    }
+
     /// Collects, writes and settles dirty pages of `inode` until none of the range that pass `filter` are left but
     /// those under writeback. Of many, one round is on its way to the disk while the next is collected.
     pub fn write_back(
@@ -530,7 +541,7 @@ impl Engine {
             let mut pieces = Vec::new();
             // What is under way holds log space.
             let room = if under_way.is_some() { Room::NoWait } else { Room::Normal };
-            let budget = (ROUND_PAGES, room);
+            let budget = (self.round_pages(), room);
             let collected = self.collect(inode, range.clone(), filter, budget, &mut pieces);
             let goes_on = matches!(collected, Ok(Collected { complete: false, .. }));
             let had_more = under_way.is_some();
@@ -584,6 +595,7 @@ fn note_error(inode: &Inode, error: &Error) {
 struct UnderWay {
     pieces: Vec<Piece>,
     writes: Writes,
+    bytes: u64,
 }
 
 /// The newest operation whose payload may go home: durable in the log.
