@@ -3,8 +3,8 @@
 
 pub mod volatile;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use weir::device::memory::MemoryDevice;
 use weir::device::{
@@ -131,7 +131,7 @@ impl Clock for HandClock {
     fn sleep_us(&self, _: u64) {}
 }
 
-/// A device that counts reads, and fails on request.
+/// A device that counts reads, and fails on request, or lets something happen amid a write.
 pub struct Probe {
     inner: Arc<dyn Device>,
     pub reads: AtomicU64,
@@ -143,6 +143,7 @@ pub struct Probe {
     pub fail_reads: AtomicBool,
     /// What a write of data from this block on does, once: it fails.
     pub failed_writes: AtomicU64,
+    amid_data_write: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 impl Probe {
@@ -156,7 +157,18 @@ impl Probe {
             fail_flushes: AtomicBool::new(false),
             fail_reads: AtomicBool::new(false),
             failed_writes: AtomicU64::new(0),
+            amid_data_write: Mutex::new(None),
         })
+    }
+
+    /// `happening` runs while the next write of data is under way, on the thread that writes: it must not wait for that write.
+    pub fn amid_next_data_write(&self, happening: impl FnOnce() + Send + 'static) {
+        *self.amid_data_write.lock().expect("lock") = Some(Box::new(happening));
+    }
+
+    /// Nothing is left to happen amid a write.
+    pub fn has_happened(&self) -> bool {
+        self.amid_data_write.lock().expect("lock").is_none()
     }
 
     fn count(&self, length_bytes: u64) {
@@ -167,6 +179,13 @@ impl Probe {
     fn refuses(&self, class: IoClass) -> bool {
         let is_data =
             matches!(class, IoClass::SyncWrite | IoClass::Writeback | IoClass::Background);
+        if is_data {
+            // Out of the lock: it may write data itself.
+            let happening = self.amid_data_write.lock().expect("lock").take();
+            if let Some(happening) = happening {
+                happening();
+            }
+        }
         let fails = is_data && self.fail_data_writes.load(Ordering::Relaxed);
         if fails {
             self.failed_writes.fetch_add(1, Ordering::Relaxed);
