@@ -1,8 +1,10 @@
 //! Operations that run amid the device calls of others: that they really do, and that errors strike them there.
 
+mod common;
+
+use common::survives_within;
 use weir::{AllocateMode, BackgroundWork};
-use weir_sim::engine::Engine;
-use weir_sim::explore::{Case, Limits, Tally, explore, prepare};
+use weir_sim::explore::{Limits, Tally};
 use weir_sim::fault::{Fault, FaultKind, FaultPlan};
 use weir_sim::op::{Commit, Hold, Op, Sync, Target};
 use weir_sim::system::Settings;
@@ -37,23 +39,9 @@ fn amid(outer: Op, at: u32, inner: Vec<Op>) -> Op {
 
 /// Executes `ops` on a volume with a file `/a` of five pages, and looks at the crash states.
 fn survives(ops: Vec<Op>, faults: FaultPlan) -> Tally {
-    let settings = Settings::SMALL;
     let before = [create("/a"), write("/a", 0, 20_000, 1), Op::Sync(Sync::All)];
-    let (image, model) = prepare(&Engine, &settings, &before).expect("a new volume");
-    let case = Case {
-        name: "overlap".to_owned(),
-        seed: 1,
-        settings,
-        image,
-        model,
-        ops,
-        faults,
-        silent_faults: false,
-        limits: Limits { recrash_one_in: 8, ..Limits::default() },
-    };
-    let (tally, result) = explore(&Engine, &case);
-    assert!(result.is_ok(), "{:#?}", result.err());
-    tally
+    let limits = Limits { recrash_one_in: 8, ..Limits::default() };
+    survives_within(limits, Settings::SMALL, &before, ops, faults)
 }
 
 #[test]

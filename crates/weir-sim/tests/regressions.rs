@@ -1,8 +1,10 @@
 //! The shortest workloads of bugs that the simulator has found in the engine, each with what went wrong.
 
+mod common;
+
+use common::survives_within;
 use weir::{AllocateMode, BackgroundWork, Timestamp};
-use weir_sim::engine::Engine;
-use weir_sim::explore::{Case, Limits, Tally, explore, prepare};
+use weir_sim::explore::{Limits, Tally};
 use weir_sim::fault::{Fault, FaultKind, FaultPlan};
 use weir_sim::op::{Commit, Hold, Op, Sync, Target};
 use weir_sim::system::Settings;
@@ -27,23 +29,9 @@ fn survives(settings: Settings, ops: Vec<Op>) {
 
 /// As [`survives`], on a volume where `before` was done and unmounted, and on a disk with `faults`.
 fn survives_faults(settings: Settings, before: &[Op], ops: Vec<Op>, faults: FaultPlan) -> Tally {
-    let (image, model) = prepare(&Engine, &settings, before).expect("a new volume");
     let limits =
         Limits { outcomes_per_point: 40, recrash_one_in: 4, go_on_one_in: 8, ..Limits::default() };
-    let case = Case {
-        name: "regression".to_owned(),
-        seed: 1,
-        settings,
-        image,
-        model,
-        ops,
-        faults,
-        silent_faults: false,
-        limits,
-    };
-    let (tally, result) = explore(&Engine, &case);
-    assert!(result.is_ok(), "{:#?}", result.err());
-    tally
+    survives_within(limits, settings, before, ops, faults)
 }
 
 /// An append that ran out of space in its midst answered with an error, but had made the file longer.
