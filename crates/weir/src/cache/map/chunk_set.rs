@@ -1,6 +1,6 @@
 //! A set of chunk numbers that needs no memory of its own for one: most files are small, and most syncs find little.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, btree_set};
 use std::ops::Range;
 
 /// See the module's head.
@@ -43,18 +43,38 @@ impl ChunkSet {
     }
 
     /// Those within `range`, in order.
-    pub(super) fn range(&self, range: Range<u64>) -> impl Iterator<Item = u64> {
-        let (one, many) = match self {
-            Self::Empty => (None, None),
-            Self::One(only) => (Some(*only).filter(|only| range.contains(only)), None),
-            Self::Many(numbers) => (None, Some(numbers.range(range).copied())),
-        };
-        one.into_iter().chain(many.into_iter().flatten())
+    pub(super) fn range(&self, range: Range<u64>) -> ChunkRange<'_> {
+        match self {
+            Self::Empty => ChunkRange::AtMostOne(None),
+            Self::One(only) => {
+                ChunkRange::AtMostOne(Some(*only).filter(|only| range.contains(only)))
+            }
+            Self::Many(numbers) => ChunkRange::Many(numbers.range(range)),
+        }
     }
 
     #[cfg(any(test, debug_assertions))]
     pub(super) fn contains(&self, number: u64) -> bool {
         self.range(number..number + 1).next().is_some()
+    }
+}
+
+/// Iterator of [`ChunkSet::range`].
+#[derive(Debug)]
+pub(super) enum ChunkRange<'a> {
+    AtMostOne(Option<u64>),
+    Many(btree_set::Range<'a, u64>),
+}
+
+impl Iterator for ChunkRange<'_> {
+    type Item = u64;
+
+    #[inline]
+    fn next(&mut self) -> Option<u64> {
+        match self {
+            Self::AtMostOne(number) => number.take(),
+            Self::Many(numbers) => numbers.next().copied(),
+        }
     }
 }
 

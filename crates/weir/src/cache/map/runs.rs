@@ -1,6 +1,7 @@
 //! Walks the dirty pages of a map in order, as runs.
 
 use super::chunk::CHUNK_PAGES;
+use super::chunk_set::ChunkRange;
 use super::{PageMap, chunks_of, mask_in};
 use std::ops::Range;
 
@@ -29,14 +30,19 @@ pub struct RunFilter {
     pub skip_writeback: bool,
 }
 
-/// Iterator of [`PageMap::dirty_runs`].
+/// Iterator of [`PageMap::dirty_runs`]: looks at each chunk once.
 #[derive(Debug)]
 pub struct DirtyRuns<'a> {
     map: &'a PageMap,
-    /// What is left to look at.
-    rest: Range<u64>,
+    range: Range<u64>,
     max_pages: u64,
     filter: RunFilter,
+    /// The chunks that are still to be looked at.
+    chunks: ChunkRange<'a>,
+    /// The chunk that was looked at last.
+    number: u64,
+    /// Its selected pages that no run has had yet.
+    left: u64,
 }
 
 impl<'a> DirtyRuns<'a> {
@@ -46,14 +52,19 @@ impl<'a> DirtyRuns<'a> {
         max_pages: u64,
         filter: RunFilter,
     ) -> Self {
-        Self { map, rest: range, max_pages: max_pages.max(1), filter }
+        let candidates = match filter.logged {
+            LoggedFilter::NotLogged => &map.fresh_chunks,
+            LoggedFilter::Any | LoggedFilter::OwedUpTo(_) => &map.dirty_chunks,
+        };
+        let chunks = candidates.range(chunks_of(&range));
+        Self { map, range, max_pages: max_pages.max(1), filter, chunks, number: 0, left: 0 }
     }
 
-    /// The selected pages of a chunk, among those left to look at.
+    /// The selected pages of a chunk.
     fn selected(&self, number: u64) -> u64 {
         let Some(chunk) = self.map.chunk(number) else { return 0 };
         let marks = &chunk.marks;
-        let mut mask = marks.dirty & mask_in(number, &self.rest);
+        let mut mask = marks.dirty & mask_in(number, &self.range);
         if self.filter.only_towrite {
             mask &= marks.towrite;
         }
@@ -68,32 +79,11 @@ impl<'a> DirtyRuns<'a> {
         }
     }
 
-    /// First chunk with selected pages, and these.
-    fn first(&self) -> Option<(u64, u64)> {
-        let candidates = match self.filter.logged {
-            LoggedFilter::NotLogged => &self.map.fresh_chunks,
-            LoggedFilter::Any | LoggedFilter::OwedUpTo(_) => &self.map.dirty_chunks,
-        };
-        candidates.range(chunks_of(&self.rest)).find_map(|number| {
-            let selected = self.selected(number);
-            (selected != 0).then_some((number, selected))
-        })
-    }
-
-    /// The run that starts with the first of the `selected` pages of chunk `number`.
-    fn run(&self, mut number: u64, mut selected: u64) -> Range<u64> {
-        let start = number * CHUNK_PAGES + u64::from(selected.trailing_zeros());
-        let limit = start.saturating_add(self.max_pages).min(self.rest.end);
-        let mut end = start;
-        loop {
-            let length = (selected >> (end % CHUNK_PAGES)).trailing_ones();
-            end += u64::from(length);
-            if length == 0 || end >= limit || !end.is_multiple_of(CHUNK_PAGES) {
-                return start..end.min(limit);
-            }
-            number += 1;
-            selected = self.selected(number);
-        }
+    /// Looks at the next chunk, if there is one. Nothing may be left of the last.
+    fn advance(&mut self) -> Option<()> {
+        self.number = self.chunks.next()?;
+        self.left = self.selected(self.number);
+        Some(())
     }
 }
 
@@ -101,9 +91,24 @@ impl Iterator for DirtyRuns<'_> {
     type Item = Range<u64>;
 
     fn next(&mut self) -> Option<Range<u64>> {
-        let (number, selected) = self.first()?;
-        let run = self.run(number, selected);
-        self.rest.start = run.end;
-        Some(run)
+        while self.left == 0 {
+            self.advance()?;
+        }
+        let start = self.number * CHUNK_PAGES + u64::from(self.left.trailing_zeros());
+        let limit = start.saturating_add(self.max_pages);
+        let mut end = start;
+        loop {
+            let length = u64::from((self.left >> (end % CHUNK_PAGES)).trailing_ones());
+            let taken = end..limit.min(end + length);
+            self.left &= !mask_in(self.number, &taken);
+            end = taken.end;
+            // The run goes on if it fills its chunk, and the next begins with selected pages.
+            if taken.is_empty() || end == limit || !end.is_multiple_of(CHUNK_PAGES) {
+                return Some(start..end);
+            }
+            if self.advance().is_none() || self.number * CHUNK_PAGES != end {
+                return Some(start..end);
+            }
+        }
     }
 }

@@ -508,6 +508,62 @@ fn dirty_map(pool: &PagePool, indices: impl IntoIterator<Item = u64>) -> PageMap
     map
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Long and short ones, that fill chunks, end with them or begin in their midst, with pages in the log among them.
+    #[test]
+    fn a_run_ends_where_it_must_and_nowhere_else(
+        stretches in prop::collection::vec(stretch(), 1..20),
+        walk in (0..1500_u64, prop_oneof![0..3000_u64, Just(u64::MAX >> 1)]),
+        max_pages in prop_oneof![1..8_u64, Just(64), 1..300_u64, Just(u64::MAX)],
+        logged in prop_oneof![
+            Just(LoggedFilter::Any),
+            Just(LoggedFilter::NotLogged),
+            (0..20_u64).prop_map(LoggedFilter::OwedUpTo)
+        ],
+    ) {
+        let pool = PagePool::new(6000 * PAGE_BYTES);
+        let mut map = PageMap::new();
+        let range = walk.0..walk.0 + walk.1;
+        let mut expected: Vec<Range<u64>> = Vec::new();
+        let mut at = 0;
+        for (number, (gap, length, is_whole, is_logged)) in (0_u64..).zip(stretches) {
+            let unit = if is_whole { CHUNK_PAGES } else { 1 };
+            let start = (at + gap).next_multiple_of(unit);
+            at = (start + length).next_multiple_of(unit);
+            for index in start..at {
+                map.insert_dirty(index, pool.alloc_zeroed().unwrap());
+                if is_logged {
+                    map.set_logged(index, number);
+                }
+                let is_selected = match logged {
+                    LoggedFilter::Any => true,
+                    LoggedFilter::NotLogged => !is_logged,
+                    LoggedFilter::OwedUpTo(lsn) => is_logged && number <= lsn,
+                };
+                if !is_selected || !range.contains(&index) {
+                    continue;
+                }
+                match expected.last_mut() {
+                    Some(run) if run.end == index && run.end - run.start < max_pages => run.end += 1,
+                    _ => expected.push(index..index + 1),
+                }
+            }
+        }
+        let filter = RunFilter { logged, ..RunFilter::default() };
+        let runs: Vec<_> = map.dirty_runs(range, max_pages, filter).collect();
+        prop_assert_eq!(runs, expected);
+    }
+}
+
+/// How far behind the last, how many pages, whole chunks only, in the log.
+fn stretch() -> impl Strategy<Value = (u64, u64, bool, bool)> {
+    let gap = prop_oneof![2 => Just(0), 4 => 1..5_u64, 2 => 1..200_u64];
+    let length = prop_oneof![4 => 1..5_u64, 2 => 1..200_u64];
+    (gap, length, prop::bool::weighted(0.3), any::<bool>())
+}
+
 #[test]
 fn memory_is_proportional_to_what_is_cached() {
     let pool = PagePool::new(64 * PAGE_BYTES);
