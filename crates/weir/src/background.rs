@@ -27,8 +27,9 @@ use std::collections::VecDeque;
 const FLUSH_PAGES: u64 = 4096;
 /// Inodes that one round of the flusher looks at.
 const FLUSH_INODES: usize = 256;
-/// Pages that one round of bringing logged pages home writes: scattered ones hold a block of the log each meanwhile.
-const HOME_PAGES: u64 = 1024;
+/// Pages that one round of bringing logged pages home writes: scattered ones hold a block of the log each meanwhile, and all of them
+/// may be on their way to the disk at once.
+const HOME_PAGES: u64 = 256;
 /// Inodes that one round of bringing logged pages home looks at.
 const HOME_INODES: usize = 4096;
 /// Logged pages of an inode that are looked through one by one.
@@ -390,11 +391,16 @@ impl Engine {
         self.flush_inodes_in(inodes, owed_filter(up_to), (HOME_PAGES, Room::NoWait))
     }
 
-    /// Up to which operation logged pages should go home now; none if all of these are.
+    /// Up to which operation logged pages should go home now; none if all of these are, or if it is too early to begin.
     fn home_horizon(&self) -> Option<u64> {
         let oldest = self.store.obligations.oldest()?;
-        let up_to = self.horizon()?.min(self.log.durable_lsn());
-        (oldest <= up_to).then_some(up_to)
+        let due_bytes = self.background.limits.due_log_bytes(self.log_bytes())?;
+        let due = self.log.lsn_behind(due_bytes / BLOCK_BYTES_U64)?;
+        let durable = self.log.durable_lsn();
+        if oldest > due.min(durable) {
+            return None;
+        }
+        Some(self.horizon()?.min(durable))
     }
 
     /// The newest operation that does not lie in the part of the log that may keep its pages.

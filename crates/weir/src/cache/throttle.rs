@@ -12,7 +12,8 @@
 //!
 //! The log has one more stage below these: from a quarter of its size on the flusher brings logged pages home that are older
 //! than the newest quarter ([`Limits::kept_log_bytes`]), so that a checkpoint finds little left to do and releases the ring soon.
-//! What was logged last waits, because it may be overwritten soon.
+//! What was logged last waits, because it may be overwritten soon. It begins when a batch has come together
+//! ([`Limits::due_log_bytes`]): pages of many syncs are found by one walk and leave in few writes.
 //!
 //! Delays are computed in nanoseconds and too short to sleep one by one: [`DelayDebt`] saves them up.
 //!
@@ -31,8 +32,9 @@ const DIRTY_START_PERCENT: u64 = 25;
 const DIRTY_DELAY_PERCENT: u64 = 40;
 const DIRTY_HARD_PERCENT: u64 = 65;
 /// Shares of the delta's and the log's size at which delays start (a checkpoint starts before), and
-/// at which operations wait for the checkpoint. From `LOG_HOME` on logged pages go home.
+/// at which operations wait for the checkpoint. From `LOG_HOME` on logged pages go home, in batches.
 const LOG_HOME_PERCENT: u64 = 25;
+const LOG_HOME_BATCH_PERCENT: u64 = 4;
 const CHECKPOINT_START_PERCENT: u64 = 50;
 const LOG_CHECKPOINT_PERCENT: u64 = 40;
 const DELTA_DELAY_PERCENT: u64 = 75;
@@ -158,6 +160,13 @@ impl Limits {
     pub fn kept_log_bytes(&self, log_bytes: u64) -> Option<u64> {
         let keep_bytes = percent_of(self.log_bytes, LOG_HOME_PERCENT);
         (log_bytes > keep_bytes).then_some(keep_bytes)
+    }
+
+    /// How many bytes of the log, the newest, have to be left by the oldest logged page before the flusher brings any home.
+    /// `None`: the log is not that full.
+    pub fn due_log_bytes(&self, log_bytes: u64) -> Option<u64> {
+        let due_bytes = percent_of(self.log_bytes, LOG_HOME_PERCENT + LOG_HOME_BATCH_PERCENT);
+        (log_bytes > due_bytes).then_some(due_bytes)
     }
 
     /// What an operation with this demand has to wait. Dirty data delays only those who dirty more.
@@ -360,8 +369,11 @@ mod tests {
             let kept = limits.kept_log_bytes(used);
             assert_eq!(kept, (used > quarter).then_some(quarter));
             let pressure = Pressure { log_bytes: used, ..Pressure::default() };
-            // A checkpoint that leaves the kept part ends well below where the next is wanted.
+            // A checkpoint that leaves the kept part ends well below where the next is wanted, and the flusher was there before.
             assert!(kept.is_some() || !limits.wants_checkpoint(&pressure));
+            let due = limits.due_log_bytes(used);
+            assert!(due.is_some() || !limits.wants_checkpoint(&pressure));
+            assert!(due.is_none_or(|due| kept.is_some_and(|kept| kept < due && due < used)));
         }
         assert_eq!(limits.kept_log_bytes(u64::MAX), Some(quarter));
     }
