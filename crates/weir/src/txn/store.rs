@@ -155,21 +155,19 @@ impl Store {
                 continue;
             }
             let items = || span.iter().flat_map(LeafSpan::items);
-            let visible = items()
-                .rev()
-                .take_while(|(found, _)| *found >= floor)
-                .find(|(found, _)| !state.is_shadowed(found));
-            if visible.is_none()
-                && let Some((lowest, _)) = items().next()
-                && let Some(next) = predecessor(lowest).filter(|next| *next >= floor)
-            {
-                // All of this leaf is hidden.
-                place.0 = next;
-                continue;
+            let lowest = items().next().map(|(lowest, _)| lowest);
+            let in_tree = items().rev().take_while(|(found, _)| *found >= floor);
+            // What the deltas have before this leaf is compared with the leaf before.
+            let known_from = lowest.map_or(floor, |lowest| lowest.max(floor));
+            if let Some((found, value)) = state.greatest(in_tree, known_from, key) {
+                let value = value.map_or_else(InLeaf::to_value, |newer| Some(Value::from(newer)));
+                return Ok(value.map(|value| (found, value)));
             }
-            let lower = visible.as_ref().map_or(floor, |(found, _)| *found);
-            let newer = state.last_live(lower, key);
-            return Ok(newer.or_else(|| visible.and_then(|(k, v)| Some((k, v.to_value()?)))));
+            match lowest.and_then(predecessor).filter(|next| *next >= floor) {
+                // All of this leaf is hidden.
+                Some(next) => place.0 = next,
+                None => return Ok(None),
+            }
         }
     }
 
@@ -478,35 +476,34 @@ pub(super) fn predecessor(key: Key) -> Option<Key> {
 }
 
 impl State {
-    /// The delta speaks about `key`.
-    fn is_shadowed(&self, key: &Key) -> bool {
-        self.running.get(key).is_some()
-            || self.frozen.as_ref().is_some_and(|frozen| frozen.get(key).is_some())
-    }
-
-    /// The greatest key in `lower..=upper` that the deltas give a value.
-    fn last_live(&self, lower: Key, upper: Key) -> Option<(Key, Value)> {
-        let mut running = self.running.range(lower, upper).rev().peekable();
-        let empty = Delta::default();
-        let frozen = self.frozen.as_deref().unwrap_or(&empty);
-        let mut frozen = frozen.range(lower, upper).rev().peekable();
+    /// The greatest key in `from ..= to` that has a value, in the deltas (`Ok`) or in `in_tree` (`Err`), whose keys descend. Each of the
+    /// three is searched once.
+    fn greatest<T>(
+        &self,
+        in_tree: impl Iterator<Item = (Key, T)>,
+        from: Key,
+        to: Key,
+    ) -> Option<(Key, std::result::Result<&[u8], T>)> {
+        let mut running = self.running.range(from, to).rev().peekable();
+        let frozen = self.frozen.iter();
+        let mut frozen = frozen.flat_map(|frozen| frozen.range(from, to).rev()).peekable();
+        let mut in_tree = in_tree.peekable();
         loop {
-            let take_running = match (running.peek(), frozen.peek()) {
-                (None, None) => return None,
-                (Some(_), None) => true,
-                (None, Some(_)) => false,
-                (Some((in_running, _)), Some((in_frozen, _))) => {
-                    if in_running == in_frozen {
-                        frozen.next();
-                        true
-                    } else {
-                        in_running > in_frozen
-                    }
-                }
+            let last = [
+                running.peek().map(|(key, _)| *key),
+                frozen.peek().map(|(key, _)| *key),
+                in_tree.peek().map(|(key, _)| *key),
+            ];
+            let last = last.into_iter().flatten().max()?;
+            let tree_value = in_tree.next_if(|(key, _)| *key == last).map(|(_, value)| value);
+            let frozen_value = frozen.next_if(|(key, _)| *key == last).map(|(_, value)| value);
+            let running_value = running.next_if(|(key, _)| *key == last).map(|(_, value)| value);
+            let value = match running_value.or(frozen_value) {
+                Some(value) => value.map(Ok),
+                None => tree_value.map(Err),
             };
-            let entry = if take_running { running.next() } else { frozen.next() };
-            if let Some((key, Some(value))) = entry {
-                return Some((key, Value::from(value)));
+            if let Some(value) = value {
+                return Some((last, value));
             }
         }
     }
@@ -591,6 +588,69 @@ impl Overlaid<'_> {
         match self {
             Self::Changed(value) => Some(Value::from(value)),
             Self::InTree(value) => value.to_value(),
+        }
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    const INODE: u64 = 7;
+
+    fn delta_of(changes: &[(u64, bool)]) -> Delta {
+        let mut delta = Delta::default();
+        for &(offset, is_put) in changes {
+            let value = [offset as u8];
+            delta.set(Key::extent(INODE, offset), is_put.then_some(&value[..]));
+        }
+        delta
+    }
+
+    fn changes() -> impl Strategy<Value = Vec<(u64, bool)>> {
+        prop::collection::vec((0..24_u64, any::<bool>()), 0..12)
+    }
+
+    proptest! {
+        #[test]
+        fn the_greatest_is_what_the_newest_layer_leaves(
+            running in changes(),
+            frozen in prop::option::of(changes()),
+            in_tree in prop::collection::btree_set(0..24_u64, 0..12),
+            (from, to) in (0..24_u64, 0..24_u64),
+        ) {
+            let mut model: BTreeMap<u64, bool> = in_tree.iter().map(|at| (*at, false)).collect();
+            for &(offset, is_put) in frozen.iter().flatten().chain(&running) {
+                if is_put {
+                    model.insert(offset, true);
+                } else {
+                    model.remove(&offset);
+                }
+            }
+            let state = State {
+                running: delta_of(&running),
+                frozen: frozen.map(|changes| Arc::new(delta_of(&changes))),
+                tree: TreeRoot::default(),
+                next_inode: 0,
+                inode_count: 0,
+                new_directories: NewDirectories::new(0),
+            };
+            let (first, last) = (Key::extent(INODE, from), Key::extent(INODE, to));
+            let in_range = in_tree.iter().rev().filter(|at| (from..=to).contains(*at));
+            let in_range = in_range.map(|at| (Key::extent(INODE, *at), *at));
+            let found = state.greatest(in_range, first, last);
+            let found = found.map(|(key, value)| {
+                let (says, is_changed) = match value {
+                    Ok(bytes) => (u64::from(bytes[0]), true),
+                    Err(offset) => (offset, false),
+                };
+                assert_eq!(key, Key::extent(INODE, says));
+                (says, is_changed)
+            });
+            let expected = model.iter().rev().find(|(at, _)| (from..=to).contains(*at));
+            prop_assert_eq!(found, expected.map(|(at, is_changed)| (*at, *is_changed)));
         }
     }
 }
