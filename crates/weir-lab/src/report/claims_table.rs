@@ -88,6 +88,7 @@ mod tests {
                 cpu_us: Some(12.5),
                 floor_ratio: Some(1.5),
             },
+            moot: None,
         };
         assert_eq!(
             line("plain", &finding).expect("has a figure"),
