@@ -201,20 +201,13 @@ impl Store {
         super::view::scan_collected(self, from, to, visit)
     }
 
-    /// There is nothing in the range, as a new directory's filter knows.
+    /// There is nothing in the range, as a new directory's filter knows. Not asserted: on a damaged volume, which fsck finds, a
+    /// number that is given out may have entries.
     fn is_surely_empty(&self, from: &Key, to: &Key) -> bool {
         if from.kind != Kind::Dirent {
             return false;
         }
-        let moment = self.names.moment(from);
-        let excluded = self.state.read().new_directories.excludes(from, to);
-        debug_assert!(
-            !excluded || {
-                let there = self.collect(*from, *to, 1).is_ok_and(|(items, _)| !items.is_empty());
-                !there || !self.names.is_unchanged(moment)
-            }
-        );
-        excluded
+        self.state.read().new_directories.excludes(from, to)
     }
 
     /// Calls `read` with the deltas and the tree's items of the range at one moment. `None`: the range is not in one

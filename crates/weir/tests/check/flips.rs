@@ -363,6 +363,25 @@ proptest! {
     }
 }
 
+/// Entries of directories that will be made only now: the first image's names, under the numbers that are given out next.
+#[test]
+fn entries_of_inodes_that_are_still_to_be_made_never_make_it_panic_or_hang() {
+    watched(|| {
+        let mut image = Image::load(&Arc::new(MemoryDevice::from_image(&images()[0])));
+        let next = image.root.next_inode;
+        let names = image.items.iter().filter(|(key, _)| key.kind == Kind::Dirent);
+        let copies: Vec<(Key, Vec<u8>)> = names
+            .flat_map(|(key, value)| {
+                (next..next + 8).map(|inode| (Key { inode, ..*key }, value.clone()))
+            })
+            .collect();
+        assert!(!copies.is_empty());
+        image.items.extend(copies);
+        image.store();
+        survive(&image.device.image(), false)
+    });
+}
+
 #[derive(Debug, Clone)]
 struct Forged {
     kind: u8,
