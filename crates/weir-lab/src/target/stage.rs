@@ -70,6 +70,11 @@ pub fn preflight(spec: &TargetSpec, options: &StageOptions) -> LabResult<()> {
     if spec.needs_loop() && !is_root() {
         return Err(LabError::NeedsRoot(format!("target '{}'", spec.name())));
     }
+    if spec.needs_loop() {
+        for tool in ["losetup", "mount", "umount"] {
+            need_tool(tool, "mount")?;
+        }
+    }
     match spec {
         TargetSpec::Dir(path) => check_dir(path, options.allow_no_device),
         TargetSpec::Xfs => {
