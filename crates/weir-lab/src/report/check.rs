@@ -77,17 +77,10 @@ pub struct Detail {
 }
 
 impl Finding {
-    /// The report has the figures, but what the statement rests on was not the case.
-    fn moot(kind: Kind, what: String, why: &'static str) -> Self {
-        Self {
-            kind,
-            what,
-            bound: Bound::AtLeast(0.0),
-            found: None,
-            disturbed_rounds: 0,
-            detail: Detail::default(),
-            moot: Some(why),
-        }
+    /// Nothing is known yet.
+    fn unknown(kind: Kind, what: String, bound: Bound) -> Self {
+        let detail = Detail::default();
+        Self { kind, what, bound, found: None, disturbed_rounds: 0, detail, moot: None }
     }
 
     /// Whether it holds; `None` when the report does not say.
@@ -147,30 +140,16 @@ impl<'a> Checker<'a> {
             };
             Detail { value: Some(a.median), against: Some((name, b.median)), ..self.detail(a) }
         });
-        self.findings.push(Finding {
-            kind,
-            what,
-            bound,
-            found,
-            disturbed_rounds,
-            detail,
-            moot: None,
-        });
+        let unknown = Finding::unknown(kind, what, bound);
+        self.findings.push(Finding { found, disturbed_rounds, detail, ..unknown });
     }
 
     fn value(&mut self, kind: Kind, what: String, row: Option<&Row>, bound: Bound) {
         let found = row.and_then(|r| Spread::of(&r.rounds));
         let disturbed_rounds = row.map_or(0, |r| r.disturbed_rounds);
         let detail = row.map_or(Detail::default(), |r| self.detail(r));
-        self.findings.push(Finding {
-            kind,
-            what,
-            bound,
-            found,
-            disturbed_rounds,
-            detail,
-            moot: None,
-        });
+        let unknown = Finding::unknown(kind, what, bound);
+        self.findings.push(Finding { found, disturbed_rounds, detail, ..unknown });
     }
 
     /// What an operation of the row's case costs: rows of the same case whose names say so.
@@ -257,12 +236,14 @@ fn truths(c: &mut Checker<'_>) {
             let pair = c.one(target, wanted("trickle")).zip(end);
             // A disk that takes the data at once leaves nothing to be spread.
             let is_harmless = end.zip(quiet).is_some_and(|(e, q)| e.median < HURT * q.median);
+            let bound = Bound::AtMost(0.8);
             if is_harmless {
                 let why =
                     "on this disk one big fsync did others no harm: try --disk limit:wbps=150M";
-                c.findings.push(Finding::moot(Kind::Truth, what, why));
+                let unknown = Finding::unknown(Kind::Truth, what, bound);
+                c.findings.push(Finding { moot: Some(why), ..unknown });
             } else {
-                c.ratio(Kind::Truth, what, pair, Bound::AtMost(0.8));
+                c.ratio(Kind::Truth, what, pair, bound);
             }
         }
     }

@@ -213,6 +213,7 @@ pub(super) fn open(device: Arc<dyn Device>, options: VolumeOptions) -> Result<Ar
     let threads = options.background == BackgroundMode::Threads && !options.read_only;
     let engine = Arc::new(assemble(device, options, parts));
     engine.recover(&recovered, root.checkpoint_lsn)?;
+    engine.store.check_new_numbers();
     if threads {
         engine.start_background()?;
         engine.start_barriers()?;
