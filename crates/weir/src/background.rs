@@ -62,13 +62,25 @@ pub enum BackgroundWork {
     Purge,
 }
 
+/// Who is asked for background work. Each has a wake-up of its own: an fsync that asks for writeback wakes one thread, not all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Worker {
+    Checkpointer,
+    Flusher,
+    /// Writes dirty pages home beside the flusher.
+    SecondFlusher,
+    Cleaner,
+    /// The threads for deferred syncs, which look at the queue instead of a signal.
+    Syncers,
+}
+
+/// How many [`Worker`]s there are.
+const WORKERS: usize = Worker::Syncers as usize + 1;
+
 #[derive(Default)]
-#[allow(clippy::struct_excessive_bools, reason = "one per kind of thread")]
 struct Signals {
-    checkpoint: bool,
-    flush: bool,
-    flush_beside: bool,
-    clean: bool,
+    /// Who was asked and has not taken notice yet.
+    asked: [bool; WORKERS],
     stop: bool,
 }
 
@@ -78,9 +90,7 @@ type Body = fn(&Arc<Engine>);
 /// Threads, and what they are asked to do.
 pub struct Background {
     signals: Mutex<Signals>,
-    wake: Condvar,
-    /// Wakes the sync threads alone: deferred syncs come by the thousand, and concern nobody else.
-    wake_sync: Condvar,
+    wake: [Condvar; WORKERS],
     progress_epoch: Mutex<u64>,
     progressed: Condvar,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -108,8 +118,7 @@ impl Background {
     pub fn new(limits: Limits) -> Self {
         Self {
             signals: Mutex::new(Signals::default()),
-            wake: Condvar::new(),
-            wake_sync: Condvar::new(),
+            wake: std::array::from_fn(|_| Condvar::new()),
             progress_epoch: Mutex::new(0),
             progressed: Condvar::new(),
             threads: Mutex::new(Vec::new()),
@@ -131,10 +140,24 @@ impl Background {
         self.running.load(Ordering::Acquire)
     }
 
-    fn signal(&self, set: impl FnOnce(&mut Signals)) {
-        set(&mut self.signals.lock());
-        self.wake.notify_all();
-        self.wake_sync.notify_all();
+    /// Asks the threads to end.
+    fn stop(&self) {
+        self.signals.lock().stop = true;
+        self.wake_workers();
+    }
+
+    /// Asks for work; wakes the worker only if it was not asked already.
+    fn ask(&self, worker: Worker) {
+        let was_asked = std::mem::replace(&mut self.signals.lock().asked[worker as usize], true);
+        if !was_asked {
+            self.wake[worker as usize].notify_all();
+        }
+    }
+
+    fn wake_workers(&self) {
+        for wake in &self.wake {
+            wake.notify_all();
+        }
     }
 
     /// Asks for a checkpoint that brings at least so much home.
@@ -144,7 +167,7 @@ impl Background {
         } else {
             self.partial_checkpoint.store(true, Ordering::Release);
         }
-        self.raise(|signals| std::mem::replace(&mut signals.checkpoint, true));
+        self.ask(Worker::Checkpointer);
     }
 
     /// How much the checkpoint that begins now brings home: all, unless it is only wanted because the log fills up.
@@ -154,26 +177,20 @@ impl Background {
         if is_partial && !is_full { Extent::Horizon } else { Extent::Full }
     }
 
-    /// Asks for writeback.
+    /// Asks the flusher for what is its alone: pages handed over, and logged pages that should go home.
     pub fn request_flush(&self) {
-        self.raise(|signals| {
-            let was_set = signals.flush && signals.flush_beside;
-            (signals.flush, signals.flush_beside) = (true, true);
-            was_set
-        });
+        self.ask(Worker::Flusher);
     }
 
-    /// Sets a signal; wakes the threads only if it was not set, as `set` answers.
-    fn raise(&self, set: impl FnOnce(&mut Signals) -> bool) {
-        let was_set = set(&mut self.signals.lock());
-        if !was_set {
-            self.wake.notify_all();
-        }
+    /// Asks for writeback of dirty pages, of which there are too many.
+    fn request_writeback(&self) {
+        self.ask(Worker::Flusher);
+        self.ask(Worker::SecondFlusher);
     }
 
     /// There is something to purge.
     pub fn wake_cleaner(&self) {
-        self.signal(|signals| signals.clean = true);
+        self.ask(Worker::Cleaner);
     }
 
     /// Leaves a sync to the sync threads.
@@ -181,7 +198,7 @@ impl Background {
         self.jobs.lock().push_back(job);
         // Whoever was about to sleep has seen the job, or sleeps once it lets this lock go.
         drop(self.signals.lock());
-        self.wake_sync.notify_one();
+        self.wake[Worker::Syncers as usize].notify_one();
     }
 
     /// The oldest deferred sync.
@@ -191,8 +208,7 @@ impl Background {
 
     /// Wakes everybody (the volume was shut down).
     pub fn wake_all(&self) {
-        self.wake.notify_all();
-        self.wake_sync.notify_all();
+        self.wake_workers();
         self.progress();
     }
 
@@ -214,25 +230,22 @@ impl Background {
         }
     }
 
-    /// Waits until `ready` takes a signal, `timeout_us` has passed or it is time to stop. False: stop.
-    fn wait_signal(
-        &self,
-        clock: &dyn Clock,
-        timeout_us: u64,
-        ready: impl Fn(&mut Signals) -> bool,
-    ) -> bool {
-        self.wait_on(&self.wake, clock, timeout_us, ready)
+    /// Waits until `worker` is asked for something, `timeout_us` have passed or it is time to stop. False: stop.
+    fn wait_asked(&self, worker: Worker, clock: &dyn Clock, timeout_us: u64) -> bool {
+        let asked = |signals: &mut Signals| std::mem::take(&mut signals.asked[worker as usize]);
+        self.wait_until(worker, clock, timeout_us, asked)
     }
 
-    /// As [`Background::wait_signal`], woken by `wake`.
-    fn wait_on(
+    /// As [`Background::wait_asked`], until `ready`.
+    fn wait_until(
         &self,
-        wake: &Condvar,
+        worker: Worker,
         clock: &dyn Clock,
         timeout_us: u64,
         ready: impl Fn(&mut Signals) -> bool,
     ) -> bool {
         let mut left_us = timeout_us;
+        let wake = &self.wake[worker as usize];
         let began_ns = clock.monotonic_ns();
         let mut signals = self.signals.lock();
         loop {
@@ -278,7 +291,7 @@ impl Engine {
         // From here on whoever waits for background work does it: one thread may wait for another that has
         // ended already.
         self.background.running.store(false, Ordering::Release);
-        self.background.signal(|signals| signals.stop = true);
+        self.background.stop();
         self.pool.wake_preparer();
         let threads = std::mem::take(&mut *self.background.threads.lock());
         for thread in threads {
@@ -295,8 +308,7 @@ impl Engine {
     fn checkpointer_loop(self: &Arc<Self>) {
         let interval_us = u64::from(self.options.checkpoint_interval_s.max(1)) * 1_000_000;
         loop {
-            let asked = |signals: &mut Signals| std::mem::take(&mut signals.checkpoint);
-            if !self.background.wait_signal(&*self.clock, interval_us, asked) {
+            if !self.background.wait_asked(Worker::Checkpointer, &*self.clock, interval_us) {
                 return;
             }
             if self.is_shutdown.load(Ordering::Acquire) || !self.checkpoint_wanted() {
@@ -311,11 +323,10 @@ impl Engine {
     fn flusher_loop(self: &Arc<Self>) {
         let mut round_began_ns = self.clock.monotonic_ns();
         loop {
-            let asked = |signals: &mut Signals| std::mem::take(&mut signals.flush);
             // Ranges that were handed over wait a moment for company.
             let gathering = !self.background.handover.is_empty();
             let timeout_us = if gathering { handover::PATIENCE_US } else { FLUSH_INTERVAL_US };
-            let go_on = self.background.wait_signal(&*self.clock, timeout_us, asked);
+            let go_on = self.background.wait_asked(Worker::Flusher, &*self.clock, timeout_us);
             if gathering || self.background.handover.is_due() || !go_on {
                 // An error was noted with the file it concerns.
                 let _ = self.drain_handover();
@@ -340,8 +351,8 @@ impl Engine {
     /// their checksums.
     fn second_flusher_loop(self: &Arc<Self>) {
         loop {
-            let asked = |signals: &mut Signals| std::mem::take(&mut signals.flush_beside);
-            if !self.background.wait_signal(&*self.clock, FLUSH_INTERVAL_US, asked) {
+            let worker = Worker::SecondFlusher;
+            if !self.background.wait_asked(worker, &*self.clock, FLUSH_INTERVAL_US) {
                 return;
             }
             while self.wants_writeback() && !self.is_shutdown.load(Ordering::Acquire) {
@@ -427,8 +438,8 @@ impl Engine {
     fn sync_loop(self: &Arc<Self>) {
         loop {
             let waiting = |_: &mut Signals| !self.background.jobs.lock().is_empty();
-            let wake = &self.background.wake_sync;
-            let go_on = self.background.wait_on(wake, &*self.clock, FLUSH_INTERVAL_US, waiting);
+            let (worker, timeout_us) = (Worker::Syncers, FLUSH_INTERVAL_US);
+            let go_on = self.background.wait_until(worker, &*self.clock, timeout_us, waiting);
             // What was asked for before the end is still done.
             while self.sync_step() {}
             if !go_on {
@@ -444,8 +455,7 @@ impl Engine {
 
     fn cleaner_loop(self: &Arc<Self>) {
         loop {
-            let asked = |signals: &mut Signals| std::mem::take(&mut signals.clean);
-            if !self.background.wait_signal(&*self.clock, FLUSH_INTERVAL_US, asked) {
+            if !self.background.wait_asked(Worker::Cleaner, &*self.clock, FLUSH_INTERVAL_US) {
                 return;
             }
             while matches!(self.purge_step(), Ok(true)) {}
@@ -585,7 +595,7 @@ impl Engine {
             let pressure = self.pressure();
             let admission = limits.admit(&pressure, Demand { data_bytes });
             if limits.wants_writeback(&pressure) {
-                self.background.request_flush();
+                self.background.request_writeback();
             }
             if limits.wants_checkpoint(&pressure) {
                 self.background.request_checkpoint(Extent::Horizon);
