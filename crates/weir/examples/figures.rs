@@ -182,8 +182,12 @@ type Job = fn(&Volume, usize, Instant) -> Result<Vec<Duration>>;
 fn matrix(path: &Path, jobs: usize, job: Job) -> Result<Vec<Duration>> {
     let volume = Arc::new(Volume::open(path, VolumeOptions::default())?);
     for number in 0..jobs {
-        let file = volume.open_file(format!("/job{number}"), OpenFlags::CREATE)?;
-        file.truncate(0)?;
+        let name = format!("/job{number}");
+        match volume.remove_file(&name) {
+            Ok(()) | Err(weir::Error::NotFound) => {}
+            Err(error) => return Err(error),
+        }
+        let file = volume.open_file(&name, OpenFlags::CREATE)?;
         if job as *const () == random_job as *const () {
             file.write_at(0, &vec![1; FILE_BYTES as usize])?;
         }

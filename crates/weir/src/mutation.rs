@@ -52,11 +52,13 @@ pub enum Mutation {
     ForgetDurableFrames,
     /// An operation that settles several runs looks each of them up as if the others were not in it.
     ForgetEarlierRuns,
+    /// What a new file's mapping gains is not noted: the next change takes mapped blocks for a hole.
+    ForgetMapped,
 }
 
 impl Mutation {
     /// All of them.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 25] = [
         Self::AcknowledgeBeforeFlush,
         Self::SkipTailVerification,
         Self::AcceptStaleFrame,
@@ -81,6 +83,7 @@ impl Mutation {
         Self::TrustSecondRead,
         Self::ForgetDurableFrames,
         Self::ForgetEarlierRuns,
+        Self::ForgetMapped,
     ];
 
     /// The name on the simulator's command line.
@@ -110,6 +113,7 @@ impl Mutation {
             Self::TrustSecondRead => "trust-second-read",
             Self::ForgetDurableFrames => "forget-durable-frames",
             Self::ForgetEarlierRuns => "forget-earlier-runs",
+            Self::ForgetMapped => "forget-mapped",
         }
     }
 

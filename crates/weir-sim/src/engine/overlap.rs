@@ -116,7 +116,7 @@ impl EngineSession {
         !waits_for_barrier
             && log_blocks <= fill.ring_blocks / if asks_for_much { 8 } else { 4 }
             && stats.dirty_pages + data_blocks <= stats.pages_capacity / 4
-            && self.volume.statfs().available_blocks >= data_blocks + FREE_BLOCKS
+            && stats.space.room_blocks >= data_blocks + FREE_BLOCKS
             && stats.shutdown_reason.is_none()
     }
 

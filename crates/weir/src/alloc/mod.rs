@@ -482,13 +482,7 @@ impl Allocator {
 
     /// What could be promised to users at this moment.
     pub fn user_room_blocks(&self) -> u64 {
-        let metadata_reserve = self.metadata_reserve.load(Relaxed);
-        let space = self.space.lock();
-        if space.cells() < metadata_reserve / NODE_BLOCKS {
-            return 0;
-        }
-        let kept = space.account.reserved().saturating_add(metadata_reserve);
-        space.account.free().saturating_sub(kept)
+        self.totals().room_blocks
     }
 
     /// Takes back a promise, kept or not.
@@ -513,13 +507,18 @@ impl Allocator {
 
     /// All numbers at one moment.
     pub fn totals(&self) -> SpaceTotals {
+        let metadata_reserve_blocks = self.metadata_reserve.load(Relaxed);
         let space = self.space.lock();
+        let is_scattered = space.cells() < metadata_reserve_blocks / NODE_BLOCKS;
+        let kept_blocks = space.account.reserved().saturating_add(metadata_reserve_blocks);
+        let room_blocks = space.account.free().saturating_sub(kept_blocks);
         SpaceTotals {
             total_blocks: self.owner.geometry.data_blocks(),
             free_blocks: space.account.free(),
             pending_free_blocks: space.account.pending(),
             reserved_blocks: space.account.reserved(),
-            metadata_reserve_blocks: self.metadata_reserve.load(Relaxed),
+            metadata_reserve_blocks,
+            room_blocks: if is_scattered { 0 } else { room_blocks },
         }
     }
 }

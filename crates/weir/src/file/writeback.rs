@@ -53,6 +53,8 @@ const SHARED_ROUND_PAGES: u64 = PIECE_PAGES / 2;
 
 /// From this length on, new pages are placed near the file's last extent before them even if that is far away in the file.
 const FAR_HINT_PAGES: u64 = 16;
+/// With so many runs in its first operation with extents, a file is taken for one that is written here and there.
+const SCATTERED_RUNS: usize = 2;
 
 /// What [`Engine::collect`] took.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -257,10 +259,15 @@ impl Engine {
         cut_bytes
     }
 
-    /// What `blocks` of the file are mapped to, and the extent before; without a look where nothing is, and with one where
-    /// nothing has changed since the last. Right for as long as the `map` lock is held; without it, a hint.
+    /// What `blocks` of the file are mapped to, and the extent before; without a look where nothing is known to be, nor right before,
+    /// and where nothing has changed since the last. Right for as long as the `map` lock is held; without it, a hint.
     pub fn mapped(&self, inode: &Inode, blocks: &Range<u64>) -> Result<known_mapping::Mapped> {
         if inode.meta.lock().item.blocks == 0 {
+            return Ok((Vec::new(), None));
+        }
+        // With the block before: what adjoins an extent is to be merged with it.
+        let around = blocks.start.saturating_sub(1)..blocks.end;
+        if self.store.is_surely_unmapped(inode.number, &around) {
             return Ok((Vec::new(), None));
         }
         let moment = self.store.mappings.moment(inode.number);
@@ -450,6 +457,9 @@ impl Engine {
             op.settled(inode.number, piece.file_blocks(run).start, run.len() as u64);
         }
         let mut meta = inode.meta.lock();
+        if meta.item.blocks == 0 && piece.runs.len() >= SCATTERED_RUNS {
+            op.maps_first(inode.number);
+        }
         let item = &mut meta.item;
         let written_to = piece.size.min(piece.end() * BLOCK_BYTES_U64);
         item.size = item.size.max(written_to);

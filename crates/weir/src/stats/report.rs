@@ -350,6 +350,7 @@ fn space(stats: &Stats) -> Group {
         .gauge("free_blocks", stats.space.free_blocks)
         .gauge("pending_free_blocks", stats.space.pending_free_blocks)
         .gauge("reserved_blocks", stats.space.reserved_blocks)
+        .gauge("room_blocks", stats.space.room_blocks)
         .0
 }
 

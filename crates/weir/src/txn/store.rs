@@ -13,15 +13,19 @@ use super::delta::Delta;
 use super::mapping_moments::MappingMoments;
 use super::names::NameCache;
 use super::new_directories::NewDirectories;
+use super::new_mappings::NewMappings;
 use super::obligations::Obligations;
 use super::op::Op;
 use crate::alloc::{Allocator, FrozenSpace};
 use crate::error::{Error, Result};
+use crate::format::item::Extent;
 use crate::format::{BLOCK_BYTES, Key, Kind, NODE_BLOCKS};
 use crate::log::{Admission, Boundary, Log};
+use crate::mutation::{self, Mutation};
 use crate::sync::{Arc, RwLock};
 use crate::tree::{self, InLeaf, LeafSpan, Span, TreeRoot, Value, cache::NodeCache};
 use std::iter::Peekable;
+use std::ops::Range;
 
 /// How often a look-up starts over before the mismatch is believed.
 const MAX_RETRIES: usize = 16;
@@ -36,15 +40,18 @@ struct State {
     next_inode: u64,
     inode_count: u64,
     new_directories: NewDirectories,
+    new_mappings: NewMappings,
 }
 
-/// What the store keeps about names, besides the items.
+/// What the store keeps in memory besides the items, to spare look-ups.
 #[derive(Debug, Clone, Copy)]
-pub struct NameMemory {
+pub struct Memory {
     /// Names in the cache of names; a power of two.
     pub cached_names: usize,
     /// Most memory for filters of the names in new directories.
     pub new_directory_bytes: usize,
+    /// Most memory for what is mapped of new files.
+    pub new_mapping_bytes: usize,
 }
 
 /// What a freeze takes out of the running transaction.
@@ -92,18 +99,25 @@ impl Store {
         tree: TreeRoot,
         (next_inode, inode_count): (u64, u64),
         base_reserve_blocks: u64,
-        names: NameMemory,
+        memory: Memory,
     ) -> Self {
         let running = Delta::default();
-        let new_directories = NewDirectories::new(names.new_directory_bytes);
-        let state = State { running, frozen: None, tree, next_inode, inode_count, new_directories };
+        let state = State {
+            running,
+            frozen: None,
+            tree,
+            next_inode,
+            inode_count,
+            new_directories: NewDirectories::new(memory.new_directory_bytes),
+            new_mappings: NewMappings::new(memory.new_mapping_bytes),
+        };
         let store = Self {
             state: RwLock::new(state),
             nodes,
             log,
             alloc,
             obligations: Obligations::default(),
-            names: NameCache::new(names.cached_names),
+            names: NameCache::new(memory.cached_names),
             mappings: MappingMoments::default(),
             base_reserve_blocks,
         };
@@ -213,6 +227,25 @@ impl Store {
             !excluded || {
                 let there = self.collect(*from, *to, 1).is_ok_and(|(items, _)| !items.is_empty());
                 !there || !self.names.is_unchanged(moment)
+            }
+        );
+        excluded
+    }
+
+    /// None of `blocks` of the file is mapped, as is known of some new files. True for as long as nothing is committed.
+    pub fn is_surely_unmapped(&self, inode: u64, blocks: &Range<u64>) -> bool {
+        let moment = self.mappings.moment(inode);
+        let excluded = self.state.read().new_mappings.excludes(inode, blocks);
+        debug_assert!(
+            !excluded || blocks.is_empty() || {
+                let last = Key::extent(inode, blocks.end - 1);
+                let found = self.get_le(last, Key::extent(inode, 0));
+                let reaches = |(key, extent): (Key, Value)| {
+                    let head = Extent::decode_head(&extent);
+                    head.is_ok_and(|(_, length, _)| key.offset + length > blocks.start)
+                };
+                !found.is_ok_and(|found| found.is_some_and(reaches))
+                    || self.mappings.moment(inode) != moment
             }
         );
         excluded
@@ -351,10 +384,16 @@ impl Store {
         for number in &op.new_directories {
             state.new_directories.made(*number);
         }
+        if let Some(number) = op.first_mapped {
+            state.new_mappings.watch(number);
+        }
         for (key, value) in op.changes() {
             self.names.note(&key);
             self.mappings.note(&key);
             state.new_directories.note(&key, value.is_none());
+            if !mutation::active(Mutation::ForgetMapped) {
+                state.new_mappings.note(&key, value);
+            }
             state.running.set(key, value);
         }
         if !op.space.is_empty() {
@@ -382,14 +421,17 @@ impl Store {
         state.inode_count = state.inode_count.saturating_add_signed(added);
     }
 
-    /// To be called once everything is replayed, before a directory is made. A new directory's filter is complete because
-    /// the directory begins empty. On a damaged volume, as fsck finds it, numbers that are still to be given out have items, or
-    /// that cannot be seen: then there are no filters.
+    /// To be called once everything is replayed, before anything is made. A new directory's filter is complete because
+    /// the directory begins empty, and so is what is known of a new file's mapping. On a damaged volume, as fsck finds it, numbers
+    /// that are still to be given out have items, or that cannot be seen: then nothing is taken for new.
     pub fn check_new_numbers(&self) {
         let next = self.state.read().next_inode;
         let used = self.get_le(Key::MAX, Key::inode(next));
-        if !matches!(used, Ok(None)) {
-            self.state.write().new_directories = NewDirectories::new(0);
+        let mut state = self.state.write();
+        if matches!(used, Ok(None)) {
+            state.new_mappings.begin_at(next);
+        } else {
+            state.new_directories = NewDirectories::new(0);
         }
     }
 
@@ -651,6 +693,7 @@ mod tests {
                 next_inode: 0,
                 inode_count: 0,
                 new_directories: NewDirectories::new(0),
+                new_mappings: NewMappings::new(0),
             };
             let (first, last) = (Key::extent(INODE, from), Key::extent(INODE, to));
             let in_range = in_tree.iter().rev().filter(|at| (from..=to).contains(*at));

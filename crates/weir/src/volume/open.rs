@@ -26,7 +26,7 @@ use crate::tree::{NodeCache, TreeRoot};
 use crate::txn::Store;
 use crate::txn::checkpoint::{Checkpointer, loaded_tree};
 use crate::txn::names::CACHED_NAME_BYTES;
-use crate::txn::store::NameMemory;
+use crate::txn::store::Memory;
 use crate::types::{BackgroundMode, VolumeOptions};
 use std::path::Path;
 
@@ -72,6 +72,7 @@ struct Shares {
     inodes: usize,
     names: usize,
     new_directory_bytes: usize,
+    new_mapping_bytes: usize,
 }
 
 impl Shares {
@@ -82,13 +83,15 @@ impl Shares {
         let inodes = memory_bytes / 16;
         let names = (memory_bytes / 128).min(MOST_NAMES * CACHED_NAME_BYTES);
         let new_directories = memory_bytes / 128;
+        let new_mappings = memory_bytes / 256;
         Self {
-            pages: memory_bytes - nodes - delta - inodes - names - new_directories,
+            pages: memory_bytes - nodes - delta - inodes - names - new_directories - new_mappings,
             nodes,
             delta: delta.max(128 << 10),
             inodes: ((inodes / 1024) as usize).max(64),
             names: 1 << (names / CACHED_NAME_BYTES).max(16).ilog2(),
             new_directory_bytes: new_directories as usize,
+            new_mapping_bytes: new_mappings as usize,
         }
     }
 }
@@ -115,10 +118,13 @@ pub(super) fn assemble(device: Arc<dyn Device>, options: VolumeOptions, parts: P
     let alloc = Arc::new(alloc);
     let nodes = NodeCache::new(device.clone(), volume_id, geometry.total_blocks(), shares.nodes);
     let counts = (next_inode, inode_count);
-    let names =
-        NameMemory { cached_names: shares.names, new_directory_bytes: shares.new_directory_bytes };
+    let memory = Memory {
+        cached_names: shares.names,
+        new_directory_bytes: shares.new_directory_bytes,
+        new_mapping_bytes: shares.new_mapping_bytes,
+    };
     let store =
-        Store::new(nodes, log.clone(), alloc.clone(), tree, counts, BASE_RESERVE_BLOCKS, names);
+        Store::new(nodes, log.clone(), alloc.clone(), tree, counts, BASE_RESERVE_BLOCKS, memory);
     // Foreground operations may fill half of the ring: delays end there.
     let usable_log_bytes = geometry.log_blocks() * BLOCK_BYTES_U64 / 2;
     let limits = Limits::new(shares.pages, shares.delta, usable_log_bytes);
