@@ -5,8 +5,8 @@
 //! only one can be written again ([`PageRef::get_mut`]); one that writeback or a zero-copy reader
 //! also holds cannot, so whoever wants to change it clones the page. Nobody ever waits for a page.
 //!
-//! **Memory.** The pool takes memory in slabs: 2 MiB, 2 MiB aligned and advised to be a huge page,
-//! or less when the whole pool is smaller than that. The first 4 KiB of a slab are its header (the
+//! **Memory.** The pool takes memory in slabs: 2 MiB, 2 MiB aligned and advised to be a huge page (not where somebody waits for one
+//! that is dear), or less when the whole pool is smaller than that. The first 4 KiB of a slab are its header (the
 //! owning pool and the reference counts), the rest are page frames. Slabs are allocated one at a
 //! time when the free list is empty; freed frames are reused last in, first out, so in the steady
 //! state there are neither page faults nor zeroing. [`PagePool::trim`] gives whole free slabs back.
@@ -128,6 +128,15 @@ impl Frame {
     }
 }
 
+/// What a full slab is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Backing {
+    /// One huge page: one fault, and requests of few segments.
+    Huge,
+    /// Ordinary pages, each of which the kernel finds when it is touched first.
+    Ordinary,
+}
+
 /// A slab, owned by its pool's state.
 struct Slab {
     start: NonNull<u8>,
@@ -140,11 +149,11 @@ impl Slab {
         Layout::from_size_align((frames + 1) * PAGE_BYTES, align).ok()
     }
 
-    /// Zeroed memory for `frames` frames and the header. `None` when the system has none.
-    fn allocate(frames: usize, pool: *const Inner) -> Option<Self> {
+    /// Zeroed memory for `frames` frames and the header; `backing` is that of a full slab. `None` when the system has none.
+    fn allocate(frames: usize, backing: Backing, pool: *const Inner) -> Option<Self> {
         let layout = Self::layout(frames)?;
         let start = if frames == SLAB_FRAMES {
-            system::allocate_huge(layout)?
+            system::allocate_aligned(layout, backing)?
         } else {
             // SAFETY: the layout's size is not zero.
             NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) })?
@@ -161,7 +170,7 @@ impl Slab {
         let Some(layout) = Self::layout(self.frames) else { return };
         if self.frames == SLAB_FRAMES {
             // SAFETY: `allocate` took it from there with the same layout; unused (caller).
-            unsafe { system::free_huge(self.start, layout) };
+            unsafe { system::free_aligned(self.start, layout) };
         } else {
             // SAFETY: as above.
             unsafe { std::alloc::dealloc(self.start.as_ptr(), layout) };
@@ -173,11 +182,16 @@ impl Slab {
 /// that the kernel zeroes anyway, and before we can ask for a huge page.
 #[cfg(all(target_os = "linux", not(miri)))]
 mod system {
+    use super::Backing;
     use std::alloc::Layout;
     use std::ptr::NonNull;
 
-    /// Zeroed memory, aligned to `layout`.
-    pub(super) fn allocate_huge(layout: Layout) -> Option<NonNull<u8>> {
+    /// Zeroed memory, aligned to `layout`, that will be backed as said where the kernel can.
+    pub(super) fn allocate_aligned(layout: Layout, backing: Backing) -> Option<NonNull<u8>> {
+        let advice = match backing {
+            Backing::Huge => libc::MADV_HUGEPAGE,
+            Backing::Ordinary => libc::MADV_NOHUGEPAGE,
+        };
         let (size, align) = (layout.size(), layout.align());
         // Twice as much as needed, to cut an aligned piece out of it.
         // SAFETY: a new anonymous mapping at a place of the kernel's choice touches no memory.
@@ -203,7 +217,7 @@ mod system {
                 libc::munmap(mapped, head);
             }
             libc::munmap(start.add(size), align - head);
-            libc::madvise(start, size, libc::MADV_HUGEPAGE);
+            libc::madvise(start, size, advice);
             NonNull::new(start.cast())
         }
     }
@@ -229,20 +243,21 @@ mod system {
     }
 
     /// # Safety
-    /// `start` came from [`allocate_huge`] with the same layout and is not used any more.
-    pub(super) unsafe fn free_huge(start: NonNull<u8>, layout: Layout) {
-        // SAFETY: exactly the piece that `allocate_huge` kept, unused (caller).
+    /// `start` came from [`allocate_aligned`] with the same layout and is not used any more.
+    pub(super) unsafe fn free_aligned(start: NonNull<u8>, layout: Layout) {
+        // SAFETY: exactly the piece that `allocate_aligned` kept, unused (caller).
         unsafe { libc::munmap(start.as_ptr().cast(), layout.size()) };
     }
 }
 
 #[cfg(not(all(target_os = "linux", not(miri))))]
 mod system {
+    use super::Backing;
     use std::alloc::Layout;
     use std::ptr::NonNull;
 
     /// Zeroed memory, aligned to `layout`.
-    pub(super) fn allocate_huge(layout: Layout) -> Option<NonNull<u8>> {
+    pub(super) fn allocate_aligned(layout: Layout, _backing: Backing) -> Option<NonNull<u8>> {
         // SAFETY: a slab's size is not zero.
         NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) })
     }
@@ -257,8 +272,8 @@ mod system {
     pub(super) fn yield_to_others() {}
 
     /// # Safety
-    /// `start` came from [`allocate_huge`] with the same layout and is not used any more.
-    pub(super) unsafe fn free_huge(start: NonNull<u8>, layout: Layout) {
+    /// `start` came from [`allocate_aligned`] with the same layout and is not used any more.
+    pub(super) unsafe fn free_aligned(start: NonNull<u8>, layout: Layout) {
         // SAFETY: the caller's promise.
         unsafe { std::alloc::dealloc(start.as_ptr(), layout) };
     }
@@ -363,7 +378,7 @@ impl State {
         } else {
             missing.min(self.total.max(SMALL_SLAB_FRAMES)).max(1)
         };
-        self.slabs.push(Slab::allocate(frames, pool)?);
+        self.slabs.push(Slab::allocate(frames, self.backing(), pool)?);
         self.next_fresh = 1;
         self.total += frames;
         Some(())
@@ -381,6 +396,12 @@ impl State {
 
     fn is_dear(&self) -> bool {
         self.slab_cost_ns > DEAR_SLAB_NS
+    }
+
+    /// What a slab is made of that somebody waits for: its header is touched under the lock, so where memory is dear, a huge page
+    /// would hold up everybody for milliseconds.
+    fn backing(&self) -> Backing {
+        if self.is_dear() { Backing::Ordinary } else { Backing::Huge }
     }
 
     /// Pages that can be had without the system's help.
@@ -620,7 +641,7 @@ impl PagePool {
         }
         state.total += SLAB_FRAMES;
         drop(state);
-        let slab = Slab::allocate(SLAB_FRAMES, Arc::as_ptr(&self.0));
+        let slab = Slab::allocate(SLAB_FRAMES, Backing::Huge, Arc::as_ptr(&self.0));
         if let Some(slab) = &slab {
             // SAFETY: nobody else knows the slab yet.
             unsafe { system::populate(slab.start, SLAB_BYTES) };

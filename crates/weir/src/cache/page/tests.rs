@@ -226,6 +226,23 @@ fn while_fresh_memory_is_dear_those_who_can_recycle_are_told_to() {
     assert!(pool.in_use_pages() > ahead + SLAB_FRAMES);
 }
 
+#[test]
+fn nobody_waits_for_a_huge_page_while_these_are_dear() {
+    let pool = PagePool::new(4 * SLAB_FRAMES * PAGE);
+    assert_eq!(pool.0.state.lock().backing(), Backing::Huge);
+    for _ in 0..100 {
+        pool.note_slab_cost(DEAR_SLAB_NS * 2);
+    }
+    assert_eq!(pool.0.state.lock().backing(), Backing::Ordinary);
+    // Pages of both kinds are pages.
+    let mut pages: Vec<PageMut> = std::iter::from_fn(|| pool.alloc_zeroed()).collect();
+    pages.iter_mut().for_each(|page| page.fill(7));
+    assert_eq!(pages.len(), 4 * SLAB_FRAMES);
+    drop(pages);
+    pool.trim();
+    assert_eq!(pool.stats().allocated, 0);
+}
+
 #[cfg(not(any(miri, feature = "shuttle")))]
 #[test]
 fn the_preparer_keeps_slabs_ahead_within_the_capacity_and_stops_when_told() {
