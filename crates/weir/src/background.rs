@@ -661,9 +661,14 @@ impl Engine {
             }
             let moment = self.background.moment();
             if !self.background.has_threads() {
-                if self.flush_batch()? == 0 && self.dirty_bytes() == 0 {
+                if self.flush_batch()? > 0 {
+                    return Ok(());
+                }
+                if self.dirty_bytes() == 0 {
                     return Err(Error::Io("the page cache is too small for this operation".into()));
                 }
+                // All that is dirty is on its way home by other callers: they are to come to their end.
+                self.clock.sleep_us(READER_PAUSE_US);
                 return Ok(());
             }
             self.background.request_flush();
