@@ -61,9 +61,8 @@ pub struct SlowDisk {
     traces: bool,
 }
 
-const CLASSES: [IoClass; 7] = [
+const CLASSES: [IoClass; 6] = [
     IoClass::Log,
-    IoClass::Beside,
     IoClass::SyncRead,
     IoClass::SyncWrite,
     IoClass::ReadAhead,
