@@ -54,13 +54,11 @@ pub enum Mutation {
     ForgetEarlierRuns,
     /// What a new file's mapping gains is not noted: the next change takes mapped blocks for a hole.
     ForgetMapped,
-    /// A frame counts as written although the data that was written beside it is missing.
-    CountWithoutData,
 }
 
 impl Mutation {
     /// All of them.
-    pub const ALL: [Self; 26] = [
+    pub const ALL: [Self; 25] = [
         Self::AcknowledgeBeforeFlush,
         Self::SkipTailVerification,
         Self::AcceptStaleFrame,
@@ -86,7 +84,6 @@ impl Mutation {
         Self::ForgetDurableFrames,
         Self::ForgetEarlierRuns,
         Self::ForgetMapped,
-        Self::CountWithoutData,
     ];
 
     /// The name on the simulator's command line.
@@ -117,7 +114,6 @@ impl Mutation {
             Self::ForgetDurableFrames => "forget-durable-frames",
             Self::ForgetEarlierRuns => "forget-earlier-runs",
             Self::ForgetMapped => "forget-mapped",
-            Self::CountWithoutData => "count-without-data",
         }
     }
 

@@ -53,17 +53,11 @@ enum Amid {
     NoPages,
     /// Some other write: the log is not concerned.
     Pages,
-    /// Pages and the frame that names them.
-    Both,
 }
 
 impl Amid {
     const fn call(class: Option<IoClass>) -> Self {
-        match class {
-            None | Some(IoClass::Log) => Self::NoPages,
-            Some(IoClass::Beside) => Self::Both,
-            Some(_) => Self::Pages,
-        }
+        if matches!(class, None | Some(IoClass::Log)) { Self::NoPages } else { Self::Pages }
     }
 
     fn allows(self, op: &Op) -> bool {
@@ -71,7 +65,6 @@ impl Amid {
             Self::Nothing => true,
             Self::NoPages => !op.waits_for_flush(),
             Self::Pages => !op.may_wait_for_pages(),
-            Self::Both => !op.may_wait_for_pages() && !op.waits_for_flush(),
         }
     }
 }
