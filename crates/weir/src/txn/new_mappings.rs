@@ -66,8 +66,9 @@ impl NewMappings {
     /// The item `key` changes to `value`.
     pub fn note(&mut self, key: &Key, value: Option<&[u8]>) {
         match (key.kind, value) {
-            (Kind::Extent, Some(extent)) if self.files.contains_key(&key.inode) => {
-                if self.add(key, extent).is_err() {
+            (Kind::Extent, Some(extent)) => {
+                let has_it = self.files.contains_key(&key.inode);
+                if has_it && self.add(key, extent).is_err() {
                     self.forget(key.inode);
                 }
             }
@@ -156,7 +157,8 @@ mod tests {
         for round in 0..300 {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             // Around a border of chunks and of words, and once far away.
-            let start = if round == 200 { 1 << 40 } else { CHUNK_BLOCKS - 700 + (random >> 33) % 1400 };
+            let start =
+                if round == 200 { 1 << 40 } else { CHUNK_BLOCKS - 700 + (random >> 33) % 1400 };
             let blocks = if round % 3 == 0 { (random >> 20) % 200 + 1 } else { 1 };
             new.note(&Key::extent(100, start), Some(&extent(blocks)));
             mapped.extend(start..start + blocks);
@@ -169,7 +171,11 @@ mod tests {
         for start in (base..base + 2000).chain((1 << 40) - 3..(1 << 40) + 300) {
             for blocks in [1, 2, 63, 64, 65, 130] {
                 let expected = mapped.range(start..start + blocks).next().is_none();
-                assert_eq!(new.excludes(100, &(start..start + blocks)), expected, "{start} {blocks}");
+                assert_eq!(
+                    new.excludes(100, &(start..start + blocks)),
+                    expected,
+                    "{start} {blocks}"
+                );
             }
         }
         assert!(new.excludes(100, &(0..CHUNK_BLOCKS - 1000)));

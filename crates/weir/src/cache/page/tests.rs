@@ -236,7 +236,9 @@ fn nobody_waits_for_a_huge_page_while_these_are_dear() {
     assert_eq!(pool.0.state.lock().backing(), Backing::Ordinary);
     // Pages of both kinds are pages.
     let mut pages: Vec<PageMut> = std::iter::from_fn(|| pool.alloc_zeroed()).collect();
-    pages.iter_mut().for_each(|page| page.fill(7));
+    for page in &mut pages {
+        page.fill(7);
+    }
     assert_eq!(pages.len(), 4 * SLAB_FRAMES);
     drop(pages);
     pool.trim();
