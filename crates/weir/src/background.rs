@@ -38,8 +38,8 @@ const FEW_PAGES: usize = 8;
 const FLUSH_INTERVAL_US: u64 = 1_000_000;
 /// Rounds of the flusher after which a page counts as old.
 const OLD_ROUNDS: u64 = 5;
-/// How long a reader of a volume that is open for reading only waits for others to be done with their pages.
-const READER_PAUSE_US: u64 = 100;
+/// How long somebody who can free no page himself lets others go on, who have them in their hands.
+const OTHERS_PAUSE_US: u64 = 100;
 /// Longest wait between two looks at a condition that somebody else changes.
 const PATIENCE_US: u64 = 50_000;
 
@@ -656,18 +656,18 @@ impl Engine {
         self.timed_stall(|| {
             if self.options.read_only {
                 // Nothing can be written; others are about to be done with what they read.
-                self.clock.sleep_us(READER_PAUSE_US);
+                self.clock.sleep_us(OTHERS_PAUSE_US);
                 return Ok(());
             }
             let moment = self.background.moment();
             if !self.background.has_threads() {
                 if self.flush_batch()? == 0 {
-                    // Other callers have the pages in their hands: they are to come to their end.
-                    self.clock.sleep_us(READER_PAUSE_US);
+                    // Other callers have the pages: [`Engine::make_room`] says how often that is believed.
+                    self.clock.sleep_us(OTHERS_PAUSE_US);
                 }
                 return Ok(());
             }
-            self.background.request_flush();
+            self.background.request_writeback();
             if !self.wants_writeback() {
                 self.flush_batch()?;
             }
