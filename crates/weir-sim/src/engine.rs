@@ -88,6 +88,7 @@ fn options(clock: &Arc<SimClock>, settings: &Settings) -> VolumeOptions {
     VolumeOptions {
         memory_bytes: Some(settings.memory_bytes),
         batch_part_blocks: settings.batch_part_blocks,
+        beside_from_pages: settings.beside_from_pages,
         background: BackgroundMode::Manual,
         atime: AtimePolicy::Never,
         clock: Arc::clone(clock) as Arc<dyn weir::sync::Clock>,

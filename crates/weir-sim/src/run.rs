@@ -202,7 +202,9 @@ impl<S: System> Factory<'_, S> {
         let tree = exhaustive::TREES[sequence.tree];
         // Every other sequence makes chains of frames of its batches.
         let batch_part_blocks = (number % 2 == 1).then_some(2);
-        let settings = Settings { batch_part_blocks, ..Settings::SMALL };
+        // Every second pair of them writes each new page of a sync beside its frame.
+        let beside_from_pages = (number % 4 > 1).then_some(1);
+        let settings = Settings { batch_part_blocks, beside_from_pages, ..Settings::SMALL };
         let (image, model) = self.start(tree, &settings, &exhaustive::tree(sequence.tree))?;
         Ok(Case {
             name: format!("exhaustive, tree {tree}, sequence {number}"),

@@ -53,12 +53,19 @@ pub struct Settings {
     pub memory_bytes: u64,
     /// Blocks of the frames that a batch is cut into; `None`: as few frames as possible.
     pub batch_part_blocks: Option<u64>,
+    /// New pages of a sync that are written beside their frame at least; `None`: as few as are worth it.
+    pub beside_from_pages: Option<u64>,
 }
 
 impl Settings {
     /// The smallest volume, with memory for everything (but no more: large page pools cost time).
-    pub const SMALL: Self =
-        Self { volume_blocks: 256, log_blocks: 64, memory_bytes: 2 << 20, batch_part_blocks: None };
+    pub const SMALL: Self = Self {
+        volume_blocks: 256,
+        log_blocks: 64,
+        memory_bytes: 2 << 20,
+        batch_part_blocks: None,
+        beside_from_pages: None,
+    };
 }
 
 /// What one of several operations that overlap has answered.

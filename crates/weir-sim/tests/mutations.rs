@@ -41,7 +41,7 @@ const fn hunt(mutation: Mutation) -> (Workload, u64) {
         Mutation::ReuseBeforeCheckpoint | Mutation::TrustSecondRead => {
             (Workload::Random, 1_500_000)
         }
-        Mutation::SwallowWriteError => (Workload::Faults, 200_000),
+        Mutation::SwallowWriteError | Mutation::CountWithoutData => (Workload::Faults, 200_000),
         _ => (Workload::Exhaustive, 200_000),
     }
 }

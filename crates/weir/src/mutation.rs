@@ -54,11 +54,13 @@ pub enum Mutation {
     ForgetEarlierRuns,
     /// What a new file's mapping gains is not noted: the next change takes mapped blocks for a hole.
     ForgetMapped,
+    /// A frame counts as written although the data that was written beside it is missing.
+    CountWithoutData,
 }
 
 impl Mutation {
     /// All of them.
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 26] = [
         Self::AcknowledgeBeforeFlush,
         Self::SkipTailVerification,
         Self::AcceptStaleFrame,
@@ -84,6 +86,7 @@ impl Mutation {
         Self::ForgetDurableFrames,
         Self::ForgetEarlierRuns,
         Self::ForgetMapped,
+        Self::CountWithoutData,
     ];
 
     /// The name on the simulator's command line.
@@ -114,6 +117,7 @@ impl Mutation {
             Self::ForgetDurableFrames => "forget-durable-frames",
             Self::ForgetEarlierRuns => "forget-earlier-runs",
             Self::ForgetMapped => "forget-mapped",
+            Self::CountWithoutData => "count-without-data",
         }
     }
 

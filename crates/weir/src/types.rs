@@ -351,6 +351,9 @@ pub struct VolumeOptions {
     /// chain of frames too.
     #[doc(hidden)]
     pub batch_part_blocks: Option<u64>,
+    /// For simulators and tests: so few new pages of a sync are already written beside their frame.
+    #[doc(hidden)]
+    pub beside_from_pages: Option<u64>,
 }
 
 impl Default for VolumeOptions {
@@ -364,6 +367,7 @@ impl Default for VolumeOptions {
             clock: crate::sync::Arc::new(crate::sync::SystemClock::default()),
             on_recovery_progress: None,
             batch_part_blocks: None,
+            beside_from_pages: None,
         }
     }
 }

@@ -11,6 +11,7 @@
 
 #![cfg(feature = "shuttle")]
 
+use shuttle::rand::{Rng, thread_rng};
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::thread;
 use shuttle::{Config, Runner};
@@ -55,6 +56,8 @@ fn open(device: &Arc<dyn Device>) -> Volume {
         background: BackgroundMode::Manual,
         memory_bytes: Some(256 << 10),
         clock: Arc::new(NoTime),
+        // New pages travel in the log in half of the schedules, and beside their frames in the others.
+        beside_from_pages: thread_rng().gen_bool(0.5).then_some(1),
         ..VolumeOptions::default()
     };
     Volume::open_device(device.clone(), options).expect("open")

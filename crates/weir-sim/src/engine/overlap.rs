@@ -53,11 +53,17 @@ enum Amid {
     NoPages,
     /// Some other write: the log is not concerned.
     Pages,
+    /// Pages and the frame that names them.
+    Both,
 }
 
 impl Amid {
     const fn call(class: Option<IoClass>) -> Self {
-        if matches!(class, None | Some(IoClass::Log)) { Self::NoPages } else { Self::Pages }
+        match class {
+            None | Some(IoClass::Log) => Self::NoPages,
+            Some(IoClass::Beside) => Self::Both,
+            Some(_) => Self::Pages,
+        }
     }
 
     fn allows(self, op: &Op) -> bool {
@@ -65,6 +71,7 @@ impl Amid {
             Self::Nothing => true,
             Self::NoPages => !op.waits_for_flush(),
             Self::Pages => !op.may_wait_for_pages(),
+            Self::Both => !op.may_wait_for_pages() && !op.waits_for_flush(),
         }
     }
 }

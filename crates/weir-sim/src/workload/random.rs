@@ -41,8 +41,15 @@ impl Shape {
             _ => 512 << 10,
         };
         let batch_part_blocks = [None, Some(1), Some(2), Some(4)][rng.index(4)];
+        let beside_from_pages = [None, Some(1)][rng.index(2)];
         Self {
-            settings: Settings { volume_blocks, log_blocks: 64, memory_bytes, batch_part_blocks },
+            settings: Settings {
+                volume_blocks,
+                log_blocks: 64,
+                memory_bytes,
+                batch_part_blocks,
+                beside_from_pages,
+            },
             length: 30 + rng.index(120),
             writers: 1 + rng.below(4) as u8,
             growth: rng.below(10),

@@ -61,8 +61,9 @@ pub struct SlowDisk {
     traces: bool,
 }
 
-const CLASSES: [IoClass; 6] = [
+const CLASSES: [IoClass; 7] = [
     IoClass::Log,
+    IoClass::Beside,
     IoClass::SyncRead,
     IoClass::SyncWrite,
     IoClass::ReadAhead,

@@ -240,9 +240,10 @@ fn checkpoints(stage: &Stage) {
     }
 }
 
-/// A volume with a dirty big file, and everything else cached.
-fn prepare(time: &Time, big_bytes: u64) -> Stage {
+/// A volume with a dirty big file, and everything else cached; and the threads of its disk.
+fn prepare(time: &Time, big_bytes: u64) -> (Stage, Vec<thread::JoinHandle<()>>) {
     let disk = SlowDisk::new(4 * big_bytes + 512 * MIB, time.clone());
+    let servers = disk.start();
     let device = Arc::clone(&disk) as Arc<dyn Device>;
     let create = CreateOptions { log_bytes: Some(64 * MIB), ..CreateOptions::default() };
     Volume::format_device(&device, &create).expect("format");
@@ -263,7 +264,7 @@ fn prepare(time: &Time, big_bytes: u64) -> Stage {
         big.write_at(offset, &chunk).expect("write");
     }
     let (over, waits) = (AtomicBool::new(false), Mutex::default());
-    Stage { time: time.clone(), disk, volume, big, big_bytes, over, waits }
+    (Stage { time: time.clone(), disk, volume, big, big_bytes, over, waits }, servers)
 }
 
 /// What a thread does.
@@ -272,8 +273,8 @@ type Body = fn(&Stage, Rng);
 fn run(seed: u64, big_bytes: u64) -> BTreeMap<&'static str, Waits> {
     let time = Time::default();
     let ticker = time.start();
-    let stage = Arc::new(prepare(&time, big_bytes));
-    let servers = stage.disk.start();
+    let (stage, servers) = prepare(&time, big_bytes);
+    let stage = Arc::new(stage);
     let began = time.now_ns();
     let bodies: [(u64, Body); 8] = [
         (1, reads),

@@ -16,6 +16,7 @@ pub mod request;
 pub mod stats;
 
 use crate::cache::page::PageRef;
+use crate::format::BLOCK_BYTES;
 use buffer::AlignedBuf;
 
 /// Priority of a request, most urgent first.
@@ -23,6 +24,8 @@ use buffer::AlignedBuf;
 pub enum IoClass {
     /// Log frames and superblocks.
     Log,
+    /// A frame and the data that is written at the same time.
+    Beside,
     /// A caller waits for this read.
     SyncRead,
     /// A caller waits for this write (data phase of an fsync).
@@ -84,6 +87,18 @@ pub enum Buffers {
     Fill(Vec<crate::cache::page::PageMut>),
     /// No memory (flush, discard).
     None,
+}
+
+impl Buffers {
+    /// Bytes of all of the memory.
+    pub fn bytes(&self) -> u64 {
+        match self {
+            Self::Owned(buffer) => buffer.len() as u64,
+            Self::Pages(pages) => (pages.len() * BLOCK_BYTES) as u64,
+            Self::Fill(pages) => (pages.len() * BLOCK_BYTES) as u64,
+            Self::None => 0,
+        }
+    }
 }
 
 /// What to do.

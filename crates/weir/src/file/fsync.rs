@@ -3,13 +3,13 @@
 //! Few dirty pages go into the log frame as payload, together with the inode: one write and one
 //! flush, shared with everybody who syncs meanwhile. Many go home first (in parallel, outside of the
 //! log), then a frame with the new mapping; the same one flush covers both. So do new pages in between, when others commit
-//! too: [`super::placement_policy`].
+//! too; alone they are written beside their frame (`writeback/beside.rs`): [`super::placement_policy`].
 //!
 //! What has to be waited for: writeback of the pages in range that was under way already, because
 //! one version of a page is written at a time.
 
 use super::extents::Piece as Mapped;
-use super::placement_policy::{self, Situation};
+use super::placement_policy::{self, Situation, Way};
 use super::writeback::{PIECE_PAGES, page_range};
 use crate::cache::map::{LoggedFilter, RunFilter};
 use crate::device::IoClass;
@@ -28,7 +28,7 @@ use std::ops::Range;
 /// saved request.
 pub const MAX_PAYLOAD_PAGES: usize = 32;
 /// Log space for the records of one payload operation.
-const PAYLOAD_RECORD_BYTES: usize = 512 + 64 * MAX_PAYLOAD_PAGES;
+pub(super) const PAYLOAD_RECORD_BYTES: usize = 512 + 64 * MAX_PAYLOAD_PAGES;
 
 /// What [`Engine::log_dirty`] did.
 enum Logged {
@@ -38,6 +38,8 @@ enum Logged {
     TooMuch,
     /// These pages go home first.
     HomeFirst(Vec<Range<u64>>),
+    /// All are to be written beside their frame.
+    Beside,
     /// Pages are under writeback: wait for it.
     Busy,
     /// Something changed while it was being looked at: look again.
@@ -98,6 +100,11 @@ impl Engine {
                     // What is left is logged, or too much.
                     situation = None;
                 }
+                Logged::Beside => {
+                    self.sync_beside(inode, &pages)?;
+                    // What is left is logged, or too much.
+                    situation = None;
+                }
                 Logged::Busy => inode.wait_io(moment),
                 Logged::Again => {}
             }
@@ -118,7 +125,7 @@ impl Engine {
         loop {
             match self.log_dirty(inode, &pages, kind, (Room::NoWait, situation)) {
                 Ok(Logged::Done) => return Ok(Some(last_lsn(inode, kind))),
-                Ok(Logged::TooMuch | Logged::HomeFirst(_) | Logged::Busy)
+                Ok(Logged::TooMuch | Logged::HomeFirst(_) | Logged::Beside | Logged::Busy)
                 | Err(Error::WouldBlock) => return Ok(None),
                 Ok(Logged::Again) => {}
                 Err(error) => return Err(error),
@@ -148,8 +155,10 @@ impl Engine {
         if count > limit {
             return Ok(Logged::TooMuch);
         }
-        if let Some(new_pages) = self.home_first(inode, pages, count, situation)? {
-            return Ok(Logged::HomeFirst(new_pages));
+        match self.way(inode, pages, count, (situation, room == Room::Normal))? {
+            Way::Log => {}
+            Way::HomeFirst(new_pages) => return Ok(Logged::HomeFirst(new_pages)),
+            Way::Beside => return Ok(Logged::Beside),
         }
         if room == Room::Normal {
             self.delay_for_log(count as u64 + 1);
@@ -169,19 +178,20 @@ impl Engine {
         Situation { others: committing.saturating_sub(1), log_percent: self.log_percent() }
     }
 
-    /// The new pages among the dirty ones that are to go home before the rest is logged.
-    fn home_first(
+    /// Where the dirty pages go.
+    fn way(
         &self,
         inode: &Inode,
         pages: &Range<u64>,
         count: usize,
-        situation: Option<Situation>,
-    ) -> Result<Option<Vec<Range<u64>>>> {
-        let Some(situation) = situation.filter(|situation| situation.prefers_home()) else {
-            return Ok(None);
+        (situation, may_lead): (Option<Situation>, bool),
+    ) -> Result<Way> {
+        let Some(situation) = situation.filter(|at| may_lead || at.prefers_home()) else {
+            return Ok(Way::Log);
         };
-        if (count as u64) < placement_policy::MIN_HOME_PAGES {
-            return Ok(None);
+        let least = self.options.beside_from_pages.unwrap_or(placement_policy::MIN_BESIDE_PAGES);
+        if (count as u64) < least {
+            return Ok(Way::Log);
         }
         // Only a hint, so it needs no lock: where the pages go is decided when they are taken.
         let mapped = self.homes(inode, pages, count)?;
@@ -189,9 +199,8 @@ impl Engine {
             let map = inode.pages.read();
             map.dirty_runs(pages.clone(), PIECE_PAGES, UNLOGGED).take(count).collect()
         };
-        let chosen =
-            placement_policy::goes_home(&runs, situation, |page| home_of(&mapped, page) != 0);
-        Ok(Some(chosen).filter(|chosen| !chosen.is_empty()))
+        let has_home = |page| home_of(&mapped, page) != 0;
+        Ok(placement_policy::way(&runs, situation, may_lead.then_some(least), has_home))
     }
 
     /// Without dirty pages that the log does not have: pages on their way home, or attributes that matter for `kind`.
@@ -325,7 +334,7 @@ impl Engine {
 }
 
 /// Dirty pages that the log does not have.
-const UNLOGGED: RunFilter =
+pub(super) const UNLOGGED: RunFilter =
     RunFilter { logged: LoggedFilter::NotLogged, only_towrite: false, skip_writeback: false };
 /// Those of them that were dirty when the sync began.
 const CHOSEN: RunFilter = RunFilter { only_towrite: true, ..UNLOGGED };

@@ -167,17 +167,18 @@ impl Engine {
             return;
         }
         let stats = self.log.stats().snapshot();
+        let bytes = stats.frame_bytes + stats.beside_bytes;
         let last = std::mem::replace(
             &mut state.log,
             LogSample {
                 at_us: now_us,
                 frames: stats.frames,
-                bytes: stats.frame_bytes,
+                bytes,
                 write_ns: stats.frame_write_ns.sum,
             },
         );
         let write_us = stats.frame_write_ns.sum.saturating_sub(last.write_ns) / 1000;
-        let transfer_us = stats.frame_bytes.saturating_sub(last.bytes) / LOG_BYTES_PER_US;
+        let transfer_us = bytes.saturating_sub(last.bytes) / LOG_BYTES_PER_US;
         let frames = stats.frames.saturating_sub(last.frames);
         if let Some(latency_us) = write_us.saturating_sub(transfer_us).checked_div(frames) {
             state.pacer.on_foreground_io(latency_us, now_us);

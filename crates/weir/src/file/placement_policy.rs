@@ -1,12 +1,14 @@
 //! What travels in the log, and what goes straight home before it. Pure.
 //!
-//! An fsync has two ways to make a page durable:
+//! An fsync has three ways to make a page durable:
 //!
 //! * **Log**: the page is payload of the frame. One write and one flush, however scattered the pages are; but
 //!   the page is written a second time later, and until then occupies the ring.
 //! * **Home**: the page is written to a block of its own first, by the caller's thread, in parallel with
 //!   other callers; then a frame with the mapping. One write more before the flush, but every byte is written once, and
 //!   the frame is small.
+//! * **Beside**: as home, but the page and the frame with its mapping are written at the same time, by one caller who has the writer's role
+//!   meanwhile ([`crate::log::lead`]).
 //!
 //! Counted for an append of 64 KiB (W: a small write, F: a flush, b: the time of 64 KiB at the disk's bandwidth):
 //!
@@ -14,8 +16,10 @@
 //! |---|---|---|---|
 //! | Log | W + b + F | (W + n b + F) / n each, and n b again in the background | 2x |
 //! | Home | 2 W + b + F | (2 W + b + F) / n each, as long as n b fits | 1x |
+//! | Beside | W + b + F | (W + n b + F) each, one after the other | 1x |
 //!
-//! Alone, the log saves a write's latency and the second writing is free: the disk idles between fsyncs. With several
+//! Alone, beside is as fast as the log and writes half the bytes: what the log holds has to be brought home by somebody, on the same disk. It asks for
+//! pages that are all new, since others are better logged, and for the writer's role, so it is for few callers. With several
 //! callers the frames' bytes queue up behind one another in the log, twice the bytes fill the disk, and the ring fills until a
 //! checkpoint has to empty it. From about [`CROWD`] other callers on home is faster; and it is always right when
 //! the ring fills faster than it is emptied.
@@ -32,6 +36,8 @@ use std::ops::Range;
 
 /// Fewer new pages than this (32 KiB), of a sync, are not worth a write of their own.
 pub const MIN_HOME_PAGES: u64 = 8;
+/// Fewer than this (16 KiB) are not worth a request of their own, even at the same time as the frame.
+pub const MIN_BESIDE_PAGES: u64 = 4;
 /// So many others committing at the same time make a crowd.
 pub const CROWD: u32 = 3;
 /// From this fill of the part of the ring that operations may use, in percent, new pages leave room to those that need it.
@@ -53,9 +59,37 @@ impl Situation {
     }
 }
 
+/// Where the pages of a sync go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Way {
+    /// Into the log.
+    Log,
+    /// These home first, and the rest into the log.
+    HomeFirst(Vec<Range<u64>>),
+    /// All of them home, beside the frame.
+    Beside,
+}
+
+/// Where the dirty `runs` of a sync go. `beside_from`: so many pages at least go beside the frame; `None` if the caller may not
+/// take a role of the log.
+pub fn way(
+    runs: &[Range<u64>],
+    situation: Situation,
+    beside_from: Option<u64>,
+    has_home: impl Fn(u64) -> bool,
+) -> Way {
+    if situation.prefers_home() {
+        let chosen = goes_home(runs, situation, has_home);
+        return if chosen.is_empty() { Way::Log } else { Way::HomeFirst(chosen) };
+    }
+    let is_new = |run: &Range<u64>| !run.clone().any(&has_home);
+    let is_worth_it = beside_from.is_some_and(|least| pages_of(runs) >= least);
+    if is_worth_it && runs.iter().all(is_new) { Way::Beside } else { Way::Log }
+}
+
 /// Of the dirty `runs` of a sync, the ranges that go home before the rest is logged. `has_home` says whether a page lives
 /// in a block already.
-pub fn goes_home(
+fn goes_home(
     runs: &[Range<u64>],
     situation: Situation,
     has_home: impl Fn(u64) -> bool,
@@ -150,6 +184,30 @@ mod tests {
         let is_worth_it = new.len() as u64 >= MIN_HOME_PAGES;
         assert_eq!(sent.is_empty(), !is_worth_it, "{run:?} {mapped:?}");
         assert!(new.iter().all(|&page| is_sent(page) == is_worth_it), "{run:?} {mapped:?}");
+    }
+
+    #[test]
+    fn few_callers_write_new_pages_beside_the_frame_if_all_are_new_and_enough() {
+        let scattered: Vec<Range<u64>> = (0..16).map(|run| run * 100..run * 100 + 1).collect();
+        for others in 0..8 {
+            for log_percent in [0, 49, 50, 90] {
+                let situation = Situation { others, log_percent };
+                let few = !situation.prefers_home();
+                for may_lead in [false, true] {
+                    let beside_from = may_lead.then_some(MIN_BESIDE_PAGES);
+                    let way = |pages: usize, has_home: &dyn Fn(u64) -> bool| {
+                        super::way(&scattered[..pages], situation, beside_from, has_home)
+                    };
+                    assert_eq!(way(16, &|_| false) == Way::Beside, few && may_lead);
+                    assert_eq!(way(4, &|_| false) == Way::Beside, few && may_lead);
+                    assert_ne!(way(16, &|page| page == 500), Way::Beside);
+                    assert_eq!(way(3, &|_| false), Way::Log);
+                    assert_eq!(way(16, &|_| true), Way::Log);
+                    let home = matches!(way(16, &|_| false), Way::HomeFirst(_));
+                    assert_eq!(home, !few);
+                }
+            }
+        }
     }
 
     #[test]

@@ -19,6 +19,7 @@
 //! that may so be one write, are in one piece: [`crate::cache::map::PageMap::begin_writeback_untorn`] takes them together,
 //! under the lock that the write took, and pieces are cut between units.
 
+mod beside;
 mod output;
 mod piece;
 mod remap;
@@ -420,25 +421,34 @@ impl Engine {
     pub fn settle(&self, pieces: Vec<Piece>) -> Result<()> {
         let mut first_error = None;
         for mut piece in pieces {
-            let result = match piece.failed.take() {
-                Some(error) => Err(error),
-                None => self.commit_piece(&mut piece),
+            let result = if let Some(error) = piece.failed.take() {
+                Err(error)
+            } else {
+                let inode = piece.inode.clone();
+                let _map = inode.map.lock();
+                self.commit_piece(&mut piece)
             };
-            self.end(&piece, result.is_ok() || mutation::active(Mutation::SwallowWriteError));
-            if let Err(error) = result {
-                self.counters.writeback_errors.add(1);
-                self.give_back(&piece);
-                note_error(&piece.inode, &error);
+            if let Err(error) = self.end_piece(&piece, result) {
                 first_error.get_or_insert(error);
             }
         }
         first_error.map_or(Ok(()), Err)
     }
 
-    fn commit_piece(&self, piece: &mut Piece) -> Result<()> {
+    /// The piece is in the log, or nothing of it.
+    pub(super) fn end_piece(&self, piece: &Piece, result: Result<()>) -> Result<()> {
+        self.end(piece, result.is_ok() || mutation::active(Mutation::SwallowWriteError));
+        result.inspect_err(|error| {
+            self.counters.writeback_errors.add(1);
+            self.give_back(piece);
+            note_error(&piece.inode, error);
+        })
+    }
+
+    /// The piece as one operation. The caller holds the `map` lock.
+    pub(super) fn commit_piece(&self, piece: &mut Piece) -> Result<()> {
         let Some(admission) = piece.admission.take() else { return Ok(()) };
         let inode = piece.inode.clone();
-        let _map = inode.map.lock();
         let mut op = Op::new();
         let mut changed = Changed::default();
         let mut drop_inline = false;

@@ -17,6 +17,8 @@ const MOST_DRIVERS: usize = 3;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Want {
     Durable,
+    /// The same, and takes the writer's role before it appends, if that is free ([`Core::lead`]).
+    Lead,
     Written,
     Callback,
     /// A callback that nobody waits for before a `Hurry` comes.
@@ -35,6 +37,10 @@ enum At {
     Start,
     /// Has opened a chain, with an operation.
     Chaining,
+    /// Has the writer's role, and is about to append.
+    Leading,
+    /// What it has appended, and all before, is to be written up to this LSN, and counts together.
+    LeadWriting(u8),
     Appended,
     Asleep,
     /// A driver that sleeps with its alarm set.
@@ -192,7 +198,10 @@ impl World {
         let left = |wanted: &[Want], done: bool| {
             let mut all = self.submitters.iter().zip(&scenario.wants);
             all.any(|(submitter, want)| {
-                let is_left = matches!(submitter.at, At::Start | At::Chaining | At::Appended);
+                let is_left = matches!(
+                    submitter.at,
+                    At::Start | At::Chaining | At::Leading | At::LeadWriting(_) | At::Appended
+                );
                 wanted.contains(want) && (is_left || done && submitter.goal.is_some())
             })
         };
@@ -279,7 +288,7 @@ impl Explorer {
         let to_cover = std::mem::take(&mut world.submitters[number].to_cover);
         let Some(goal) = goal else { panic!("{number} was answered twice: {world:?}") };
         match self.scenario.wants[number] {
-            Want::Durable | Want::Callback | Want::Patient if success => {
+            Want::Durable | Want::Lead | Want::Callback | Want::Patient if success => {
                 assert!(lsn_of(goal) <= world.stable, "acknowledged before durable: {world:?}");
             }
             Want::Written if success => assert!(lsn_of(goal) <= world.written, "{world:?}"),
@@ -379,6 +388,9 @@ impl Explorer {
                 self.call(next, Beside::All);
                 next.submitters[number].at = At::Done;
             }
+            Want::Lead if next.submitters[number].at == At::Start && next.core.lead() => {
+                next.submitters[number].at = At::Leading;
+            }
             want => {
                 next.appended += 1;
                 let lsn = next.appended;
@@ -393,7 +405,9 @@ impl Explorer {
                 let written = want == Want::Written;
                 let goal = if written { Goal::Written(lsn) } else { Goal::Durable(lsn) };
                 next.submitters[number].goal = Some(goal);
-                next.submitters[number].at = At::Appended;
+                let leads = next.submitters[number].at == At::Leading;
+                next.submitters[number].at =
+                    if leads { At::LeadWriting(next.appended as u8) } else { At::Appended };
             }
         }
     }
@@ -416,7 +430,12 @@ impl Explorer {
         }
         let mut next = world.clone();
         match (at, who) {
-            (At::Start | At::Chaining, Who::Submitter(number)) => self.start(&mut next, number),
+            (At::LeadWriting(until), Who::Submitter(number)) => {
+                return self.lead_write(next, number, until.into(), worlds);
+            }
+            (At::Start | At::Chaining | At::Leading, Who::Submitter(number)) => {
+                self.start(&mut next, number);
+            }
             (At::Start, Who::Driver(_)) => self.go_on(&mut next, who, false),
             (At::Appended, Who::Submitter(number)) => self.arrive(&mut next, number),
             (At::Called, _) => self.go_on(&mut next, who, true),
@@ -434,7 +453,15 @@ impl Explorer {
                 next.core.alarm_rings();
                 self.go_on(&mut next, who, false);
             }
-            (At::Asleep | At::Done | At::Appended | At::Chaining, _) => return,
+            (
+                At::Asleep
+                | At::Done
+                | At::Appended
+                | At::Chaining
+                | At::Leading
+                | At::LeadWriting(_),
+                _,
+            ) => return,
             (At::Sealing, _) => {
                 let one = next.appended == next.written + 1;
                 let may = next.core.may_force() || self.has(Planted::ForcesTooMuch);
@@ -495,6 +522,27 @@ impl Explorer {
             self.go_on(&mut next, who, false);
         }
         worlds.push(next);
+    }
+
+    /// The frames of a lead count together, and its end calls others, before it goes on as one who has appended.
+    fn lead_write(&self, mut next: World, number: usize, until: Lsn, worlds: &mut Vec<World>) {
+        let end = |mut world: World| {
+            world.core.end_write();
+            self.call(&mut world, Beside::All);
+            world.submitters[number].at = At::Appended;
+            world
+        };
+        if !next.core.is_failed() {
+            worlds.extend(self.fail(&next).map(end));
+            let mut wake = Vec::new();
+            while next.written < until {
+                next.written += 1;
+                let told = next.continues(next.written) && !self.has(Planted::CutsChain);
+                next.core.frame_written(next.written, told, &mut wake);
+            }
+            self.wake(&mut next, wake);
+        }
+        worlds.push(end(next));
     }
 
     fn flush(&self, mut next: World, who: Who, covers: Lsn, worlds: &mut Vec<World>) {
@@ -717,8 +765,9 @@ impl Hasher for Taken {
     }
 }
 
-const ALL_WANTS: [Want; 7] = [
+const ALL_WANTS: [Want; 8] = [
     Want::Durable,
+    Want::Lead,
     Want::Written,
     Want::Callback,
     Want::Patient,
@@ -749,7 +798,8 @@ fn with_first(wants: &[Want], chain: bool) -> Vec<Vec<Want>> {
         return vec![wants.to_vec()];
     }
     let may_be_first = |&at: &usize| {
-        !matches!(wants[at], Want::Flush | Want::Hurry) && !wants[..at].contains(&wants[at])
+        !matches!(wants[at], Want::Flush | Want::Hurry | Want::Lead)
+            && !wants[..at].contains(&wants[at])
     };
     let rotated = |at: usize| {
         let mut wants = wants.to_vec();
@@ -791,13 +841,18 @@ const CHAINS: [(bool, bool); 2] = [(false, true), (true, true)];
 const ALL_VARIANTS: [(bool, bool); 4] =
     [(false, false), (true, false), (false, true), (true, true)];
 
-fn all(_: &[Want]) -> bool {
-    true
+/// Whether nobody leads: there is a test for those who do.
+fn all(wants: &[Want]) -> bool {
+    !leads(wants)
+}
+
+fn leads(wants: &[Want]) -> bool {
+    wants.contains(&Want::Lead)
 }
 
 /// Whether somebody is patient: that is half of the work with four.
 fn patient(wants: &[Want]) -> bool {
-    wants.contains(&Want::Patient)
+    wants.contains(&Want::Patient) && !leads(wants)
 }
 
 #[test]
@@ -822,6 +877,12 @@ fn several_drivers_share_the_work_and_strand_none() {
     explore_mixes(2, 3, &PLAIN, all);
 }
 
+#[test]
+fn who_leads_keeps_the_rules_in_every_interleaving() {
+    explore_mixes(3, 1, &ALL_VARIANTS, leads);
+    explore_mixes(2, 2, &ALL_VARIANTS, leads);
+}
+
 /// About a minute in a release build: `cargo test --release -p weir --lib log::core::explore -- --nocapture`.
 #[test]
 #[cfg_attr(debug_assertions, ignore = "for release builds")]
@@ -833,7 +894,16 @@ fn every_interleaving_of_four_and_two_drivers_with_patient_ones() {
 #[test]
 #[cfg_attr(debug_assertions, ignore = "for release builds")]
 fn every_interleaving_of_four_and_two_drivers_without_patient_ones() {
-    explore_mixes(4, 2, &PLAIN, |wants| !patient(wants));
+    explore_mixes(4, 2, &PLAIN, |wants| all(wants) && !patient(wants));
+}
+
+/// As above.
+#[test]
+#[cfg_attr(debug_assertions, ignore = "for release builds")]
+fn every_interleaving_of_four_of_whom_one_leads() {
+    explore_mixes(4, 1, &PLAIN, |wants| {
+        leads(wants) && wants.iter().filter(|&&want| want == Want::Lead).count() == 1
+    });
 }
 
 /// Takes minutes: `cargo test --release -p weir --lib log::core::explore -- --nocapture --ignored`.

@@ -5,7 +5,7 @@
 //! and one flush itself when nobody else is doing so, or waits for whoever is. [`Log::commit_async`]
 //! calls back instead; the log threads, or [`Log::drive`] where there are none, do the work.
 //! The rules of group commit are in [`core`], the ring's geometry in [`ring`], what the roles do
-//! in `writer`, reading the log after a crash in [`replay`].
+//! in `writer`, frames with data that is written beside them in [`lead`], reading the log after a crash in [`replay`].
 //!
 //! **Invariants.** LSNs are dense: one per operation (one per part of a batch), in the order of
 //! `append`. Frames are sealed, placed and written in LSN order, by one writer at a time. An operation
@@ -22,6 +22,7 @@ pub mod chain;
 mod chain_tests;
 pub mod core;
 mod gather;
+pub mod lead;
 mod op;
 pub mod replay;
 pub mod ring;

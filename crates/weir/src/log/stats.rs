@@ -81,6 +81,8 @@ counters! {
     frame_bytes: AtomicU64,
     /// Payload blocks written.
     payload_blocks: AtomicU64,
+    /// Data that was written home at the same time as its frame.
+    beside_bytes: AtomicU64,
     /// Frame writes that failed and were repeated further on.
     write_retries: AtomicU64,
     /// Device flushes, the checkpoint's included.

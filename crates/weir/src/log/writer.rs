@@ -5,11 +5,12 @@
 //! too, release the lock, wake whom the last step reached, perform the step.
 
 use super::core::{Beside, Call, Flush, Goal, Step};
+use super::lead::Companions;
 use super::op::Frame;
 use super::stats::add;
 use super::waiter::{Callback, Outbox, Slot, Verdict};
 use super::{Commit, Log};
-use crate::device::IoClass;
+use crate::device::{Buffers, IoClass, Operation, Request};
 use crate::format::frame::FrameHeader;
 use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64};
 use crate::mutation::{self, Mutation};
@@ -134,9 +135,7 @@ impl Log {
             commit.core.frame_written(frame.last_lsn, frame.continues, &mut out.reached);
         }
         let last = group.back().map(|frame| (frame.last_lsn, frame.continues));
-        // Pages go back to their pool before the lock is taken.
-        group.retain_mut(Frame::recycle);
-        self.append.lock().recycle(group);
+        self.recycle_group(group);
         let mut commit = self.commit.lock();
         match (written, last) {
             (Err(error), _) => self.fail(&mut commit, error, out),
@@ -154,10 +153,17 @@ impl Log {
         commit
     }
 
+    /// Takes a written group back for its memory.
+    pub(super) fn recycle_group(&self, mut group: VecDeque<Frame>) {
+        // Pages go back to their pool before the lock is taken.
+        group.retain_mut(Frame::recycle);
+        self.append.lock().recycle(group);
+    }
+
     /// Counts how long the group's commits have waited for this moment. Answers whether the group becomes durable by
     /// forced unit access alone: it is one frame, somebody waits for it, and nothing else in the device's cache
     /// has to be durable with it. The group is sealed, so data noted from now on belongs to later operations.
-    fn begin_group(&self, group: &VecDeque<Frame>, own: Option<(Goal, u64)>) -> bool {
+    pub(super) fn begin_group(&self, group: &VecDeque<Frame>, own: Option<(Goal, u64)>) -> bool {
         let Some(last) = group.back() else { return false };
         let now_ns = self.clock.monotonic_ns();
         let clean =
@@ -179,6 +185,16 @@ impl Log {
     /// Writes one frame, at another place when that fails. Clears `fua` when it had to move: a
     /// flush then covers whatever the failed write left.
     fn write_frame(&self, frame: &mut Frame, fua: &mut bool) -> Result<()> {
+        self.write_frame_beside(frame, fua, &mut Companions::default())
+    }
+
+    /// The same, and what is written at the same time; that may be left over.
+    pub(super) fn write_frame_beside(
+        &self,
+        frame: &mut Frame,
+        fua: &mut bool,
+        companions: &mut Companions,
+    ) -> Result<()> {
         let blocks = frame.blocks();
         // The padding of the records up to a whole block.
         let meta_bytes = frame.meta.len();
@@ -206,7 +222,7 @@ impl Log {
             header.ring_position_blocks = placement.position_blocks;
             let digest = header.seal(&mut frame.meta)?;
             let started_ns = self.clock.monotonic_ns();
-            match self.write_blocks(frame, placement.position_blocks, *fua) {
+            match self.write_blocks(frame, placement.position_blocks, *fua, companions) {
                 Ok(()) => {
                     let elapsed_ns = self.clock.monotonic_ns().saturating_sub(started_ns);
                     self.count_frame(blocks, frame.payloads.len() as u64, elapsed_ns);
@@ -230,8 +246,17 @@ impl Log {
     }
 
     /// One device write: header and records, then the payload straight from the page frames.
-    fn write_blocks(&self, frame: &Frame, position_blocks: u64, fua: bool) -> Result<()> {
+    fn write_blocks(
+        &self,
+        frame: &mut Frame,
+        position_blocks: u64,
+        fua: bool,
+        companions: &mut Companions,
+    ) -> Result<()> {
         let offset = (self.geometry.log_start_block + position_blocks) * BLOCK_BYTES_U64;
+        if !companions.requests.is_empty() && frame.payloads.is_empty() {
+            return self.write_with(frame, offset, companions);
+        }
         let written = if frame.payloads.is_empty() {
             self.device.write(offset, &[&frame.meta], IoClass::Log, fua)
         } else {
@@ -241,6 +266,38 @@ impl Log {
             self.device.write(offset, &parts, IoClass::Log, fua)
         };
         Ok(written?)
+    }
+
+    /// A frame without payload and its companions, in one batch.
+    fn write_with(
+        &self,
+        frame: &mut Frame,
+        offset_bytes: u64,
+        companions: &mut Companions,
+    ) -> Result<()> {
+        let mut requests = std::mem::take(&mut companions.requests);
+        requests.push(Request {
+            operation: Operation::Write { fua: false },
+            offset_bytes,
+            buffers: Buffers::Owned(std::mem::take(&mut frame.meta)),
+            class: IoClass::Beside,
+        });
+        let mut outcomes = self.device.run_all(requests);
+        let (written, buffers) = outcomes.pop().ok_or(Error::Invalid("a batch without results"))?;
+        if let Buffers::Owned(meta) = buffers {
+            frame.meta = meta;
+        }
+        companions.results.extend(outcomes.into_iter().map(|(result, _)| result));
+        Ok(written?)
+    }
+
+    /// What no frame has taken along.
+    pub(super) fn write_companions(&self, companions: &mut Companions) {
+        let requests = std::mem::take(&mut companions.requests);
+        if !requests.is_empty() {
+            let outcomes = self.device.run_all(requests);
+            companions.results.extend(outcomes.into_iter().map(|(result, _)| result));
+        }
     }
 
     fn count_frame(&self, blocks: u64, payload_blocks: u64, elapsed_ns: u64) {
@@ -312,7 +369,7 @@ impl Log {
     }
 
     /// Shuts the log down: sticky. All sleeping callers hear of it; callbacks are due.
-    fn fail(&self, commit: &mut Commit, error: Error, out: &mut Outbox) {
+    pub(super) fn fail(&self, commit: &mut Commit, error: Error, out: &mut Outbox) {
         if commit.shutdown_reason.is_none() {
             let error = match error {
                 Error::Shutdown(_) => error,

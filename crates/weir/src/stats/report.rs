@@ -278,6 +278,7 @@ fn log(stats: &Stats) -> Group {
         .count("frames", log.frames)
         .count("written_bytes", log.frame_bytes)
         .count("payload_blocks", log.payload_blocks)
+        .count("beside_bytes", log.beside_bytes)
         .count("flushes", log.flushes)
         .count("fua_writes", log.fua_writes)
         .count("write_retries", log.write_retries)

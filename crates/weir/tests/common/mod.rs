@@ -177,8 +177,10 @@ impl Probe {
     }
 
     fn refuses(&self, class: IoClass) -> bool {
-        let is_data =
-            matches!(class, IoClass::SyncWrite | IoClass::Writeback | IoClass::Background);
+        let is_data = matches!(
+            class,
+            IoClass::Beside | IoClass::SyncWrite | IoClass::Writeback | IoClass::Background
+        );
         if is_data {
             // Out of the lock: it may write data itself.
             let happening = self.amid_data_write.lock().expect("lock").take();
