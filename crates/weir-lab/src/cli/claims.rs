@@ -131,6 +131,6 @@ fn on_slow(size: Size) -> Vec<Planned> {
         planned(fsmark(one_by_one, &[1], &[64]), &[], &["pass"]),
         planned(fsmark(one_by_one / 4, &[4, 16], &[64]), &[], &["pass"]),
         planned(fsmark(files, &[1], &[64, 1024, 4096]), &[], &["=async"]),
-        planned(fsmark(files / 16, &[16], &[32]), &[], &["=async"]),
+        planned(fsmark(files / 16, &[16], &[32, 64]), &[], &["=async"]),
     ]
 }

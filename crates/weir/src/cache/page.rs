@@ -52,7 +52,10 @@ const AHEAD_EIGHTHS: usize = 3;
 /// Fresh memory is dear when the kernel takes longer than this for a slab (1 GiB/s): writing a page home and reading it again
 /// costs less.
 const DEAR_SLAB_NS: u64 = 2_000_000;
-/// While fresh memory is dear, and a burst's worth of it is there, the preparer rests so many times as long as it worked.
+/// With fewer frames ready than this (32 MiB) somebody may soon be short of them.
+const FEW_FRAMES: usize = 16 * SLAB_FRAMES;
+/// While fresh memory is dear, and nobody is short of it or a burst's worth is in use, the preparer rests so many times as long as it
+/// worked.
 const DEAR_REST: u64 = 3;
 const MAX_REST_US: u64 = 50_000;
 /// Of the thread that prepares slabs: a tenth of the processor where others want it too.
@@ -689,7 +692,8 @@ impl PagePool {
     fn note_slab_cost(&self, took_ns: u64) -> u64 {
         let mut state = self.0.state.lock();
         state.slab_cost_ns = (state.slab_cost_ns * 7 + took_ns) / 8;
-        if state.is_dear() && state.in_use >= state.ahead() {
+        let is_urgent = state.in_use < state.ahead() && state.ready() < FEW_FRAMES;
+        if state.is_dear() && !is_urgent {
             (took_ns * DEAR_REST / 1000).min(MAX_REST_US)
         } else {
             0

@@ -227,6 +227,26 @@ fn while_fresh_memory_is_dear_those_who_can_recycle_are_told_to() {
 }
 
 #[test]
+fn dear_memory_that_nobody_is_short_of_is_prepared_at_leisure() {
+    let pool = PagePool::new(4 * FEW_FRAMES * PAGE);
+    let learn = |nanoseconds| pool.note_slab_cost(nanoseconds);
+    while pool.stats().ready < FEW_FRAMES {
+        for _ in 0..100 {
+            assert_eq!(learn(DEAR_SLAB_NS * 2), 0, "few are ready");
+        }
+        assert!(pool.prepare_slab());
+    }
+    assert_eq!(learn(DEAR_SLAB_NS * 2), DEAR_SLAB_NS * 2 * DEAR_REST / 1000);
+    let page = pool.alloc_zeroed();
+    assert_eq!(learn(DEAR_SLAB_NS * 2), 0, "one less");
+    drop(page);
+    for _ in 0..100 {
+        learn(DEAR_SLAB_NS / 2);
+    }
+    assert_eq!(learn(DEAR_SLAB_NS / 2), 0, "cheap memory is prepared at once");
+}
+
+#[test]
 fn nobody_waits_for_a_huge_page_while_these_are_dear() {
     let pool = PagePool::new(4 * SLAB_FRAMES * PAGE);
     assert_eq!(pool.0.state.lock().backing(), Backing::Huge);
