@@ -204,7 +204,14 @@ impl<S: System> Factory<'_, S> {
         let batch_part_blocks = (number % 2 == 1).then_some(2);
         // Every second pair of them writes each new page of a sync beside its frame.
         let beside_from_pages = (number % 4 > 1).then_some(1);
-        let settings = Settings { batch_part_blocks, beside_from_pages, ..Settings::SMALL };
+        // Every third one leaves removed files to the background.
+        let purge_at_once_blocks = number.is_multiple_of(3).then_some(0);
+        let settings = Settings {
+            batch_part_blocks,
+            beside_from_pages,
+            purge_at_once_blocks,
+            ..Settings::SMALL
+        };
         let (image, model) = self.start(tree, &settings, &exhaustive::tree(sequence.tree))?;
         Ok(Case {
             name: format!("exhaustive, tree {tree}, sequence {number}"),

@@ -55,6 +55,8 @@ pub struct Settings {
     pub batch_part_blocks: Option<u64>,
     /// New pages of a sync that are written beside their frame at least; `None`: as few as are worth it.
     pub beside_from_pages: Option<u64>,
+    /// Blocks of the largest removed file that is purged at once; `None`: more than there are.
+    pub purge_at_once_blocks: Option<u64>,
 }
 
 impl Settings {
@@ -65,6 +67,7 @@ impl Settings {
         memory_bytes: 2 << 20,
         batch_part_blocks: None,
         beside_from_pages: None,
+        purge_at_once_blocks: None,
     };
 }
 

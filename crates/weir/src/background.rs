@@ -635,7 +635,7 @@ impl Engine {
     pub fn relieve_space(&self) -> Result<bool> {
         self.counters.space_stalls.add(1);
         self.timed_stall(|| {
-            while self.purge_step()? {}
+            self.purge_all()?;
             let totals = self.alloc.totals();
             let pending = totals.pending_free_blocks + totals.reserved_blocks;
             if pending == 0 && self.store.delta_size().running_keys == 0 {
@@ -648,6 +648,15 @@ impl Engine {
             self.wait_checkpoint(self.checkpointer.goal())?;
             Ok(self.alloc.user_room_blocks() > before)
         })
+    }
+
+    /// Lets others go on who have something to do that the caller waits for, from `moment` on.
+    pub fn await_others(&self, moment: u64) {
+        if self.background.has_threads() {
+            self.background.wait_progress(moment);
+        } else {
+            self.clock.sleep_us(OTHERS_PAUSE_US);
+        }
     }
 
     /// Waits until some page can be evicted.

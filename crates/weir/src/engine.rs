@@ -28,6 +28,9 @@ use crate::txn::checkpoint::Checkpointer;
 use crate::types::{FileType, Timestamp, VolumeOptions};
 use std::collections::BTreeMap;
 
+/// How often a caller tries to get space that was made available, and that others take before it can.
+const SPACE_ATTEMPTS: u32 = 8;
+
 /// See the module's head.
 pub struct Engine {
     /// The disk.
@@ -76,8 +79,8 @@ pub struct Engine {
     pub is_shutdown: AtomicBool,
     /// Close has finished.
     pub closed: AtomicBool,
-    /// Unlinked inodes that are too large to be purged by the call that removed them.
-    pub purge_queue: Mutex<Vec<Arc<Inode>>>,
+    /// What is to be purged in the background.
+    pub purges: Mutex<crate::namespace::remove::Purges>,
     /// The superblock as last written.
     pub superblock: Mutex<crate::format::superblock::Superblock>,
 }
@@ -307,10 +310,10 @@ impl Engine {
     /// Reserves `blocks` for a user's data. When the volume is full, space that only waits for a checkpoint is
     /// made available first. The caller must hold no locks.
     pub fn reserve(&self, blocks: u64) -> Result<()> {
-        for attempt in 0..3 {
+        for attempt in 1..=SPACE_ATTEMPTS {
             match self.alloc.reserve(blocks, crate::alloc::ReserveClass::User) {
                 Ok(()) => return Ok(()),
-                Err(error) if attempt == 2 => return Err(error),
+                Err(error) if attempt == SPACE_ATTEMPTS => return Err(error),
                 Err(error) => {
                     if !self.relieve_space()? {
                         return Err(error);

@@ -566,7 +566,8 @@ impl Engine {
             return Ok(());
         }
         self.check_shutdown()?;
-        while self.purge_step()? {}
+        // A purge that went on beside the last checkpoint would leave something in a log that counts as empty.
+        self.purge_all()?;
         self.sync()?;
         // The first checkpoint sends logged pages home, which is logged again; the second leaves an empty log.
         while self.checkpoint_wanted() {

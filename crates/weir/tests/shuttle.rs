@@ -58,6 +58,7 @@ fn open(device: &Arc<dyn Device>) -> Volume {
         clock: Arc::new(NoTime),
         // New pages travel in the log in half of the schedules, and beside their frames in the others.
         beside_from_pages: thread_rng().gen_bool(0.5).then_some(1),
+        purge_at_once_blocks: thread_rng().gen_bool(0.5).then_some(0),
         ..VolumeOptions::default()
     };
     Volume::open_device(device.clone(), options).expect("open")
@@ -300,11 +301,40 @@ fn the_last_user_of_an_unlinked_file_purges_it_once() {
             Box::new(move || remover.remove_file("/f").expect("unlink")),
             Box::new(move || drop(user)),
         ]);
+        while volume.background_step(BackgroundWork::Purge).expect("purge") {}
         assert_eq!(volume.getattr(ino), Err(Error::NotFound));
         assert_eq!(volume.statfs().inodes, 1);
         volume.close().expect("close");
         let volume = open(&device);
         assert_eq!(volume.statfs().inodes, 1);
+    });
+}
+
+#[test]
+fn space_of_a_removed_file_is_there_for_a_write_while_others_purge_it() {
+    explore(|| {
+        let device = device();
+        let volume = open(&device);
+        // Apart from each other, so that it takes several operations to purge them.
+        let file = volume.open_file("/full", OpenFlags::CREATE).expect("create");
+        let mut pages = 0;
+        while file.write_at(2 * pages * PAGE as u64, &[7; PAGE]).is_ok() {
+            pages += 1;
+        }
+        volume.sync().expect("sync");
+        drop(file);
+        let (cleaner, writer) = (volume.clone(), volume.clone());
+        volume.remove_file("/full").expect("unlink");
+        all(vec![
+            Box::new(move || {
+                cleaner.background_step(BackgroundWork::Purge).expect("purge");
+            }),
+            Box::new(move || {
+                let file = writer.open_file("/next", OpenFlags::CREATE).expect("create");
+                let most = vec![1; pages as usize * PAGE * 3 / 4];
+                file.append(&most).expect("the space of the removed file");
+            }),
+        ]);
     });
 }
 

@@ -21,6 +21,24 @@ const PURGE_ITEMS: usize = 64;
 /// An inode with more blocks than this is purged in the background.
 const INLINE_PURGE_BLOCKS: u64 = 4096;
 
+/// Unlinked inodes that are too large to be purged by the call that removed them.
+#[derive(Default)]
+pub struct Purges {
+    waiting: Vec<Arc<Inode>>,
+    /// So many were taken and are not gone yet.
+    under_way: usize,
+}
+
+/// A purge from its beginning to its end, however it ends.
+struct UnderWay<'a>(&'a Engine);
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.0.purges.lock().under_way -= 1;
+        self.0.background.progress();
+    }
+}
+
 impl Engine {
     /// Takes the name of something that is no directory away.
     pub fn unlink(&self, dir: u64, name: &[u8]) -> Result<()> {
@@ -85,19 +103,44 @@ impl Engine {
             }
             meta.purged = true;
         }
-        if inode.meta.lock().item.blocks > INLINE_PURGE_BLOCKS {
-            self.purge_queue.lock().push(inode.clone());
+        let most_blocks = self.options.purge_at_once_blocks.unwrap_or(INLINE_PURGE_BLOCKS);
+        if inode.meta.lock().item.blocks > most_blocks {
+            self.purges.lock().waiting.push(inode.clone());
             self.background.wake_cleaner();
             return Ok(());
         }
         self.purge(inode)
     }
 
-    /// Purges one inode of the queue. False: the queue is empty.
+    /// Purges one inode that waits for it. False: none does, though others may be purging one.
     pub fn purge_step(&self) -> Result<bool> {
-        let Some(inode) = self.purge_queue.lock().pop() else { return Ok(false) };
+        let (inode, _under_way) = {
+            let mut purges = self.purges.lock();
+            let Some(inode) = purges.waiting.pop() else { return Ok(false) };
+            purges.under_way += 1;
+            (inode, UnderWay(self))
+        };
         self.purge(&inode)?;
         Ok(true)
+    }
+
+    /// Purges all that wait for it, and waits for the purges of others: after this, what was removed before is gone, and its
+    /// space free with the next checkpoint. The caller holds at most `ops` locks.
+    ///
+    /// # Errors
+    /// Those of a purge of its own. The inode is gone after the next recovery then.
+    pub fn purge_all(&self) -> Result<()> {
+        loop {
+            let moment = self.background.moment();
+            if self.purge_step()? {
+                continue;
+            }
+            if self.purges.lock().under_way == 0 {
+                return Ok(());
+            }
+            self.check_shutdown()?;
+            self.await_others(moment);
+        }
     }
 
     /// Removes everything that belongs to an unlinked inode. Its `purged` mark is set: nobody can

@@ -153,7 +153,7 @@ pub(super) fn assemble(device: Arc<dyn Device>, options: VolumeOptions, parts: P
         shutdown: Mutex::new(None),
         is_shutdown: AtomicBool::new(false),
         closed: AtomicBool::new(false),
-        purge_queue: Mutex::new(Vec::new()),
+        purges: Mutex::default(),
         superblock: Mutex::new(superblock),
         device,
         options,
