@@ -8,6 +8,9 @@
 //! The wrappers have `parking_lot`'s shape: locking never fails. (A poisoned lock of the
 //! `shuttle` build has already failed the test that poisoned it.)
 
+mod scheduling;
+
+pub use scheduling::give_way;
 pub use std::sync::{Arc, Weak};
 
 #[cfg(not(feature = "shuttle"))]

@@ -29,7 +29,7 @@
 mod tests;
 
 use crate::format::BLOCK_BYTES;
-use crate::sync::{Arc, Clock, Condvar, Mutex, wait_for};
+use crate::sync::{Arc, Clock, Condvar, Mutex, give_way, wait_for};
 use std::alloc::Layout;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -59,7 +59,6 @@ const FEW_FRAMES: usize = 16 * SLAB_FRAMES;
 const DEAR_REST: u64 = 3;
 const MAX_REST_US: u64 = 50_000;
 /// Of the thread that prepares slabs: a tenth of the processor where others want it too.
-#[cfg(all(target_os = "linux", not(miri)))]
 const PREPARER_NICENESS: i32 = 10;
 /// The preparer looks again after this long, whatever it heard.
 const PREPARER_PATIENCE_US: u64 = 1_000_000;
@@ -240,11 +239,6 @@ mod system {
         }
     }
 
-    /// The calling thread, and on Linux only that, gets what processor time others leave. Where that is refused, it is less polite.
-    pub(super) fn yield_to_others() {
-        let _ = rustix::process::setpriority_process(None, super::PREPARER_NICENESS);
-    }
-
     /// # Safety
     /// `start` came from [`allocate_aligned`] with the same layout and is not used any more.
     pub(super) unsafe fn free_aligned(start: NonNull<u8>, layout: Layout) {
@@ -270,9 +264,6 @@ mod system {
     /// # Safety
     /// None needed: the memory is not touched.
     pub(super) unsafe fn populate(_start: NonNull<u8>, _size: usize) {}
-
-    /// Nothing to do.
-    pub(super) fn yield_to_others() {}
 
     /// # Safety
     /// `start` came from [`allocate_aligned`] with the same layout and is not used any more.
@@ -663,7 +654,7 @@ impl PagePool {
     /// leaves most of the processor to others once a burst's worth is there.
     pub fn run_preparer(&self, clock: &dyn Clock, go_on: impl Fn() -> bool) {
         // Anybody who has something to do comes first: this holds no lock while it works.
-        system::yield_to_others();
+        give_way(PREPARER_NICENESS);
         let mut refused = false;
         loop {
             let mut state = self.0.state.lock();
