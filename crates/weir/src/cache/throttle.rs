@@ -10,8 +10,8 @@
 //! The delay is the cube of the level, times [`MAX_PAGE_DELAY_NS`], per page written. In figures: 2 GiB/s
 //! settle at 13 % of the way from start to hard limit, 150 MiB/s at 30 %, 10 MiB/s at 73 %.
 //!
-//! The log has one more stage below these: from a quarter of its size on the flusher brings logged pages home that are older
-//! than the newest quarter ([`Limits::kept_log_bytes`]), so that a checkpoint finds little left to do and releases the ring soon.
+//! The log has one more stage below these: from 40 % of its size on the flusher brings logged pages home that are older
+//! than the newest 40 % ([`Limits::kept_log_bytes`]), so that a checkpoint finds little left to do and releases the ring soon.
 //! What was logged last waits, because it may be overwritten soon. It begins when a batch has come together
 //! ([`Limits::due_log_bytes`]): pages of many syncs are found by one walk and leave in few writes.
 //!
@@ -33,13 +33,13 @@ const DIRTY_DELAY_PERCENT: u64 = 40;
 const DIRTY_HARD_PERCENT: u64 = 65;
 /// Shares of the delta's and the log's size at which delays start (a checkpoint starts before), and
 /// at which operations wait for the checkpoint. From `LOG_HOME` on logged pages go home, in batches.
-const LOG_HOME_PERCENT: u64 = 25;
+const LOG_HOME_PERCENT: u64 = 40;
 const LOG_HOME_BATCH_PERCENT: u64 = 4;
 const CHECKPOINT_START_PERCENT: u64 = 50;
-const LOG_CHECKPOINT_PERCENT: u64 = 40;
+const LOG_CHECKPOINT_PERCENT: u64 = 55;
 const DELTA_DELAY_PERCENT: u64 = 75;
 const DELTA_HARD_PERCENT: u64 = 100;
-const LOG_DELAY_PERCENT: u64 = 60;
+const LOG_DELAY_PERCENT: u64 = 70;
 const LOG_HARD_PERCENT: u64 = 90;
 
 fn percent_of(whole: u64, percent: u64) -> u64 {
@@ -360,14 +360,14 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_quarter_of_the_log_is_kept_before_a_checkpoint_is_wanted() {
+    fn the_newest_part_of_the_log_is_kept_before_a_checkpoint_is_wanted() {
         let limits = limits();
         let log_bytes = GIB / 16;
-        let quarter = log_bytes / 4;
+        let part = log_bytes * LOG_HOME_PERCENT / 100;
         for percent in 0..=120 {
             let used = log_bytes / 100 * percent;
             let kept = limits.kept_log_bytes(used);
-            assert_eq!(kept, (used > quarter).then_some(quarter));
+            assert_eq!(kept, (used > part).then_some(part));
             let pressure = Pressure { log_bytes: used, ..Pressure::default() };
             // A checkpoint that leaves the kept part ends well below where the next is wanted, and the flusher was there before.
             assert!(kept.is_some() || !limits.wants_checkpoint(&pressure));
@@ -375,7 +375,7 @@ mod tests {
             assert!(due.is_some() || !limits.wants_checkpoint(&pressure));
             assert!(due.is_none_or(|due| kept.is_some_and(|kept| kept < due && due < used)));
         }
-        assert_eq!(limits.kept_log_bytes(u64::MAX), Some(quarter));
+        assert_eq!(limits.kept_log_bytes(u64::MAX), Some(part));
     }
 
     #[test]

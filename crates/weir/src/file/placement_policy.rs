@@ -41,7 +41,7 @@ pub const MIN_BESIDE_PAGES: u64 = 4;
 /// So many others committing at the same time make a crowd.
 pub const CROWD: u32 = 3;
 /// From this fill of the part of the ring that operations may use, in percent, new pages leave room to those that need it.
-pub const PRESSED_PERCENT: u64 = 50;
+pub const PRESSED_PERCENT: u64 = 65;
 
 /// What else happens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
