@@ -13,7 +13,7 @@
 use super::stats::add;
 use super::waiter::Outbox;
 use super::{Log, Lsn};
-use crate::device::{DeviceError, DeviceResult, Request};
+use crate::device::{DeviceError, DeviceResult, IoClass, Request};
 use crate::mutation::{self, Mutation};
 use crate::{Error, Result};
 
@@ -28,10 +28,19 @@ pub struct Lead<'a> {
 }
 
 /// What is written at the same time as a frame, and what became of it.
-#[derive(Default)]
 pub(super) struct Companions {
     pub requests: Vec<Request>,
     pub results: Vec<DeviceResult<()>>,
+    /// Of the frames' writes: those of a lead are of its pages' class, whether or not these go along, because others may wait for
+    /// the pages until the lead ends.
+    pub class: IoClass,
+}
+
+impl Companions {
+    /// Frames of the log alone.
+    pub fn none() -> Self {
+        Self { requests: Vec::new(), results: Vec::new(), class: IoClass::Log }
+    }
 }
 
 impl Log {
@@ -54,7 +63,8 @@ impl Lead<'_> {
         let mut group = log.append.lock().take_group();
         // Forced unit access would leave out what is written beside.
         let _ = log.begin_group(&group, None);
-        let mut companions = Companions { requests, results: Vec::new() };
+        let class = IoClass::Beside;
+        let mut companions = Companions { requests, results: Vec::new(), class };
         let mut written = Ok(());
         for frame in &mut group {
             written = log.write_frame_beside(frame, &mut false, &mut companions);

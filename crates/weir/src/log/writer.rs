@@ -10,7 +10,7 @@ use super::op::Frame;
 use super::stats::add;
 use super::waiter::{Callback, Outbox, Slot, Verdict};
 use super::{Commit, Log};
-use crate::device::{Buffers, IoClass, Operation, Request};
+use crate::device::{Buffers, Operation, Request};
 use crate::format::frame::FrameHeader;
 use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64};
 use crate::mutation::{self, Mutation};
@@ -185,7 +185,7 @@ impl Log {
     /// Writes one frame, at another place when that fails. Clears `fua` when it had to move: a
     /// flush then covers whatever the failed write left.
     fn write_frame(&self, frame: &mut Frame, fua: &mut bool) -> Result<()> {
-        self.write_frame_beside(frame, fua, &mut Companions::default())
+        self.write_frame_beside(frame, fua, &mut Companions::none())
     }
 
     /// The same, and what is written at the same time; that may be left over.
@@ -258,12 +258,12 @@ impl Log {
             return self.write_with(frame, offset, companions);
         }
         let written = if frame.payloads.is_empty() {
-            self.device.write(offset, &[&frame.meta], IoClass::Log, fua)
+            self.device.write(offset, &[&frame.meta], companions.class, fua)
         } else {
             let mut parts: Vec<&[u8]> = Vec::with_capacity(1 + frame.payloads.len());
             parts.push(&frame.meta);
             parts.extend(frame.payloads.iter().map(|page| &**page));
-            self.device.write(offset, &parts, IoClass::Log, fua)
+            self.device.write(offset, &parts, companions.class, fua)
         };
         Ok(written?)
     }
@@ -280,7 +280,7 @@ impl Log {
             operation: Operation::Write { fua: false },
             offset_bytes,
             buffers: Buffers::Owned(std::mem::take(&mut frame.meta)),
-            class: IoClass::Beside,
+            class: companions.class,
         });
         let mut outcomes = self.device.run_all(requests);
         let (written, buffers) = outcomes.pop().ok_or(Error::Invalid("a batch without results"))?;
