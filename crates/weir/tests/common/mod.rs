@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use weir::device::memory::MemoryDevice;
 use weir::device::{
-    Device, DeviceError, DeviceInfo, DeviceResult, IoClass, OnDone, Operation, Request,
+    Buffers, Device, DeviceError, DeviceInfo, DeviceResult, IoClass, OnDone, Operation, Request,
 };
 use weir::sync::Clock;
 use weir::*;
@@ -176,11 +176,12 @@ impl Probe {
         self.read_bytes.fetch_add(length_bytes, Ordering::Relaxed);
     }
 
-    fn refuses(&self, class: IoClass) -> bool {
-        let is_data = matches!(
-            class,
-            IoClass::Beside | IoClass::SyncWrite | IoClass::Writeback | IoClass::Background
-        );
+    fn refuses(&self, class: IoClass, begins: &[u8]) -> bool {
+        let is_data = match class {
+            IoClass::SyncWrite | IoClass::Writeback | IoClass::Background => true,
+            IoClass::Beside => !begins.starts_with(&weir::format::frame::FRAME_MAGIC),
+            _ => false,
+        };
         if is_data {
             // Out of the lock: it may write data itself.
             let happening = self.amid_data_write.lock().expect("lock").take();
@@ -231,7 +232,7 @@ impl Device for Probe {
         fua: bool,
     ) -> DeviceResult<()> {
         self.writes.fetch_add(1, Ordering::Relaxed);
-        if self.refuses(class) {
+        if self.refuses(class, buffers.first().copied().unwrap_or_default()) {
             return injected("write");
         }
         self.inner.write(offset_bytes, buffers, class, fua)
@@ -250,7 +251,12 @@ impl Device for Probe {
             Operation::Read => self.count(0),
             Operation::Write { .. } => {
                 self.writes.fetch_add(1, Ordering::Relaxed);
-                if self.refuses(request.class) {
+                let begins: &[u8] = match &request.buffers {
+                    Buffers::Owned(bytes) => bytes,
+                    Buffers::Pages(pages) => pages.first().map_or(&[], |page| page),
+                    _ => &[],
+                };
+                if self.refuses(request.class, begins) {
                     return on_done(injected("write"), request.buffers);
                 }
             }
