@@ -19,7 +19,7 @@
 
 use crate::cache::map::PageMap;
 use crate::error::{Error, Result};
-use crate::file::known_mapping::KnownMapping;
+use crate::file::known_mapping::{KnownHomes, KnownMapping};
 use crate::format::item::InodeItem;
 use crate::number_map::NumberMap;
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -84,6 +84,8 @@ pub struct Inode {
     pub write_error: Mutex<(u64, Option<Error>)>,
     /// What was looked up of its mapping. A leaf.
     pub known_mapping: Mutex<KnownMapping>,
+    /// Of that, where pages live that were synced. A leaf.
+    pub known_homes: Mutex<KnownHomes>,
 }
 
 impl Inode {
@@ -114,6 +116,7 @@ impl Inode {
             referenced: AtomicBool::new(false),
             write_error: Mutex::new((0, None)),
             known_mapping: Mutex::default(),
+            known_homes: Mutex::default(),
         }
     }
 

@@ -8,7 +8,7 @@
 //! What has to be waited for: writeback of the pages in range that was under way already, because
 //! one version of a page is written at a time.
 
-use super::extents::Piece as Mapped;
+use super::known_mapping::Home;
 use super::placement_policy::{self, Situation, Way};
 use super::writeback::{PIECE_PAGES, page_range};
 use crate::cache::map::{LoggedFilter, RunFilter};
@@ -167,9 +167,9 @@ impl Engine {
         let _map = inode.map.lock();
         // The mapping cannot change from here on, so where the pages live can be looked up before the
         // page map is locked.
-        let mapped = self.homes(inode, pages, limit)?;
+        let homes = self.homes(inode, pages, limit)?;
         inode.known_mapping.lock().forget();
-        self.log_pages(inode, pages, (count, &mapped), admission)
+        self.log_pages(inode, pages, (count, &homes), admission)
     }
 
     /// Who else commits, and how full the log is.
@@ -194,12 +194,12 @@ impl Engine {
             return Ok(Way::Log);
         }
         // Only a hint, so it needs no lock: where the pages go is decided when they are taken.
-        let mapped = self.homes(inode, pages, count)?;
+        let homes = self.homes(inode, pages, count)?;
         let runs: Vec<Range<u64>> = {
             let map = inode.pages.read();
             map.dirty_runs(pages.clone(), PIECE_PAGES, UNLOGGED).take(count).collect()
         };
-        let has_home = |page| home_of(&mapped, page) != 0;
+        let has_home = |page| home_of(&homes, page) != 0;
         Ok(placement_policy::way(&runs, situation, may_lead.then_some(least), has_home))
     }
 
@@ -217,8 +217,17 @@ impl Engine {
         MAX_PAYLOAD_PAGES.min((self.log.max_operation_blocks() as usize).saturating_sub(2))
     }
 
-    /// Where the dirty pages live now.
-    fn homes(&self, inode: &Inode, pages: &Range<u64>, limit: usize) -> Result<Vec<Mapped>> {
+    /// Those of `inodes` that have more to write than a frame takes, if they are several: worth going home together.
+    pub fn too_much_for_frames(&self, inodes: &[Arc<Inode>]) -> Vec<(Arc<Inode>, Range<u64>)> {
+        let limit = self.max_payload_pages();
+        let is_large = |inode: &&Arc<Inode>| count_unlogged(inode, &(0..u64::MAX), limit) > limit;
+        let large: Vec<_> =
+            inodes.iter().filter(is_large).map(|inode| (inode.clone(), 0..u64::MAX)).collect();
+        if large.len() > 1 { large } else { Vec::new() }
+    }
+
+    /// Where the dirty pages live now, in their order.
+    fn homes(&self, inode: &Inode, pages: &Range<u64>, limit: usize) -> Result<Vec<Home>> {
         if inode.meta.lock().item.blocks == 0 {
             return Ok(Vec::new());
         }
@@ -226,11 +235,26 @@ impl Engine {
             let map = inode.pages.read();
             map.dirty_runs(pages.clone(), PIECE_PAGES, UNLOGGED).take(limit + 1).collect()
         };
-        let mut mapped: Vec<Mapped> = Vec::new();
+        let mut homes = Vec::with_capacity(runs.len());
         for run in runs {
-            mapped.extend(self.mapped(inode, &run)?.0);
+            let moment = self.store.mappings.moment(inode.number);
+            if let Some(home) = inode.known_homes.lock().get(moment, &run) {
+                homes.push(home);
+                continue;
+            }
+            let mapped = self.mapped(inode, &run)?.0;
+            let mut known = inode.known_homes.lock();
+            for piece in mapped {
+                let home = Home {
+                    file_block: piece.file_block,
+                    blocks: piece.blocks,
+                    block: if piece.unwritten { 0 } else { piece.block },
+                };
+                known.remember(moment, home);
+                homes.push(home);
+            }
         }
-        Ok(mapped)
+        Ok(homes)
     }
 
     /// One operation with the pages and the inode. The caller holds the `map` lock.
@@ -238,7 +262,7 @@ impl Engine {
         &self,
         inode: &Arc<Inode>,
         range: &Range<u64>,
-        (limit, mapped): (usize, &[Mapped]),
+        (limit, homes): (usize, &[Home]),
         admission: Admission,
     ) -> Result<Logged> {
         let mut map = inode.pages.write();
@@ -258,7 +282,7 @@ impl Engine {
                     // More became dirty meanwhile: count again.
                     return Ok(Logged::Again);
                 }
-                op.payload(inode.number, index, home_of(mapped, index), page.clone());
+                op.payload(inode.number, index, home_of(homes, index), page.clone());
                 logged.push(index);
             }
         }
@@ -362,11 +386,11 @@ fn count_unlogged(inode: &Inode, pages: &Range<u64>, limit: usize) -> usize {
 }
 
 /// The block that page `index` is mapped to, 0 if none holds data of it.
-fn home_of(mapped: &[Mapped], index: u64) -> u64 {
-    let place = mapped.partition_point(|piece| piece.end() <= index);
-    match mapped.get(place) {
-        Some(piece) if piece.file_block <= index && !piece.unwritten => {
-            piece.block + (index - piece.file_block)
+fn home_of(homes: &[Home], index: u64) -> u64 {
+    let place = homes.partition_point(|home| home.end() <= index);
+    match homes.get(place) {
+        Some(home) if home.file_block <= index && home.block != 0 => {
+            home.block + (index - home.file_block)
         }
         _ => 0,
     }

@@ -50,6 +50,59 @@ impl KnownMapping {
     }
 }
 
+/// Where some blocks of a file are, and nothing else of their extent: keeps nothing in memory but itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Home {
+    /// First file block.
+    pub file_block: u64,
+    /// How many.
+    pub blocks: u64,
+    /// First block of the volume; 0: unwritten.
+    pub block: u64,
+}
+
+impl Home {
+    /// File block after the last.
+    pub fn end(&self) -> u64 {
+        self.file_block + self.blocks
+    }
+}
+
+/// Homes that are kept of a file.
+const MOST_HOMES: usize = 16;
+
+/// Homes of blocks that were synced before, for the next sync: whoever writes the same places again and again asks for nothing else.
+/// Pure.
+#[derive(Default)]
+pub struct KnownHomes {
+    as_of: Option<MappingMoment>,
+    /// In order of file blocks, none overlapping.
+    homes: Vec<Home>,
+}
+
+impl KnownHomes {
+    /// The home that holds all of `blocks` at `now`, if that was looked up.
+    pub fn get(&self, now: MappingMoment, blocks: &Range<u64>) -> Option<Home> {
+        if self.as_of != Some(now) {
+            return None;
+        }
+        let place = self.homes.partition_point(|home| home.end() <= blocks.start);
+        let home = self.homes.get(place)?;
+        (home.file_block <= blocks.start && blocks.end <= home.end()).then_some(*home)
+    }
+
+    /// `home` was looked up after `moment`.
+    pub fn remember(&mut self, moment: MappingMoment, home: Home) {
+        if self.as_of != Some(moment) || self.homes.len() >= MOST_HOMES {
+            self.homes.clear();
+            self.as_of = Some(moment);
+        }
+        let place = self.homes.partition_point(|known| known.end() <= home.file_block);
+        let end = self.homes.partition_point(|known| known.file_block < home.end());
+        self.homes.splice(place..end.max(place), [home]);
+    }
+}
+
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
@@ -89,5 +142,46 @@ mod tests {
         }
         known.forget();
         assert!(known.get(moment, &(2999..3000)).is_none());
+    }
+
+    #[test]
+    fn homes_hold_for_what_they_cover_and_for_as_long_as_nothing_changes() {
+        let moments = MappingMoments::default();
+        let now = moments.moment(3);
+        let mut known = KnownHomes::default();
+        assert!(known.get(now, &(5..6)).is_none());
+        let home = |file_block, blocks| Home { file_block, blocks, block: 1000 + file_block };
+        for (file_block, blocks) in [(20, 5), (10, 1), (12, 4)] {
+            known.remember(now, home(file_block, blocks));
+        }
+        for start in 0..30 {
+            for end in start + 1..30 {
+                let holds = |first: u64, blocks: u64| first <= start && end <= first + blocks;
+                let expected = [(10, 1), (12, 4), (20, 5)]
+                    .into_iter()
+                    .find(|&(first, blocks)| holds(first, blocks))
+                    .map(|(first, blocks)| home(first, blocks));
+                assert_eq!(known.get(now, &(start..end)), expected);
+            }
+        }
+        // More of an extent than was known of it.
+        known.remember(now, home(11, 12));
+        assert_eq!(known.homes, [home(10, 1), home(11, 12)]);
+        moments.touch(Key::extent(3, 5));
+        assert!(known.get(moments.moment(3), &(10..11)).is_none());
+        known.remember(moments.moment(3), home(4, 1));
+        assert_eq!(known.homes, [home(4, 1)]);
+    }
+
+    #[test]
+    fn a_file_keeps_a_bounded_number_of_homes() {
+        let moment = MappingMoments::default().moment(3);
+        let mut known = KnownHomes::default();
+        for file_block in 0..1000 {
+            let home = Home { file_block, blocks: 1, block: 7 };
+            known.remember(moment, home);
+            assert!(known.homes.len() <= MOST_HOMES);
+            assert_eq!(known.get(moment, &(file_block..file_block + 1)), Some(home));
+        }
     }
 }
