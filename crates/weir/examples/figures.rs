@@ -1,6 +1,6 @@
 //! Figures of the data path on this machine, for comparing two builds of the engine: run one, run the other, repeat.
 //!
-//! `cargo run --release -p weir --example figures -- PATH [fresh|memory|stream|tickets|append|random|scattered]`: PATH is an image that is made if
+//! `cargo run --release -p weir --example figures -- PATH [fresh|memory|stream|sync|tickets|append|random|scattered]`: PATH is an image that is made if
 //! missing (4 GiB, written once, so that the host's allocation does not count).
 
 use std::path::Path;
@@ -16,7 +16,7 @@ const JOBS: [usize; 3] = [1, 4, 16];
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
     let Some(path) = arguments.next() else {
-        println!("usage: figures PATH [fresh|memory|stream|tickets|append|random|scattered]");
+        println!("usage: figures PATH [fresh|memory|stream|sync|tickets|append|random|scattered]");
         return Ok(());
     };
     let which = arguments.next().unwrap_or_default();
@@ -38,6 +38,9 @@ fn main() -> Result<()> {
     }
     if wanted("stream") {
         stream(path)?;
+    }
+    if wanted("sync") {
+        sync(path)?;
     }
     if wanted("tickets") {
         tickets(path)?;
@@ -115,6 +118,27 @@ fn stream(path: &Path) -> Result<()> {
             "1 GiB stream, round {round}: {mib_per_s:.0} MiB/s; fsync began after {} ms; CPU {} ms",
             written.as_millis(),
             cpu.as_millis()
+        );
+    }
+    volume.close()
+}
+
+/// A sync of the volume with many files to write home.
+fn sync(path: &Path) -> Result<()> {
+    const FILES: usize = 800;
+    let volume = Volume::open(path, VolumeOptions::default())?;
+    let data = vec![7_u8; 256 << 10];
+    for round in 0..4 {
+        for number in 0..FILES {
+            let file = volume.open_file(format!("/sync{number}"), OpenFlags::CREATE)?;
+            file.truncate(0)?;
+            file.write_at(0, &data)?;
+        }
+        let began = Instant::now();
+        volume.sync()?;
+        println!(
+            "sync of {FILES} files of 256 KiB, round {round}: {} ms",
+            began.elapsed().as_millis()
         );
     }
     volume.close()

@@ -75,6 +75,9 @@ pub enum Error {
     /// Another process or handle has the volume open.
     #[error("the volume is in use: {0}")]
     InUse(String),
+    /// The root directory has no name that could be taken away or replaced.
+    #[error("the root directory cannot be removed, renamed or replaced")]
+    RootDirectory,
     /// The operation is not offered.
     #[error("not supported: {0}")]
     NotSupported(&'static str),
@@ -119,7 +122,7 @@ impl Error {
             Self::WouldBlock => 11,
             Self::TooLittleMemory(_) => 12,
             Self::NoSuchExtent => 6,
-            Self::InUse(_) => 16,
+            Self::InUse(_) | Self::RootDirectory => 16,
             Self::NotSupported(_) => 95,
             Self::Io(_) | Self::Corrupt(_) | Self::NotAVolume(_) | Self::Shutdown(_) => 5,
         }

@@ -467,7 +467,10 @@ impl Volume {
 
     /// Removes a name of something that is no directory.
     pub fn remove_file(&self, path: impl AsRef<[u8]>) -> Result<()> {
-        let (dir, name) = self.engine.resolve_parent(path.as_ref())?;
+        let (dir, name) = match named_parent(&self.engine, path.as_ref()) {
+            Err(Error::RootDirectory) => Err(Error::IsDirectory),
+            split => split,
+        }?;
         self.check_slash(path.as_ref(), dir, &name)?;
         self.unlink(dir, &name)
     }
@@ -482,14 +485,14 @@ impl Volume {
 
     /// Removes an empty directory.
     pub fn remove_dir(&self, path: impl AsRef<[u8]>) -> Result<()> {
-        let (dir, name) = self.engine.resolve_parent(path.as_ref())?;
+        let (dir, name) = named_parent(&self.engine, path.as_ref())?;
         self.rmdir(dir, &name)
     }
 
     /// Renames, replacing what is there.
     pub fn rename_path(&self, from: impl AsRef<[u8]>, to: impl AsRef<[u8]>) -> Result<()> {
-        let (dir, name) = self.engine.resolve_parent(from.as_ref())?;
-        let (new_dir, new_name) = self.engine.resolve_parent(to.as_ref())?;
+        let (dir, name) = named_parent(&self.engine, from.as_ref())?;
+        let (new_dir, new_name) = named_parent(&self.engine, to.as_ref())?;
         self.check_slash(from.as_ref(), dir, &name)?;
         self.check_slash(to.as_ref(), dir, &name)?;
         self.rename(dir, &name, new_dir, &new_name, RenameMode::Replace)
@@ -507,6 +510,14 @@ impl Volume {
     }
 }
 
+/// The directory and the name of what is to be removed, renamed or replaced.
+fn named_parent(engine: &Engine, path: &[u8]) -> Result<(u64, Vec<u8>)> {
+    if !path.is_empty() && path.iter().all(|&byte| byte == b'/') {
+        return Err(Error::RootDirectory);
+    }
+    engine.resolve_parent(path)
+}
+
 impl Engine {
     /// See [`Volume::sync`].
     pub fn sync(&self) -> Result<()> {
@@ -522,7 +533,10 @@ impl Engine {
     pub fn prepare_all(&self) -> Result<u64> {
         self.check_writable()?;
         let mut failed = None;
-        for inode in self.dirty.all() {
+        let dirty = self.dirty.all();
+        // What fails here strikes again below, file by file.
+        let _ = self.send_home_together(&self.too_much_for_frames(&dirty));
+        for inode in dirty {
             let prepared = if inode.file_type == FileType::Regular {
                 self.prepare_sync(&inode, 0..u64::MAX, SyncKind::Full).map(|_| ())
             } else {

@@ -221,6 +221,22 @@ fn a_slash_at_the_end_of_a_path_says_that_it_is_a_directory() {
 }
 
 #[test]
+fn the_root_directory_is_neither_removed_nor_renamed_nor_replaced() {
+    let volume = small_volume();
+    create(&volume, "/f").write_at(0, b"kept").expect("write");
+    let errno = |result: Result<()>| result.expect_err("refused").errno();
+    for root in ["/", "//"] {
+        assert_eq!(errno(volume.remove_dir(root)), libc::EBUSY);
+        assert_eq!(errno(volume.remove_file(root)), libc::EISDIR);
+        assert_eq!(errno(volume.rename_path(root, "/g")), libc::EBUSY);
+        assert_eq!(errno(volume.rename_path("/f", root)), libc::EBUSY);
+        assert_eq!(errno(volume.create_dir(root, 0o755).map(|_| ())), libc::EEXIST);
+    }
+    assert_eq!(errno(volume.remove_dir("")), libc::ENOENT);
+    assert_eq!(names(&volume, "/"), [b"f".to_vec()]);
+}
+
+#[test]
 fn a_file_is_made_where_a_symbolic_link_at_the_end_leads() {
     let volume = small_volume();
     let dir = mkdir(&volume, ROOT, b"d").ino;

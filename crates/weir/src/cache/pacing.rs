@@ -9,7 +9,7 @@
 //! A device may become slower, so the baseline rises too, but only by what writeback cannot be
 //! blamed for: latency while there is no writeback, or while it is at its minimum. (A baseline that
 //! followed any latency would let a long checkpoint get used to the spikes it causes.) Without
-//! foreground I/O nobody suffers, and the limit grows fast; where foreground I/O begins, it starts again from
+//! foreground I/O nobody suffers, and the limit doubles; where foreground I/O begins, it starts again from
 //! [`START_IN_FLIGHT_BYTES`], because what is in flight already cannot be taken back.
 //!
 //! A sync's data is written for somebody who waits, so the limit is not for it; but while others have foreground I/O it comes in
@@ -21,6 +21,8 @@
 pub const MIN_IN_FLIGHT_BYTES: u64 = 1 << 20;
 /// Writeback never has more than this in flight.
 pub const MAX_IN_FLIGHT_BYTES: u64 = 32 << 20;
+/// What writeback has before there was any foreground I/O.
+pub const FIRST_IN_FLIGHT_BYTES: u64 = 16 << 20;
 /// What writeback has when foreground I/O begins: two requests.
 pub const START_IN_FLIGHT_BYTES: u64 = 2 << 20;
 /// Foreground I/O counts as going on for so long after the last.
@@ -62,7 +64,7 @@ pub struct Pacer {
 impl Default for Pacer {
     fn default() -> Self {
         Self {
-            limit_bytes: START_IN_FLIGHT_BYTES,
+            limit_bytes: FIRST_IN_FLIGHT_BYTES,
             baseline_ns: None,
             interval_end_us: 0,
             active_until_us: 0,
@@ -137,7 +139,7 @@ impl Pacer {
             self.judge(average_us.max(tail_us));
         } else if self.was_limited && !self.is_foreground_active(now_us) {
             // Nobody reads, and writeback would use more.
-            self.grow(self.limit_bytes / 2);
+            self.grow(self.limit_bytes);
         }
         self.rest = self.rest.saturating_sub(1);
         (self.samples, self.sum_us, self.max_us) = (0, 0, 0);

@@ -3,7 +3,7 @@
 //! A checkpointer of a database tells which pages it is done with, few at a time and at random. Written at
 //! once, that would be a storm of tiny writes. So a call only hands its range over: ranges wait in the order of
 //! inodes and file blocks, neighbours become one, and the flusher takes all of them together: blocks are chosen in that
-//! order, and the requests of all files are sorted and merged ([`Engine::write_out`]). It begins when a good batch has
+//! order, and the requests of all files are sorted and merged ([`Engine::drain_handover`]). It begins when a good batch has
 //! gathered ([`BATCH_PAGES`]), when somebody waits, or after [`PATIENCE_US`].
 //!
 //! No durability is promised, no size is logged that would not be logged otherwise, nothing is flushed. A later fsync finds the
@@ -13,19 +13,18 @@
 //! [`Error::WouldBlock`]. `expire` is never refused: it costs a range in memory, and when there are
 //! [`MAX_RANGES`] of one queue, a file's ranges become one.
 //!
-//! **Invariant:** a range is in the queue until a batch takes it, and in the batch until its pages were written and
-//! settled; who waits for a range looks at both, then at the pages under writeback.
+//! **Invariant:** a range is in the queue until a batch takes it, and in that batch until its pages were written and
+//! settled; who waits for a range looks at all of them, then at the pages under writeback.
 //!
-//! Locks: `drain` (one batch at a time) before an inode's `map`; `state` is a leaf.
+//! Locks: `drain` (one thread at a time) before an inode's `map`; `state` is a leaf.
 
 use super::writeback::page_range;
 use crate::cache::map::{LoggedFilter, RunFilter};
-use crate::device::IoClass;
-use crate::engine::{Engine, Room};
+use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::inode::Inode;
-use crate::sync::{Arc, Mutex};
-use std::collections::BTreeMap;
+use crate::sync::{Arc, Mutex, MutexGuard};
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 /// Pages that are worth a batch: 4 MiB.
@@ -36,8 +35,6 @@ pub const PATIENCE_US: u64 = 20_000;
 const MAX_PAGES: u64 = 16_384;
 /// Most ranges that are kept apart.
 const MAX_RANGES: usize = 65_536;
-/// Pages of one round of a batch.
-const ROUND_PAGES: u64 = 4096;
 
 /// What [`crate::File::sync_range`] does, in this order. All `false`: nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -150,20 +147,27 @@ impl<T: Clone> RangeSet<T> {
         self.ranges.is_empty()
     }
 
-    /// The ranges, by file and page.
+    /// The ranges with what comes with their files, by file and page.
+    pub fn to_vec(&self) -> Vec<(T, Range<u64>)> {
+        self.iter().map(|(tag, range)| (tag.clone(), range)).collect()
+    }
+
+    /// The same, one by one.
     pub fn iter(&self) -> impl Iterator<Item = (&T, Range<u64>)> {
         self.ranges.iter().map(|(&(_, start), (end, tag))| (tag, start..*end))
     }
 }
+
+/// Ranges that are written together, by file and page.
+pub(super) type Batch = Vec<(Arc<Inode>, Range<u64>)>;
 
 #[derive(Default)]
 struct State {
     queue: RangeSet<Arc<Inode>>,
     /// Dirty pages of the queue, as they were counted when they were handed over.
     queued_pages: u64,
-    /// What the flusher is writing.
-    batch: RangeSet<Arc<Inode>>,
-    batch_pages: u64,
+    /// What the flusher is writing, the oldest first.
+    batches: VecDeque<(RangeSet<Arc<Inode>>, u64)>,
     /// Somebody waits for the queue.
     urgent: bool,
 }
@@ -180,7 +184,7 @@ impl Handover {
     /// Dirty pages that wait or are under way.
     pub fn pages(&self) -> u64 {
         let state = self.state.lock();
-        state.queued_pages + state.batch_pages
+        state.queued_pages + state.batches.iter().map(|(_, pages)| pages).sum::<u64>()
     }
 
     /// Nothing waits.
@@ -196,7 +200,33 @@ impl Handover {
 
     fn overlaps(&self, inode: &Inode, pages: &Range<u64>) -> bool {
         let state = self.state.lock();
-        state.queue.overlaps(inode.number, pages) || state.batch.overlaps(inode.number, pages)
+        let mut sets = state.batches.iter().map(|(ranges, _)| ranges).chain([&state.queue]);
+        sets.any(|ranges| ranges.overlaps(inode.number, pages))
+    }
+
+    /// Whoever drains is alone.
+    pub(super) fn begin_drain(&self) -> MutexGuard<'_, ()> {
+        self.drain.lock()
+    }
+
+    /// The queue becomes a batch, to be ended by [`Handover::end_batch`]; none if nothing waits.
+    pub(super) fn take_batch(&self) -> Option<Batch> {
+        let mut state = self.state.lock();
+        state.urgent = false;
+        let ranges = std::mem::take(&mut state.queue);
+        let pages = std::mem::take(&mut state.queued_pages);
+        if ranges.is_empty() {
+            return None;
+        }
+        let batch = ranges.to_vec();
+        state.batches.push_back((ranges, pages));
+        Some(batch)
+    }
+
+    /// The oldest batch is home, or given up; what it was of.
+    pub(super) fn end_batch(&self) -> Option<Batch> {
+        let (ranges, _) = self.state.lock().batches.pop_front()?;
+        Some(ranges.to_vec())
     }
 }
 
@@ -295,75 +325,10 @@ impl Engine {
             }
         }
     }
-
-    /// Writes everything that was handed over up to now. Answers how many pages that were.
-    ///
-    /// # Errors
-    /// The first that struck; the file's owner hears of it, and the pages stay dirty.
-    pub fn drain_handover(&self) -> Result<u64> {
-        let handover = &self.background.handover;
-        let _drain = handover.drain.lock();
-        let batch: Vec<(Arc<Inode>, Range<u64>)> = {
-            let mut state = handover.state.lock();
-            state.batch = std::mem::take(&mut state.queue);
-            state.batch_pages = std::mem::take(&mut state.queued_pages);
-            state.urgent = false;
-            state.batch.iter().map(|(inode, pages)| (inode.clone(), pages)).collect()
-        };
-        if batch.is_empty() {
-            return Ok(0);
-        }
-        let result = self.write_batch(&batch);
-        {
-            let mut state = handover.state.lock();
-            state.batch = RangeSet::default();
-            state.batch_pages = 0;
-        }
-        for (inode, _) in &batch {
-            inode.io_ended();
-        }
-        self.background.progress();
-        result
-    }
-
-    fn write_batch(&self, batch: &[(Arc<Inode>, Range<u64>)]) -> Result<u64> {
-        let mut written = 0;
-        let mut rest = batch;
-        while !rest.is_empty() {
-            let mut pieces = Vec::new();
-            let mut result = Ok(());
-            let mut pages = 0;
-            while let Some((inode, range)) = rest.first() {
-                let budget = (ROUND_PAGES.saturating_sub(pages), Room::Normal);
-                match self.collect(inode, range.clone(), TO_WRITE, budget, &mut pieces) {
-                    Ok(collected) => {
-                        pages += collected.pages;
-                        if !collected.complete {
-                            break;
-                        }
-                    }
-                    Err(error) => {
-                        result = Err(error);
-                        break;
-                    }
-                }
-                rest = &rest[1..];
-                if pages >= ROUND_PAGES {
-                    break;
-                }
-            }
-            written += pages;
-            self.write_out(&mut pieces, IoClass::Writeback);
-            self.settle(pieces)?;
-            result?;
-        }
-        self.counters.handed_over_pages.add(written);
-        Ok(written)
-    }
 }
 
 /// Dirty pages that the log does not have and that are not on their way.
-const TO_WRITE: RunFilter =
+pub(super) const TO_WRITE: RunFilter =
     RunFilter { logged: LoggedFilter::NotLogged, only_towrite: false, skip_writeback: true };
 
 #[cfg(test)]

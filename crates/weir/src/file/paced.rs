@@ -36,6 +36,20 @@ impl State {
         let all_bytes = if own_bytes == 0 { 0 } else { own_bytes + self.sync_bytes };
         self.pacer.may_submit(all_bytes, bytes)
     }
+
+    /// As many of the requests with these `sizes` as may be submitted, at least the first.
+    fn take_portion(&mut self, sizes: impl Iterator<Item = u64>) -> Portion {
+        let mut portion = Portion { requests: 0, bytes: 0 };
+        for bytes in sizes {
+            if portion.requests > 0 && !self.may_submit(portion.bytes, bytes) {
+                break;
+            }
+            portion.requests += 1;
+            portion.bytes += bytes;
+        }
+        self.in_flight_bytes += portion.bytes;
+        portion
+    }
 }
 
 /// The log's totals when they were last read.
@@ -103,21 +117,27 @@ impl Engine {
             waited = true;
             wait_for(&self.background.pacing.ended, &mut state, PATIENCE_US);
         }
-        let mut portion = Portion { requests: 0, bytes: 0 };
-        for bytes in sizes {
-            if portion.requests > 0 && !state.may_submit(portion.bytes, bytes) {
-                break;
-            }
-            portion.requests += 1;
-            portion.bytes += bytes;
-        }
-        state.in_flight_bytes += portion.bytes;
+        let portion = state.take_portion(sizes);
         drop(state);
         if waited {
             let waited_us = (self.clock.monotonic_ns() / 1000).saturating_sub(began_us);
             self.counters.pacing_wait_us.record(waited_us);
         }
         portion
+    }
+
+    /// As [`Engine::begin_paced_write`] where nothing has to be waited for; all that is asked for in manual mode.
+    pub fn try_paced_write(&self, sizes: impl Iterator<Item = u64>) -> Option<Portion> {
+        if !self.background.has_threads() {
+            return Some(Portion { requests: sizes.count(), bytes: 0 });
+        }
+        let mut sizes = sizes.peekable();
+        let first_bytes = sizes.peek().copied().unwrap_or(0);
+        let mut state = self.background.pacing.state.lock();
+        let now_us = self.clock.monotonic_ns() / 1000;
+        self.sample_log(&mut state, now_us);
+        state.pacer.on_time(now_us);
+        state.may_submit(0, first_bytes).then(|| state.take_portion(sizes))
     }
 
     /// A portion was written, or failed.

@@ -23,13 +23,13 @@ mod beside;
 mod output;
 mod piece;
 mod remap;
+mod rounds;
 
 use super::extents::{self, Piece as Mapped};
 use super::known_mapping;
 use crate::alloc::{AllocKind, Run};
 use crate::cache::map::{LoggedFilter, RunFilter};
 use crate::device::IoClass;
-use crate::device::request::submit_batch;
 use crate::engine::{Engine, Room};
 use crate::error::{Error, Result};
 use crate::format::item::INODE_INLINE;
@@ -41,16 +41,11 @@ use crate::sync::Arc;
 use crate::sync::atomic::Ordering;
 use crate::txn::{Lsn, Op};
 use crate::types::BackgroundMode;
-use output::{OutRequest, Writes, Written, note_failures, requests_of, to_device, with_results};
+use output::{OutRequest, Written, note_failures, requests_of, to_device, with_results};
 use piece::{CUT_BYTES, Place, Segment};
 pub use piece::{PIECE_PAGES, Piece, PieceLimits, settle_bytes};
 use remap::{Changed, Remapping};
 use std::ops::Range;
-
-/// Most pages that one inode's writeback has under way: 8 MiB.
-const ROUND_PAGES: u64 = 8 * PIECE_PAGES;
-/// The same while others wait for the disk: with one round behind it, 1 MiB.
-const SHARED_ROUND_PAGES: u64 = PIECE_PAGES / 2;
 
 /// From this length on, new pages are placed near the file's last extent before them even if that is far away in the file.
 const FAR_HINT_PAGES: u64 = 16;
@@ -357,31 +352,6 @@ impl Engine {
         note_failures(pieces, results);
     }
 
-    /// Submits the writing of `pieces`; [`Engine::finish_write_out`] waits for it. In manual mode it is written at once, and
-    /// settled by that.
-    fn begin_write_out(&self, pieces: Vec<Piece>, class: IoClass) -> UnderWay {
-        let requests = requests_of(&pieces);
-        let bytes = pieces.iter().map(|piece| piece.pages.len() as u64 * BLOCK_BYTES_U64).sum();
-        self.begin_sync_write(bytes);
-        let writes = if self.options.background == BackgroundMode::Manual {
-            Writes::Done(self.run_requests(requests, class))
-        } else {
-            let (numbers, requests) = to_device(requests, class);
-            Writes::Submitted(numbers, submit_batch(&*self.device, requests))
-        };
-        UnderWay { pieces, writes, bytes }
-    }
-
-    /// Waits until the pieces are written, and settles them.
-    fn finish_write_out(&self, under_way: UnderWay) -> Result<()> {
-        let UnderWay { mut pieces, writes, bytes } = under_way;
-        let results = writes.wait();
-        self.end_sync_write(bytes);
-        self.log.note_data_written();
-        note_failures(&mut pieces, results);
-        self.settle(pieces)
-    }
-
     /// Runs the requests; those of the background in portions that the pacer allows.
     fn run_paced(&self, mut requests: Vec<OutRequest>, class: IoClass) -> Written {
         let is_background = matches!(class, IoClass::Writeback | IoClass::Background);
@@ -540,56 +510,6 @@ impl Engine {
             self.background.progress();
         }
     }
-
-    /// Pages that are collected and written together.
-    fn round_pages(&self) -> u64 {
-        let is_shared = self.background.has_threads() && self.is_foreground_active();
-        if is_shared { SHARED_ROUND_PAGES } else { ROUND_PAGES }
-    }
-
-    /// Collects, writes and settles dirty pages of `inode` until none of the range that pass `filter` are left but
-    /// those under writeback. Of many, one round is on its way to the disk while the next is collected.
-    pub fn write_back(
-        &self,
-        inode: &Arc<Inode>,
-        range: Range<u64>,
-        filter: RunFilter,
-        class: IoClass,
-    ) -> Result<()> {
-        let mut under_way: Option<UnderWay> = None;
-        loop {
-            let mut pieces = Vec::new();
-            // What is under way holds log space.
-            let room = if under_way.is_some() { Room::NoWait } else { Room::Normal };
-            let budget = (self.round_pages(), room);
-            let collected = self.collect(inode, range.clone(), filter, budget, &mut pieces);
-            let goes_on = matches!(collected, Ok(Collected { complete: false, .. }));
-            let had_more = under_way.is_some();
-            let finish_last = |engine: &Self, last: Option<UnderWay>| {
-                last.map_or(Ok(()), |last| engine.finish_write_out(last))
-            };
-            if goes_on {
-                let next = self.begin_write_out(pieces, class);
-                let ended = finish_last(self, under_way.replace(next));
-                if ended.is_err() {
-                    let _ = finish_last(self, under_way.take());
-                    return ended;
-                }
-                continue;
-            }
-            self.write_out(&mut pieces, class);
-            let ended = finish_last(self, under_way.take());
-            let settled = self.settle(pieces);
-            ended.and(settled)?;
-            match collected {
-                // For lack of log space, which there may be now.
-                Err(Error::WouldBlock) if had_more => {}
-                Err(error) => return Err(error),
-                Ok(collected) if collected.complete => return Ok(()),
-                Ok(_) => {}
-            }
-        }
-    }
 }
 
 fn pages_of(runs: &[Range<u64>]) -> u64 {
@@ -609,13 +529,6 @@ fn note_error(inode: &Inode, error: &Error) {
     let mut held = inode.write_error.lock();
     held.0 += 1;
     held.1 = Some(error.clone());
-}
-
-/// Pieces whose writing was submitted. Holds their log space, and must be finished.
-struct UnderWay {
-    pieces: Vec<Piece>,
-    writes: Writes,
-    bytes: u64,
 }
 
 /// The newest operation whose payload may go home: durable in the log.

@@ -1,0 +1,282 @@
+//! Writeback of much: in rounds, one of them on its way to the disk while the next is collected, so that the disk does not wait
+//! for checksums and commits. For a sync ([`Engine::write_back`]), for all of them ([`Engine::send_home_together`]), and for what was
+//! handed over ([`Engine::drain_handover`]), which keeps the pace of the background.
+//!
+//! **Invariant:** whoever waits for something that he may hold himself, be it the pacer's portion or log space, finishes what he has
+//! under way first.
+//! **Invariant:** rounds are finished in the order in which they began; a batch that was handed over ends with its last round, or with the
+//! drain.
+
+use super::output::{OutRequest, Writes, Written, note_failures, requests_of, to_device};
+use super::piece::{PIECE_PAGES, Piece};
+use crate::cache::map::RunFilter;
+use crate::device::IoClass;
+use crate::device::request::submit_batch;
+use crate::engine::{Engine, Room};
+use crate::error::{Error, Result};
+use crate::file::handover::{Batch, TO_WRITE};
+use crate::file::paced::Portion;
+use crate::format::BLOCK_BYTES_U64;
+use crate::inode::Inode;
+use crate::sync::Arc;
+use crate::types::BackgroundMode;
+use std::ops::Range;
+
+/// Pages of one round of a sync: 8 MiB.
+const SYNC_ROUND_PAGES: u64 = 8 * PIECE_PAGES;
+/// The same while others wait for the disk: with one round behind it, 1 MiB.
+const SHARED_ROUND_PAGES: u64 = PIECE_PAGES / 2;
+/// Pages of one round of what was handed over: 4 MiB.
+const DRAIN_ROUND_PAGES: u64 = 4 * PIECE_PAGES;
+/// Batches that one call writes while more and more are handed over: the thread has other things to do as well.
+const MOST_BATCHES: usize = 16;
+
+/// What one caller has under way.
+struct Rounds<'a> {
+    engine: &'a Engine,
+    filter: RunFilter,
+    class: IoClass,
+    /// The round before the one that is being collected.
+    last: Option<Round>,
+    /// The first error.
+    result: Result<()>,
+}
+
+/// Pieces on their way. Hold their log space, and must be finished.
+struct Round {
+    pieces: Vec<Piece>,
+    /// How the portions of it ended that have been written already.
+    earlier: Written,
+    writes: Writes,
+    share: Share,
+    ends_batch: bool,
+}
+
+/// What a round counts for while it is on its way.
+enum Share {
+    /// Bytes of a sync, for which the background makes room.
+    Sync(u64),
+    /// Of what the background may have in flight.
+    Paced(Portion),
+    Nothing,
+}
+
+impl Engine {
+    /// Collects, writes and settles dirty pages of `inode` until none of the range that pass `filter` are left but
+    /// those under writeback.
+    pub fn write_back(
+        &self,
+        inode: &Arc<Inode>,
+        range: Range<u64>,
+        filter: RunFilter,
+        class: IoClass,
+    ) -> Result<()> {
+        let mut rounds = Rounds::new(self, filter, class);
+        rounds.write(&[(inode.clone(), range)], Then::End);
+        rounds.end()
+    }
+
+    /// Sends the dirty pages of many files home that the log does not have, together, for a sync. What fails stays dirty.
+    pub fn send_home_together(&self, files: &[(Arc<Inode>, Range<u64>)]) -> Result<()> {
+        let mut rounds = Rounds::new(self, TO_WRITE, IoClass::SyncWrite);
+        rounds.write(files, Then::End);
+        rounds.end()
+    }
+
+    /// Writes everything that was handed over up to now, and some of what is handed over meanwhile. Answers how many pages
+    /// that were.
+    ///
+    /// # Errors
+    /// The first that struck; the file's owner hears of it, and the pages stay dirty.
+    pub fn drain_handover(&self) -> Result<u64> {
+        let handover = &self.background.handover;
+        let _drain = handover.begin_drain();
+        let mut rounds = Rounds::new(self, TO_WRITE, IoClass::Writeback);
+        let mut pages = 0;
+        for number in 0..MOST_BATCHES {
+            if rounds.result.is_err() || number > 0 && !handover.is_due() {
+                break;
+            }
+            let Some(batch) = handover.take_batch() else { break };
+            pages += rounds.write(&batch, Then::NextBatch);
+        }
+        let result = rounds.end();
+        // After an error, or where the end of a batch had nothing to write any more.
+        while self.end_handed_over_batch() {}
+        self.counters.handed_over_pages.add(pages);
+        result.map(|()| pages)
+    }
+
+    /// The oldest batch under way is home, or given up. False: there is none.
+    fn end_handed_over_batch(&self) -> bool {
+        let Some(batch): Option<Batch> = self.background.handover.end_batch() else { return false };
+        for (inode, _) in batch {
+            inode.io_ended();
+        }
+        self.background.progress();
+        true
+    }
+}
+
+/// What comes after some ranges.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Then {
+    /// Nothing: the caller waits for the last round, and may as well write it.
+    End,
+    /// The end of a batch that was handed over, and maybe another.
+    NextBatch,
+}
+
+impl<'a> Rounds<'a> {
+    fn new(engine: &'a Engine, filter: RunFilter, class: IoClass) -> Self {
+        Self { engine, filter, class, last: None, result: Ok(()) }
+    }
+
+    /// Sends the dirty pages of `ranges` on their way. Answers how many were collected. Stops at the first error.
+    fn write(&mut self, ranges: &[(Arc<Inode>, Range<u64>)], then: Then) -> u64 {
+        let mut pages = 0;
+        let mut rest = ranges;
+        while !rest.is_empty() && self.result.is_ok() {
+            let mut pieces = Vec::new();
+            pages += self.collect(&mut rest, &mut pieces);
+            let is_last = rest.is_empty() || self.result.is_err();
+            let goes_on = !is_last || then == Then::NextBatch;
+            self.begin(pieces, goes_on, is_last && then == Then::NextBatch);
+        }
+        pages
+    }
+
+    /// The end of all rounds.
+    fn end(mut self) -> Result<()> {
+        self.finish_last();
+        self.result
+    }
+
+    fn round_pages(&self) -> u64 {
+        let engine = self.engine;
+        if self.is_paced() {
+            return DRAIN_ROUND_PAGES;
+        }
+        let is_shared = engine.background.has_threads() && engine.is_foreground_active();
+        if is_shared { SHARED_ROUND_PAGES } else { SYNC_ROUND_PAGES }
+    }
+
+    fn is_paced(&self) -> bool {
+        matches!(self.class, IoClass::Writeback | IoClass::Background)
+    }
+
+    /// Collects one round of what is left. Answers how many pages it has.
+    fn collect(&mut self, rest: &mut &[(Arc<Inode>, Range<u64>)], pieces: &mut Vec<Piece>) -> u64 {
+        let most_pages = self.round_pages();
+        let mut pages = 0;
+        while let Some((inode, range)) = rest.first() {
+            // What is under way holds log space.
+            let room = if self.last.is_some() { Room::NoWait } else { Room::Normal };
+            let budget = (most_pages.saturating_sub(pages), room);
+            match self.engine.collect(inode, range.clone(), self.filter, budget, pieces) {
+                Ok(collected) => {
+                    pages += collected.pages;
+                    if !collected.complete {
+                        break;
+                    }
+                }
+                Err(Error::WouldBlock) if self.last.is_some() => {
+                    self.finish_last();
+                    if self.result.is_err() {
+                        break;
+                    }
+                    continue;
+                }
+                Err(error) => {
+                    self.note(Err(error));
+                    break;
+                }
+            }
+            *rest = &rest[1..];
+        }
+        pages
+    }
+
+    /// Sends a round on its way and finishes the one before. Unless it `goes_on`, the round is written here and now.
+    fn begin(&mut self, pieces: Vec<Piece>, goes_on: bool, ends_batch: bool) {
+        let mut requests = requests_of(&pieces);
+        let mut earlier = Vec::new();
+        let mut share = Share::Nothing;
+        if self.is_paced() && !requests.is_empty() {
+            loop {
+                let portion = self.next_portion(&requests);
+                let rest = requests.split_off(portion.requests);
+                if rest.is_empty() {
+                    share = Share::Paced(portion);
+                    break;
+                }
+                earlier.extend(self.engine.run_requests(requests, self.class));
+                self.engine.end_paced_write(portion);
+                requests = rest;
+            }
+        } else if goes_on {
+            let bytes = requests.iter().map(bytes_of).sum();
+            self.engine.begin_sync_write(bytes);
+            share = Share::Sync(bytes);
+        }
+        let writes = self.send(requests, goes_on);
+        let before = self.last.replace(Round { pieces, earlier, writes, share, ends_batch });
+        self.finish(before);
+    }
+
+    fn next_portion(&mut self, requests: &[OutRequest]) -> Portion {
+        let engine = self.engine;
+        if let Some(portion) = engine.try_paced_write(requests.iter().map(bytes_of)) {
+            return portion;
+        }
+        self.finish_last();
+        engine.begin_paced_write(requests.iter().map(bytes_of))
+    }
+
+    /// In manual mode everything is written at once. So is what one request takes: that costs no other thread.
+    fn send(&self, requests: Vec<OutRequest>, goes_on: bool) -> Writes {
+        let engine = self.engine;
+        let is_manual = engine.options.background == BackgroundMode::Manual;
+        if is_manual || !goes_on || requests.len() <= 1 {
+            return Writes::Done(engine.run_requests(requests, self.class));
+        }
+        let (numbers, requests) = to_device(requests, self.class);
+        Writes::Submitted(numbers, submit_batch(&*engine.device, requests))
+    }
+
+    fn finish_last(&mut self) {
+        let last = self.last.take();
+        self.finish(last);
+    }
+
+    /// Waits until a round is written, and settles it.
+    fn finish(&mut self, round: Option<Round>) {
+        let Some(Round { mut pieces, earlier, writes, share, ends_batch }) = round else { return };
+        let results = writes.wait();
+        match share {
+            Share::Sync(bytes) => self.engine.end_sync_write(bytes),
+            Share::Paced(portion) => self.engine.end_paced_write(portion),
+            Share::Nothing => {}
+        }
+        if !(earlier.is_empty() && results.is_empty()) {
+            self.engine.log.note_data_written();
+        }
+        note_failures(&mut pieces, earlier);
+        note_failures(&mut pieces, results);
+        let settled = self.engine.settle(pieces);
+        self.note(settled);
+        if ends_batch {
+            self.engine.end_handed_over_batch();
+        }
+    }
+
+    fn note(&mut self, result: Result<()>) {
+        if self.result.is_ok() {
+            self.result = result;
+        }
+    }
+}
+
+fn bytes_of(request: &OutRequest) -> u64 {
+    request.pages.len() as u64 * BLOCK_BYTES_U64
+}
