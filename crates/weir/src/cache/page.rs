@@ -29,7 +29,7 @@
 mod tests;
 
 use crate::format::BLOCK_BYTES;
-use crate::sync::{Arc, Clock, Condvar, Mutex, give_way, wait_for};
+use crate::sync::{Arc, Clock, Condvar, Mutex, MutexGuard, give_way, wait_for};
 use std::alloc::Layout;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -49,6 +49,10 @@ const SMALL_SLAB_FRAMES: usize = 16;
 const AHEAD_FRAMES: usize = 128 * SLAB_FRAMES;
 /// ... and at most this part of the capacity, in eighths.
 const AHEAD_EIGHTHS: usize = 3;
+/// While others use slabs up, the preparer leaves them the processor until there are less than this part of what it keeps ready.
+const LOW_PART: usize = 4;
+/// A burst is over when no slab has been used up for so long.
+const BURST_PAUSE_US: u64 = 30_000;
 /// Fresh memory is dear when the kernel takes longer than this for a slab (1 GiB/s): writing a page home and reading it again
 /// costs less.
 const DEAR_SLAB_NS: u64 = 2_000_000;
@@ -290,7 +294,13 @@ struct State {
     capacity: usize,
     /// Pages of the capacity that only emergency allocations get.
     reserve: usize,
-    /// A slab was used up since the preparer looked.
+    /// Slabs that came into use so far.
+    slabs_begun: u64,
+    /// The preparer fills up what is kept ready, and stops when all of it is there.
+    filling: bool,
+    /// The preparer sleeps until it is told that a slab came into use.
+    is_idle: bool,
+    /// The preparer is to be told.
     slab_taken: bool,
     /// How long the kernel takes to back a slab: a moving average of what the preparer has seen.
     slab_cost_ns: u64,
@@ -357,7 +367,8 @@ impl State {
 
     /// Adds a slab: a prepared one, a full one, or in a small pool as much again as there is.
     fn grow(&mut self, growth: Growth, pool: *const Inner) -> Option<()> {
-        self.slab_taken = true;
+        self.slabs_begun += 1;
+        self.slab_taken = self.is_idle || self.is_low();
         if let Some(slab) = self.prepared.pop() {
             self.slabs.push(slab);
             self.next_fresh = 1;
@@ -379,8 +390,19 @@ impl State {
     }
 
     /// Whether the preparer should make one more slab.
-    fn wants_slab(&self) -> bool {
+    fn wants_slab(&mut self) -> bool {
+        let may_fill = self.may_fill();
+        self.filling = may_fill && (self.filling || self.is_low());
+        self.filling
+    }
+
+    /// There is room for one more slab.
+    fn may_fill(&self) -> bool {
         self.capacity >= SLAB_FRAMES && self.total < self.capacity && self.ready() < self.ahead()
+    }
+
+    fn is_low(&self) -> bool {
+        self.ready() < self.ahead() / LOW_PART
     }
 
     /// Frames that are kept ready: a burst's worth.
@@ -515,6 +537,9 @@ impl PagePool {
             peak: 0,
             capacity,
             reserve: (reserve_bytes / PAGE_BYTES).min(capacity),
+            slabs_begun: 0,
+            filling: true,
+            is_idle: false,
             slab_taken: false,
             slab_cost_ns: 0,
         };
@@ -664,8 +689,9 @@ impl PagePool {
             }
             if refused || !state.wants_slab() {
                 // A system that has no memory to give is not asked in a loop.
+                let is_burst = !refused && state.may_fill();
                 refused = false;
-                wait_for(&self.0.slab_wanted, &mut state, PREPARER_PATIENCE_US);
+                self.await_slab_taken(&mut state, is_burst);
                 continue;
             }
             drop(state);
@@ -677,6 +703,16 @@ impl PagePool {
                 clock.sleep_us(rest_us);
             }
         }
+    }
+
+    /// Waits until a slab comes into use; in a burst, until few are left or none has for a while.
+    fn await_slab_taken(&self, state: &mut MutexGuard<'_, State>, is_burst: bool) {
+        let begun = state.slabs_begun;
+        state.is_idle = !is_burst;
+        let patience_us = if is_burst { BURST_PAUSE_US } else { PREPARER_PATIENCE_US };
+        wait_for(&self.0.slab_wanted, state, patience_us);
+        state.is_idle = false;
+        state.filling |= is_burst && state.slabs_begun == begun;
     }
 
     /// Learns what a slab costs. Answers how long the preparer is to rest.

@@ -246,6 +246,34 @@ fn dear_memory_that_nobody_is_short_of_is_prepared_at_leisure() {
     assert_eq!(learn(DEAR_SLAB_NS / 2), 0, "cheap memory is prepared at once");
 }
 
+#[cfg(not(any(miri, feature = "shuttle")))]
+#[test]
+fn the_preparer_fills_up_to_the_end_and_then_leaves_bursts_alone_until_few_are_left() {
+    let pool = PagePool::new(64 * SLAB_FRAMES * PAGE);
+    let wants = || pool.0.state.lock().wants_slab();
+    let ahead = 64 * AHEAD_EIGHTHS / 8;
+    for _ in 0..ahead {
+        assert!(wants(), "nothing is ready yet");
+        assert!(pool.prepare_slab());
+    }
+    assert!(!wants(), "all is ready");
+    let mut used: Vec<PageMut> = Vec::new();
+    let mut begin_slab = || used.extend((0..SLAB_FRAMES).filter_map(|_| pool.alloc_zeroed()));
+    for left in (0..ahead).rev() {
+        begin_slab();
+        assert_eq!(wants(), left < ahead / LOW_PART, "{left} slabs are left");
+    }
+    while wants() {
+        assert!(pool.prepare_slab());
+    }
+    assert_eq!(pool.stats().ready, ahead * SLAB_FRAMES, "what was begun is finished");
+    begin_slab();
+    assert!(!wants());
+    // The burst is over.
+    pool.await_slab_taken(&mut pool.0.state.lock(), true);
+    assert!(wants());
+}
+
 #[test]
 fn nobody_waits_for_a_huge_page_while_these_are_dear() {
     let pool = PagePool::new(4 * SLAB_FRAMES * PAGE);
