@@ -235,24 +235,25 @@ impl Engine {
             let map = inode.pages.read();
             map.dirty_runs(pages.clone(), PIECE_PAGES, UNLOGGED).take(limit + 1).collect()
         };
-        let mut homes = Vec::with_capacity(runs.len());
-        for run in runs {
-            let moment = self.store.mappings.moment(inode.number);
-            if let Some(home) = inode.known_homes.lock().get(moment, &run) {
-                homes.push(home);
-                continue;
-            }
-            let mapped = self.mapped(inode, &run)?.0;
+        let moment = self.store.mappings.moment(inode.number);
+        let known: Option<Vec<Home>> = {
+            let known = inode.known_homes.lock();
+            runs.iter().map(|run| known.get(moment, run)).collect()
+        };
+        if let Some(homes) = known {
+            return Ok(homes);
+        }
+        let mapped = self.mapped(inode, &runs)?;
+        let is_all_mapped = mapped.iter().all(|(pieces, _)| pieces.len() == 1);
+        let homes = mapped.into_iter().flat_map(|(pieces, _)| pieces).map(|piece| Home {
+            file_block: piece.file_block,
+            blocks: piece.blocks,
+            block: if piece.unwritten { 0 } else { piece.block },
+        });
+        let homes: Vec<Home> = homes.collect();
+        if is_all_mapped {
             let mut known = inode.known_homes.lock();
-            for piece in mapped {
-                let home = Home {
-                    file_block: piece.file_block,
-                    blocks: piece.blocks,
-                    block: if piece.unwritten { 0 } else { piece.block },
-                };
-                known.remember(moment, home);
-                homes.push(home);
-            }
+            homes.iter().for_each(|home| known.remember(moment, *home));
         }
         Ok(homes)
     }

@@ -184,11 +184,11 @@ impl Engine {
         let mut planned = Vec::with_capacity(piece.runs.len());
         let mut near = None;
         let mut cut_bytes = 0;
-        for run in &piece.runs {
-            let blocks = piece.file_blocks(run);
-            let (mapped, before) = self.mapped(&piece.inode, &blocks)?;
+        let ranges: Vec<Range<u64>> = piece.runs.iter().map(|run| piece.file_blocks(run)).collect();
+        let all_mapped = self.mapped(&piece.inode, &ranges)?;
+        for ((run, blocks), (mapped, before)) in piece.runs.iter().zip(&ranges).zip(all_mapped) {
             let fits_inode = piece.size <= MAX_INLINE_BYTES as u64 && mapped.is_empty();
-            if is_alone && blocks == (0..1) && fits_inode {
+            if is_alone && *blocks == (0..1) && fits_inode {
                 piece.into_inode = true;
                 return Ok(());
             }
@@ -255,17 +255,34 @@ impl Engine {
         cut_bytes
     }
 
-    /// What `blocks` of the file are mapped to, and the extent before; without a look where nothing is known to be, nor right before,
-    /// and where nothing has changed since the last. Right for as long as the `map` lock is held; without it, a hint.
-    pub fn mapped(&self, inode: &Inode, blocks: &Range<u64>) -> Result<known_mapping::Mapped> {
+    /// What each of `ranges` of file blocks is mapped to, and the extent before it; without a look where nothing is known to be, nor right
+    /// before, and where nothing has changed since the last. Right for as long as the `map` lock is held; without it, a hint.
+    pub fn mapped(
+        &self,
+        inode: &Inode,
+        ranges: &[Range<u64>],
+    ) -> Result<Vec<known_mapping::Mapped>> {
+        let unmapped = self.surely_unmapped(inode, ranges.iter());
+        let look_up = |(blocks, is_unmapped): (&Range<u64>, bool)| {
+            if is_unmapped { Ok((Vec::new(), None)) } else { self.look_up_mapping(inode, blocks) }
+        };
+        ranges.iter().zip(unmapped).map(look_up).collect()
+    }
+
+    /// For each of `ranges`, whether surely neither it nor the block before is mapped: what adjoins an extent is to be merged with it.
+    fn surely_unmapped<'r>(
+        &self,
+        inode: &Inode,
+        ranges: impl ExactSizeIterator<Item = &'r Range<u64>> + Clone,
+    ) -> Vec<bool> {
         if inode.meta.lock().item.blocks == 0 {
-            return Ok((Vec::new(), None));
+            return vec![true; ranges.len()];
         }
-        // With the block before: what adjoins an extent is to be merged with it.
-        let around = blocks.start.saturating_sub(1)..blocks.end;
-        if self.store.is_surely_unmapped(inode.number, &around) {
-            return Ok((Vec::new(), None));
-        }
+        let with_neighbour = ranges.map(|blocks| blocks.start.saturating_sub(1)..blocks.end);
+        self.store.surely_unmapped(inode.number, with_neighbour)
+    }
+
+    fn look_up_mapping(&self, inode: &Inode, blocks: &Range<u64>) -> Result<known_mapping::Mapped> {
         let moment = self.store.mappings.moment(inode.number);
         if let Some(mapped) = inode.known_mapping.lock().get(moment, blocks) {
             return Ok(mapped);
@@ -460,11 +477,11 @@ impl Engine {
     /// The mapping of each run. The caller holds the `map` lock.
     fn commit_runs(&self, piece: &Piece, op: &mut Op) -> Result<Changed> {
         let mut remapping = Remapping::new(self, piece, op);
-        for run in &piece.runs {
+        for (number, run) in piece.runs.iter().enumerate() {
             if piece.is_in_place(run) {
-                remapping.stay(run)?;
+                remapping.stay(number)?;
             } else {
-                remapping.move_to_segments(run)?;
+                remapping.move_to_segments(number)?;
             }
         }
         let changed = remapping.finish();

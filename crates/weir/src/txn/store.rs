@@ -232,23 +232,38 @@ impl Store {
         excluded
     }
 
-    /// None of `blocks` of the file is mapped, as is known of some new files. True for as long as nothing is committed.
-    pub fn is_surely_unmapped(&self, inode: u64, blocks: &Range<u64>) -> bool {
+    /// For each of `ranges` of file blocks, whether surely none of it is mapped, as is known of some new files. True for as long as
+    /// nothing is committed.
+    pub fn surely_unmapped(
+        &self,
+        inode: u64,
+        ranges: impl Iterator<Item = Range<u64>> + Clone,
+    ) -> Vec<bool> {
         let moment = self.mappings.moment(inode);
-        let excluded = self.state.read().new_mappings.excludes(inode, blocks);
+        let excluded: Vec<bool> = {
+            let state = self.state.read();
+            ranges.clone().map(|blocks| state.new_mappings.excludes(inode, &blocks)).collect()
+        };
         debug_assert!(
-            !excluded || blocks.is_empty() || {
-                let last = Key::extent(inode, blocks.end - 1);
-                let found = self.get_le(last, Key::extent(inode, 0));
-                let reaches = |(key, extent): (Key, Value)| {
-                    let head = Extent::decode_head(&extent);
-                    head.is_ok_and(|(_, length, _)| key.offset + length > blocks.start)
-                };
-                !found.is_ok_and(|found| found.is_some_and(reaches))
-                    || self.mappings.moment(inode) != moment
-            }
+            ranges
+                .zip(&excluded)
+                .all(|(blocks, excluded)| !excluded || self.finds_nothing(inode, &blocks))
+                || self.mappings.moment(inode) != moment
         );
         excluded
+    }
+
+    fn finds_nothing(&self, inode: u64, blocks: &Range<u64>) -> bool {
+        if blocks.is_empty() {
+            return true;
+        }
+        let last = Key::extent(inode, blocks.end - 1);
+        let found = self.get_le(last, Key::extent(inode, 0));
+        let reaches = |(key, extent): (Key, Value)| {
+            let head = Extent::decode_head(&extent);
+            head.is_ok_and(|(_, length, _)| key.offset + length > blocks.start)
+        };
+        !found.is_ok_and(|found| found.is_some_and(reaches))
     }
 
     /// Calls `read` with the deltas and the tree's items of the range at one moment. `None`: the range is not in one

@@ -35,6 +35,8 @@ pub(super) struct Remapping<'a> {
     /// The extent in which pages stayed last; not in `op` yet.
     open: Option<(Key, Extent)>,
     changed: Changed,
+    /// Of each run, whether nothing was mapped there or right before when this began.
+    unmapped: Vec<bool>,
 }
 
 impl<'a> Remapping<'a> {
@@ -42,7 +44,9 @@ impl<'a> Remapping<'a> {
         let view = Overlay::new(&engine.store);
         let seen = op.change_count();
         let changed = Changed::default();
-        Self { engine, piece, op, view, seen, changed_to: 0, open: None, changed }
+        let ranges: Vec<Range<u64>> = piece.runs.iter().map(|run| piece.file_blocks(run)).collect();
+        let unmapped = engine.surely_unmapped(&piece.inode, ranges.iter());
+        Self { engine, piece, op, view, seen, changed_to: 0, open: None, changed, unmapped }
     }
 
     /// The blocks that all runs together added and removed.
@@ -66,9 +70,13 @@ impl<'a> Remapping<'a> {
         &self.view
     }
 
-    fn mapped(&mut self, blocks: &Range<u64>) -> Result<Mapped> {
+    /// What the piece's run `number` is mapped to.
+    fn mapped(&mut self, number: usize, blocks: &Range<u64>) -> Result<Mapped> {
+        if self.unmapped[number] {
+            return Ok((Vec::new(), None));
+        }
         let inode = &*self.piece.inode;
-        let (old, before) = self.engine.mapped(inode, blocks)?;
+        let (old, before) = self.engine.look_up_mapping(inode, blocks)?;
         let first = old.first().map(extents::Piece::extent_start);
         let starts = [first, before.as_ref().map(extents::Before::extent_start)];
         let is_unchanged = starts.into_iter().flatten().all(|start| start >= self.changed_to);
@@ -79,7 +87,8 @@ impl<'a> Remapping<'a> {
     }
 
     /// The mapping of the run stays, only checksums change.
-    pub(super) fn stay(&mut self, run: &Range<usize>) -> Result<()> {
+    pub(super) fn stay(&mut self, number: usize) -> Result<()> {
+        let run = &self.piece.runs[number];
         let blocks = self.piece.file_blocks(run);
         let holds_all = |(key, extent): &(Key, Extent)| {
             key.offset <= blocks.start && blocks.end <= key.offset + extent.blocks
@@ -87,7 +96,7 @@ impl<'a> Remapping<'a> {
         if self.open.as_ref().is_some_and(holds_all) {
             self.stay_in_open(&blocks, run.start);
         } else {
-            for part in self.mapped(&blocks)?.0 {
+            for part in self.mapped(number, &blocks)?.0 {
                 self.close();
                 self.open = Some(part.whole()?);
                 let place = run.start + (part.file_block - blocks.start) as usize;
@@ -111,10 +120,11 @@ impl<'a> Remapping<'a> {
     }
 
     /// The whole run is mapped anew.
-    pub(super) fn move_to_segments(&mut self, run: &Range<usize>) -> Result<()> {
+    pub(super) fn move_to_segments(&mut self, number: usize) -> Result<()> {
         let inode = self.piece.inode.clone();
+        let run = &self.piece.runs[number];
         let Range { start, end } = self.piece.file_blocks(run);
-        let (old, before) = self.mapped(&(start..end))?;
+        let (old, before) = self.mapped(number, &(start..end))?;
         self.close();
         let mut left = match (before, old.first()) {
             (Some(before), _) => before.adjoining(start)?,
