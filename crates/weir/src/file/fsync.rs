@@ -253,7 +253,9 @@ impl Engine {
         let homes: Vec<Home> = homes.collect();
         if is_all_mapped {
             let mut known = inode.known_homes.lock();
-            homes.iter().for_each(|home| known.remember(moment, *home));
+            for home in &homes {
+                known.remember(moment, *home);
+            }
         }
         Ok(homes)
     }

@@ -19,7 +19,7 @@ use super::op::Op;
 use crate::alloc::{Allocator, FrozenSpace};
 use crate::error::{Error, Result};
 use crate::format::item::Extent;
-use crate::format::{BLOCK_BYTES, Key, Kind, NODE_BLOCKS};
+use crate::format::{BLOCK_BYTES, Key, Kind, MAX_COUNTER, NODE_BLOCKS};
 use crate::log::{Admission, Boundary, Log};
 use crate::mutation::{self, Mutation};
 use crate::sync::{Arc, RwLock};
@@ -438,15 +438,21 @@ impl Store {
 
     /// To be called once everything is replayed, before anything is made. A new directory's filter is complete because
     /// the directory begins empty, and so is what is known of a new file's mapping. On a damaged volume, as fsck finds it, numbers
-    /// that are still to be given out have items, or that cannot be seen: then nothing is taken for new.
+    /// that are still to be given out have items, or that cannot be seen: then nothing is taken for new, and numbers that have
+    /// items are not given out again.
     pub fn check_new_numbers(&self) {
         let next = self.state.read().next_inode;
-        let used = self.get_le(Key::MAX, Key::inode(next));
+        if matches!(self.get_le(Key::MAX, Key::inode(next)), Ok(None)) {
+            self.state.write().new_mappings.begin_at(next);
+            return;
+        }
+        // Greater ones are never reached.
+        let last_number = Key { inode: MAX_COUNTER - 1, ..Key::MAX };
+        let used = self.get_le(last_number, Key::inode(next));
         let mut state = self.state.write();
-        if matches!(used, Ok(None)) {
-            state.new_mappings.begin_at(next);
-        } else {
-            state.new_directories = NewDirectories::new(0);
+        state.new_directories = NewDirectories::new(0);
+        if let Ok(Some((last, _))) = used {
+            state.next_inode = last.inode + 1;
         }
     }
 

@@ -74,6 +74,22 @@ fn wrong_sums_in_the_root_are_found() {
     planted("node", &[Node], |image| image.newer_nodes = 1);
 }
 
+/// As a bug would leave it: files that are made would take the places of others.
+#[test]
+fn a_number_that_is_in_use_is_not_given_out_again() {
+    let mut image = Image::load(&closed());
+    let used = image.items.keys().map(|key| key.inode).max().expect("items");
+    image.root.next_inode = 2;
+    image.store();
+    let volume = open(&image.device);
+    let made = volume.create_dir("/made", 0o755).expect("mkdir");
+    assert!(made.ino > used, "{} was in use, {} was given out", used, made.ino);
+    drop(volume.open_file("/made/file", OpenFlags::CREATE_NEW).expect("create"));
+    volume.close().expect("close");
+    drop(volume);
+    assert_clean(&check(&image.device));
+}
+
 #[test]
 fn wrong_bits_are_found() {
     use ProblemKind::{Leaked, MarkedFree};
