@@ -79,6 +79,11 @@ impl Engine {
         range: Range<u64>,
         kind: SyncKind,
     ) -> Result<Lsn> {
+        // What was looked up for a sync that failed would keep parts of the tree in memory until the next.
+        self.bring_into_log(inode, range, kind).inspect_err(|_| inode.known_mapping.lock().forget())
+    }
+
+    fn bring_into_log(&self, inode: &Arc<Inode>, range: Range<u64>, kind: SyncKind) -> Result<Lsn> {
         self.check_writable()?;
         let pages = page_range(range.start, range.end.saturating_sub(range.start));
         let mut sent_home = false;

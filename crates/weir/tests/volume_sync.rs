@@ -1,0 +1,100 @@
+//! A sync of the volume brings all files home together, and says of each what became of it.
+
+mod common;
+
+use common::*;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use weir::device::Device;
+use weir::*;
+
+/// More pages than a frame takes.
+const LARGE_BYTES: usize = 200 << 10;
+/// Few enough for a frame.
+const SMALL_BYTES: usize = 8 << 10;
+const FILES: u64 = 12;
+
+fn volume_on_probe() -> (Arc<Probe>, Volume) {
+    let probe = Probe::new(formatted(64 * MIB, 0));
+    let volume = Volume::open_device(probe.clone(), manual(16 * MIB)).expect("open");
+    (probe, volume)
+}
+
+/// Large and small files in turns.
+fn write_files(volume: &Volume, seed: u64) -> Vec<(File, Vec<u8>)> {
+    let one = |number: u64| {
+        let length = if number.is_multiple_of(2) { LARGE_BYTES } else { SMALL_BYTES };
+        let file = create(volume, &format!("/f{number}"));
+        let bytes = pattern(seed + number, length);
+        file.write_at(0, &bytes).expect("write");
+        (file, bytes)
+    };
+    (0..FILES).map(one).collect()
+}
+
+/// As after a power cut now.
+fn holds_after_a_crash(probe: Arc<Probe>, volume: Volume, expected: &[Vec<u8>]) {
+    drop(volume);
+    let device: Arc<dyn Device> = probe;
+    let volume = open(&device, manual(16 * MIB));
+    for (number, bytes) in expected.iter().enumerate() {
+        let file = volume.open_file(format!("/f{number}"), OpenFlags::READ).expect("open");
+        assert!(contents(&file) == *bytes, "file {number}");
+    }
+}
+
+#[test]
+fn all_files_are_durable_with_one_flush() {
+    let (probe, volume) = volume_on_probe();
+    let files = write_files(&volume, 1);
+    let before = volume.stats();
+    volume.sync().expect("sync");
+    let after = volume.stats();
+    assert_eq!(after.log.flushes - before.log.flushes, 1);
+    let small_pages = FILES / 2 * SMALL_BYTES as u64 / 4096;
+    assert_eq!(after.log.payload_blocks - before.log.payload_blocks, small_pages);
+    assert_eq!(after.dirty_pages, small_pages, "large files are home, small ones in the log");
+    let expected: Vec<Vec<u8>> = files.into_iter().map(|(_, bytes)| bytes).collect();
+    holds_after_a_crash(probe, volume, &expected);
+}
+
+#[test]
+fn files_that_cannot_be_written_keep_their_data_and_others_are_durable() {
+    let (probe, volume) = volume_on_probe();
+    let files = write_files(&volume, 1);
+    volume.sync().expect("sync");
+    let newer: Vec<Vec<u8>> =
+        (0..FILES).map(|n| pattern(50 + n, files[n as usize].1.len())).collect();
+    for ((file, _), bytes) in files.iter().zip(&newer) {
+        file.write_at(0, bytes).expect("write");
+    }
+    probe.fail_data_writes.store(true, Ordering::Relaxed);
+    assert!(matches!(volume.sync(), Err(Error::Io(_))));
+    assert!(volume.shutdown_reason().is_none());
+    for ((file, _), bytes) in files.iter().zip(&newer) {
+        assert!(contents(file) == *bytes, "dirty and readable");
+    }
+    // Of the small files the log has the newer version, of the large ones nobody.
+    let device = probe.clone();
+    probe.fail_data_writes.store(false, Ordering::Relaxed);
+    let image: Arc<dyn Device> =
+        Arc::new(weir::device::memory::MemoryDevice::from_image(&image_of(&*device)));
+    let crashed = open(&image, manual(16 * MIB));
+    for (number, (_, older)) in files.iter().enumerate() {
+        let found =
+            contents(&crashed.open_file(format!("/f{number}"), OpenFlags::READ).expect("open"));
+        let expected = if number % 2 == 0 { older } else { &newer[number] };
+        assert!(found == *expected, "file {number}");
+    }
+    // A retry that succeeds is true.
+    volume.sync().expect("sync");
+    drop(files);
+    holds_after_a_crash(probe, volume, &newer);
+}
+
+/// What a power cut would leave of a device that has no cache.
+fn image_of(device: &dyn Device) -> Vec<u8> {
+    let mut bytes = weir::device::buffer::AlignedBuf::zeroed(device.info().size_bytes as usize);
+    device.read(0, &mut [&mut bytes], weir::device::IoClass::SyncRead).expect("read");
+    bytes.to_vec()
+}
