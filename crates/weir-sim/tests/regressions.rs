@@ -208,3 +208,26 @@ fn a_checkpoint_may_log_the_time_of_an_untorn_write_before_the_write() {
         survives(Settings::SMALL, ops);
     }
 }
+
+/// Several files with more than a frame takes go home together, then each is synced; also when one of their writes fails.
+#[test]
+fn a_sync_of_everything_with_several_large_files_survives_a_crash_at_every_device_call() {
+    let paths = ["/a", "/b", "/c", "/small"];
+    let create = |path: &str| Op::Create { path: path.to_owned(), permissions: 0o644 };
+    let write = |number: usize, tag| Op::Write {
+        target: Target::Path(paths[number].to_owned()),
+        offset: 4096 * number as u64,
+        length: if paths[number] == "/small" { 5000 } else { 100_000 },
+        tag,
+    };
+    let mut ops: Vec<Op> = paths.into_iter().map(create).collect();
+    for round in 1..3 {
+        ops.extend((0..paths.len()).map(|number| write(number, round * 10 + number as u32)));
+        ops.push(Op::Sync(Sync::All));
+    }
+    survives(Settings::SMALL, ops.clone());
+    for after in 0..12 {
+        let faults = FaultPlan::new([Fault::once(FaultKind::WriteError, after)]);
+        survives_faults(Settings::SMALL, &[], ops.clone(), faults);
+    }
+}
