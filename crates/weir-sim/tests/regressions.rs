@@ -231,3 +231,20 @@ fn a_sync_of_everything_with_several_large_files_survives_a_crash_at_every_devic
         survives_faults(Settings::SMALL, &[], ops.clone(), faults);
     }
 }
+
+/// A file was cut and grew again after a barrier, and the barrier's end told the log a size up to which nothing was durable.
+#[test]
+fn a_file_that_was_cut_after_a_barrier_does_not_grow_by_what_nobody_synced() {
+    let write = |offset, length, tag| Op::Write { target: file(), offset, length, tag };
+    let other = Op::Create { path: "/other".to_owned(), permissions: 0o644 };
+    let ops = vec![
+        create(),
+        write(31_863, 133_195, 1),
+        Op::Barrier { target: None },
+        Op::Truncate { target: file(), size: 19_381 },
+        write(18_526, 23_127, 2),
+        other,
+        Op::Sync(Sync::Full(Target::Path("/other".to_owned()))),
+    ];
+    survives(Settings::SMALL, ops);
+}

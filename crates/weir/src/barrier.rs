@@ -57,8 +57,9 @@ struct Part {
     inode: Arc<Inode>,
     /// Pages that were dirty or under writeback, in pieces that settle in one operation each.
     ranges: Vec<Range<u64>>,
-    /// The file was this long.
+    /// The file was this long, and had been cut so many times.
     size: u64,
+    cuts: u64,
 }
 
 /// The data phase of one barrier. It holds the chain open.
@@ -90,7 +91,7 @@ impl Part {
     /// What `inode` would have to send home now; `None` if the log has all of it.
     fn of(inode: &Arc<Inode>, piece_pages: u64) -> Option<Self> {
         let mut runs: Vec<Range<u64>> = Vec::new();
-        let size;
+        let (size, cuts);
         {
             let pages = inode.pages.read();
             runs.extend(pages.dirty_runs(0..u64::MAX, piece_pages, UNLOGGED));
@@ -99,14 +100,14 @@ impl Part {
                 runs.push(index..index + 1);
                 from = index + 1;
             }
-            size = inode.size();
+            (size, cuts) = (inode.size(), inode.cuts());
         }
         let size_logged = inode.meta.lock().item.size >= size;
         if runs.is_empty() && size_logged {
             return None;
         }
         runs.sort_unstable_by_key(|run| run.start);
-        Some(Self { inode: inode.clone(), ranges: joined(runs, piece_pages), size })
+        Some(Self { inode: inode.clone(), ranges: joined(runs, piece_pages), size, cuts })
     }
 
     fn pages(&self) -> usize {
@@ -351,7 +352,8 @@ impl Engine {
         self.settle(taken)
     }
 
-    /// Tells the log how long the file was, if the data that is home has not done so: its end may lie in a hole.
+    /// Tells the log how long the file was, if the data that is home has not done so: its end may lie in a hole. Whoever has cut the file since
+    /// has told the log already, and what it has grown by after that is nobody's promise.
     fn log_size(&self, part: &Part) -> Result<()> {
         let inode = &part.inode;
         let size = part.size.min(inode.size());
@@ -363,7 +365,7 @@ impl Engine {
         let _pages = inode.pages.read();
         let mut meta = inode.meta.lock();
         let size = part.size.min(inode.size());
-        if meta.purged || meta.item.size >= size {
+        if meta.purged || meta.item.size >= size || inode.cuts() != part.cuts {
             return Ok(());
         }
         meta.item.size = size;

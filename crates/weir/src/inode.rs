@@ -64,6 +64,7 @@ pub struct Inode {
     pub meta: Mutex<Meta>,
     /// Size that programs see.
     pub size: AtomicU64,
+    cuts: AtomicU64,
     /// Woken when writeback or a read of this inode has ended.
     pub io_done: Condvar,
     /// Counts ends of writeback and reads, for waiting with `io_done`.
@@ -98,6 +99,7 @@ impl Inode {
             map: Mutex::new(()),
             pages: RwLock::new(PageMap::new()),
             size: AtomicU64::new(item.size),
+            cuts: AtomicU64::new(0),
             meta: Mutex::new(Meta {
                 item,
                 dirty: false,
@@ -126,6 +128,18 @@ impl Inode {
         let meta = inode.meta.get_mut();
         (meta.last_lsn, meta.data_lsn) = (lsn, lsn);
         inode
+    }
+
+    /// The size that an operation has just logged. The caller holds `pages`.
+    pub fn set_logged_size(&self, size: u64) {
+        if self.size.swap(size, Ordering::AcqRel) > size {
+            self.cuts.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    /// How often the file has become shorter. What it was before says nothing about how far it reaches now.
+    pub fn cuts(&self) -> u64 {
+        self.cuts.load(Ordering::Acquire)
     }
 
     /// Size that programs see.

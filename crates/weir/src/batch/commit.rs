@@ -20,7 +20,6 @@ use crate::log::{Admission, AdmissionClass, OpRecords};
 use crate::mutation::{self, Mutation};
 use crate::namespace::rules::Metas as _;
 use crate::namespace::{MetaLocks, OP_SPACE_BLOCKS};
-use crate::sync::atomic::Ordering;
 use crate::sync::{Arc, MutexGuard, RwLockWriteGuard};
 use crate::txn::{Lsn, Op, Overlay};
 use crate::types::{FileType, NewInode, Timestamp};
@@ -351,7 +350,7 @@ impl Engine {
         metas.logged(lsn);
         let mut removed = Vec::new();
         for (work, map) in works.iter().zip(&mut maps) {
-            work.inode.size.store(work.new_size, Ordering::Release);
+            work.inode.set_logged_size(work.new_size);
             let meta = metas.of(&work.inode);
             meta.dirty |= meta.item.size != work.new_size;
             remove_old(work, held, map, &mut removed);

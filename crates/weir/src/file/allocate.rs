@@ -294,7 +294,7 @@ impl Engine {
         let lsn = self.store.commit_parts(parts, admission)?;
         meta.logged(lsn, true);
         drop(meta);
-        inode.size.store(new_size, Ordering::Release);
+        inode.set_logged_size(new_size);
         let removed = pages.truncate(first);
         drop(pages);
         self.forget_removed(&removed);

@@ -183,7 +183,7 @@ impl Engine {
         meta.logged(lsn, true);
         drop(meta);
         if let Some(size) = step.size {
-            inode.size.store(size, Ordering::Release);
+            inode.set_logged_size(size);
         }
         for &index in &zeroed {
             if let Some(older) = pages.set_logged(index, lsn) {
