@@ -232,6 +232,34 @@ fn a_sync_of_everything_with_several_large_files_survives_a_crash_at_every_devic
     }
 }
 
+/// New pages of several files are written beside the frame that maps all of them; what cannot be written is made up for, of one file or of
+/// all, and whatever is written with it. What it found besides: failed attempts to write frames filled the ring until nothing could empty it any
+/// more; and a recovery that had to make room in the ring forgot what was not home.
+#[test]
+fn new_pages_of_several_files_beside_one_frame_survive_a_crash_at_every_device_call() {
+    let paths = ["/a", "/b", "/c", "/small"];
+    let create = |path: &str| Op::Create { path: path.to_owned(), permissions: 0o644 };
+    let write = |number: usize, page: u64, tag| Op::Write {
+        target: Target::Path(paths[number].to_owned()),
+        offset: 4096 * page,
+        length: if paths[number] == "/small" { 5000 } else { 5 * 4096 },
+        tag,
+    };
+    let mut ops: Vec<Op> = paths.into_iter().map(create).collect();
+    // New, then half of them new, then none.
+    for (round, page) in [(1, 0), (2, 2), (3, 7), (4, 0)] {
+        ops.extend((0..paths.len()).map(|number| write(number, page, round * 10 + number as u32)));
+        ops.push(Op::Sync(Sync::All));
+    }
+    survives(Settings::SMALL, ops.clone());
+    for after in 0..10 {
+        for count in 1..4 {
+            let faults = (after..after + count).map(|at| Fault::once(FaultKind::WriteError, at));
+            survives_faults(Settings::SMALL, &[], ops.clone(), FaultPlan::new(faults));
+        }
+    }
+}
+
 /// A file was cut and grew again after a barrier, and the barrier's end told the log a size up to which nothing was durable.
 #[test]
 fn a_file_that_was_cut_after_a_barrier_does_not_grow_by_what_nobody_synced() {

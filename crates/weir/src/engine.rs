@@ -71,8 +71,6 @@ pub struct Engine {
     pub dirty_pages: AtomicU64,
     /// Tickets that have not ended.
     pub tickets: AtomicU64,
-    /// The log is being replayed: what it leads to may use all of the ring.
-    pub recovering: AtomicBool,
     /// Set once, when the volume must not be written any more.
     pub shutdown: Mutex<Option<String>>,
     /// Fast check of `shutdown`.
@@ -292,11 +290,13 @@ impl Engine {
         payload_pages: usize,
         room: Room,
     ) -> Result<Admission> {
+        if self.store.replaying.load(Ordering::Acquire) {
+            return self.admit_unlogged(room);
+        }
         let blocks = OpRecords::blocks_for(record_bytes, payload_pages as u64);
-        let recovering = self.recovering.load(Ordering::Acquire);
         let class = match room {
-            Room::Normal | Room::NoWait if !recovering => AdmissionClass::Foreground,
-            _ => AdmissionClass::Background,
+            Room::Normal | Room::NoWait => AdmissionClass::Foreground,
+            Room::Reserve => AdmissionClass::Background,
         };
         loop {
             match self.log.admit(blocks, class) {

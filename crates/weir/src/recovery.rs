@@ -8,11 +8,15 @@
 //! 3. records that the checkpoint does not contain become the running delta; payload pages are
 //!    remembered by place (frames that the checkpoint contains matter only for those);
 //! 4. payload pages enter the cache as dirty, logged pages and go home; orphans are purged and
-//!    interrupted cuts finished;
+//!    interrupted cuts finished. None of that is logged, since the next replay would do the same: the ring may be
+//!    full, of frames and of what failed attempts to write frames have left;
 //! 5. a checkpoint publishes the result and empties the log.
 //!
 //! A crash during any of this leaves the old checkpoint and the old log: nothing they need is
 //! overwritten, except pages going home in place, which the log still holds.
+//!
+//! **Invariant:** a checkpoint before step 5, for lack of memory, keeps the frames from the oldest on whose payload is not home
+//! (`Log::keep_recovered`).
 
 use crate::alloc::{ReserveClass, Run, SpaceChange};
 use crate::cache::map::RunFilter;
@@ -24,6 +28,7 @@ use crate::file::extents;
 use crate::format::item::InodeItem;
 use crate::format::record::Record;
 use crate::format::{BLOCK_BYTES, Key, Kind, MAX_COUNTER, checksum};
+use crate::log::Admission;
 use crate::log::replay::{Progress, Recovered, ReplayFrame};
 use crate::mutation::{self, Mutation};
 use crate::sync::atomic::Ordering;
@@ -78,10 +83,11 @@ impl Engine {
         })?;
         self.count_inodes(&gathered)?;
         let orphans = self.orphans()?;
-        if gathered.records == 0 && gathered.payloads.is_empty() && orphans.is_empty() {
+        // Frames that nothing is needed of stay in the ring until a checkpoint says so.
+        if recovered.live_frames().len() == 0 && orphans.is_empty() {
             return Ok(false);
         }
-        self.recovering.store(true, Ordering::Release);
+        self.store.replaying.store(true, Ordering::Release);
         self.forget_orphaned_payloads(&mut gathered.payloads)?;
         self.check_payloads_fit(gathered.payloads.len() as u64)?;
         // All at once: a checkpoint that has to make room in the log meanwhile must keep what is not loaded yet.
@@ -94,8 +100,18 @@ impl Engine {
             self.clean_orphans(orphans)?;
             self.wait_checkpoint(self.checkpointer.goal())?;
         }
-        self.recovering.store(false, Ordering::Release);
+        self.store.replaying.store(false, Ordering::Release);
         Ok(true)
+    }
+
+    /// What follows from replay is not logged: it needs memory, and no room in the ring. Where that becomes too much, a checkpoint publishes
+    /// what is done; it keeps the frames that are owed something.
+    pub fn admit_unlogged(&self, room: Room) -> Result<Admission> {
+        let bytes = self.store.delta_size().running_bytes as u64;
+        if room == Room::Normal && bytes > self.replayed_delta_bytes() {
+            self.wait_checkpoint(self.checkpointer.goal())?;
+        }
+        Ok(self.log.admit_nothing())
     }
 
     /// What was changed by somebody with much more memory may be too much for this opening.

@@ -308,6 +308,26 @@ impl Log {
         }
     }
 
+    /// Frames that were there before the log was opened: replay needs them until a checkpoint releases them. Once, before anything is appended.
+    /// `first`: where replay has begun; of each frame the last LSN, the place, and the digest.
+    pub fn keep_recovered(
+        &self,
+        first: &ReplayPoint,
+        frames: impl Iterator<Item = (Lsn, u64, u64)>,
+    ) {
+        let mut append = self.append.lock();
+        let kept = LiveFrames::with_recovered(first, frames, &append.ring);
+        debug_assert_eq!(kept.next_sequence(), append.live.next_sequence());
+        debug_assert_eq!(kept.digest(), append.live.digest());
+        append.live = kept;
+    }
+
+    /// No room: for what is not logged.
+    pub fn admit_nothing(&self) -> Admission {
+        self.admitted.add(0);
+        Admission { blocks: 0, ledger: Arc::clone(&self.admitted) }
+    }
+
     /// Most blocks of one operation, header and records included.
     pub fn max_operation_blocks(&self) -> u64 {
         Ring::max_frame_blocks(self.geometry.log_blocks)

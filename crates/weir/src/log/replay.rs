@@ -467,6 +467,16 @@ impl Recovered {
         }
     }
 
+    /// The accepted frames, for [`super::Log::keep_recovered`].
+    pub fn live_frames(&self) -> impl ExactSizeIterator<Item = (Lsn, u64, u64)> {
+        self.frames.iter().map(|frame| (frame.last_lsn, frame.position, frame.digest))
+    }
+
+    /// Where replay has begun.
+    pub fn first(&self) -> &ReplayPoint {
+        &self.start.point
+    }
+
     /// How a log goes on from here, once a superblock with the epoch after the present one and
     /// [`Recovered::end`] is durable.
     pub fn continue_with(&self, transaction: u64) -> LogStart {

@@ -145,7 +145,8 @@ impl Ring {
     }
 
     /// Another place, further on, for the frame that was placed last and could not be written. The space
-    /// it skips was admitted to nobody; what is queued and `admitted` still has to fit.
+    /// it skips was admitted to nobody; what is queued and `admitted` still has to fit, and the background must have room left to
+    /// empty the ring.
     ///
     /// # Errors
     /// There is no room further on.
@@ -155,8 +156,8 @@ impl Ring {
         let moved = Self { head: placement.start + placement.blocks, ..self.clone() };
         let coming = moved.queued.saturating_add(admitted);
         let used_blocks = moved.used_blocks() + moved.waste(coming);
-        if used_blocks.saturating_add(coming) > self.blocks {
-            let limit_blocks = self.blocks;
+        let limit_blocks = self.blocks / 4 * 3;
+        if used_blocks.saturating_add(coming) > limit_blocks {
             return Err(LogFull { used_blocks, wanted_blocks: coming, limit_blocks });
         }
         *self = moved;
@@ -220,6 +221,26 @@ impl LiveFrames {
             next_sequence: start.sequence,
             digest: start.prev_digest,
         }
+    }
+
+    /// Frames from before the log was opened, in order, whose last ends where the next begins: replay still needs them. `first`: where replay
+    /// has begun; of each frame the last LSN, the place, and the digest.
+    pub fn with_recovered(
+        first: &ReplayPoint,
+        recovered: impl Iterator<Item = (Lsn, u64, u64)>,
+        ring: &Ring,
+    ) -> Self {
+        let mut live = Self::new(first, ring);
+        let origin = ring.tail % ring.blocks;
+        for (last_lsn, position_blocks, digest) in recovered {
+            let distance = (position_blocks + ring.blocks - origin) % ring.blocks;
+            let (sequence, prev_digest) = (live.next_sequence, live.digest);
+            let start = ring.tail + distance;
+            live.frames.push_back(LiveFrame { last_lsn, start, sequence, prev_digest });
+            live.next_sequence += 1;
+            live.digest = digest;
+        }
+        live
     }
 
     /// Sequence number of the next frame to be written.
@@ -408,17 +429,44 @@ mod tests {
     #[test]
     fn retries_move_on_and_leave_room_for_what_was_admitted() {
         let mut ring = Ring::new(64, 0);
-        ring.queue(16 + 16 + 10);
-        ring.place(16).unwrap();
-        let second = ring.place(16).unwrap();
+        ring.queue(8 + 8 + 10);
+        ring.place(8).unwrap();
+        let second = ring.place(8).unwrap();
         let again = ring.place_again(second, 6).unwrap();
-        assert_eq!(again.position_blocks, 32);
-        // 10 blocks are still queued.
-        assert!(ring.place_again(again, 0).is_err());
+        assert_eq!(again.position_blocks, 16);
+        // 10 blocks are still queued, and a quarter is left to the background.
         assert!(ring.clone().place_again(again, 7).is_err());
-        assert_eq!(ring.place(10).unwrap().position_blocks, 48);
-        assert!(ring.place(10).is_err());
-        assert_eq!(ring.used_blocks(), 58);
+        let third = ring.place_again(again, 6).unwrap();
+        assert_eq!(third.position_blocks, 24);
+        assert!(ring.place_again(third, 0).is_err());
+        assert_eq!(ring.place(10).unwrap().position_blocks, 32);
+        assert_eq!(ring.used_blocks(), 42);
+        assert!(ring.admissible(12, 0, AdmissionClass::Background).is_ok());
+    }
+
+    /// Also where they go around the end of the ring.
+    #[test]
+    fn recovered_frames_are_live_until_they_are_released() {
+        for origin in 0..64 {
+            let first = ReplayPoint { position_blocks: origin, sequence: 5, prev_digest: 50 };
+            let place = |blocks: u64| (origin + blocks) % 64;
+            let mut ring = Ring::with_live(64, place(12), 12);
+            let recovered = [(10, place(0), 51), (20, place(3), 52), (30, place(8), 53)];
+            let mut live = LiveFrames::with_recovered(&first, recovered.into_iter(), &ring);
+            assert_eq!((live.next_sequence(), live.digest()), (8, 53));
+            let point = |position_blocks, sequence, prev_digest| ReplayPoint {
+                position_blocks,
+                sequence,
+                prev_digest,
+            };
+            assert_eq!(live.replay_point(1, &ring), first);
+            assert_eq!(live.replay_point(11, &ring), point(place(3), 6, 51));
+            assert_eq!(live.replay_point(31, &ring), point(place(12), 8, 53));
+            live.release_before(&point(place(3), 6, 51), &mut ring);
+            assert_eq!(ring.used_blocks(), 9);
+            live.release_before(&point(place(12), 8, 53), &mut ring);
+            assert_eq!(ring.used_blocks(), 0);
+        }
     }
 
     #[test]

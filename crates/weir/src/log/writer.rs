@@ -230,16 +230,14 @@ impl Log {
                     return Ok(());
                 }
                 Err(error) if attempt == WRITE_ATTEMPTS => return Err(error),
-                Err(error) => {
+                Err(_) => {
                     attempt += 1;
                     *fua = false;
                     add(&self.stats.write_retries, 1);
                     let mut append = self.append.lock();
                     let admitted = self.admitted.blocks();
-                    let again = append.ring.place_again(placement, admitted);
-                    drop(append);
-                    // A ring without room for another attempt: the failure stands.
-                    placement = again.map_err(|_| error)?;
+                    // Without room further on, the same place once more.
+                    placement = append.ring.place_again(placement, admitted).unwrap_or(placement);
                 }
             }
         }

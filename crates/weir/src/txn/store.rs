@@ -22,6 +22,7 @@ use crate::format::item::Extent;
 use crate::format::{BLOCK_BYTES, Key, Kind, MAX_COUNTER, NODE_BLOCKS};
 use crate::log::{Admission, Boundary, Log};
 use crate::mutation::{self, Mutation};
+use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Arc, RwLock};
 use crate::tree::{self, InLeaf, LeafSpan, Span, TreeRoot, Value, cache::NodeCache};
 use std::iter::Peekable;
@@ -87,6 +88,8 @@ pub struct Store {
     pub names: NameCache,
     /// Which mappings have changed.
     pub mappings: MappingMoments,
+    /// The log is being replayed: what follows from it needs no record, because the next replay would do the same.
+    pub replaying: AtomicBool,
     base_reserve_blocks: u64,
 }
 
@@ -119,6 +122,7 @@ impl Store {
             obligations: Obligations::default(),
             names: NameCache::new(memory.cached_names),
             mappings: MappingMoments::default(),
+            replaying: AtomicBool::new(false),
             base_reserve_blocks,
         };
         store.update_reserve(&store.state.read());
@@ -371,7 +375,12 @@ impl Store {
     /// The volume is shut down; nothing was applied.
     pub fn commit(&self, mut op: Op, admission: Admission) -> Result<Lsn> {
         let mut state = self.state.write();
-        let lsn = self.log.append(&mut op.records, admission)?;
+        let lsn = if self.replaying.load(Ordering::Acquire) && op.payload_pages() == 0 {
+            // The admission is for nothing, and what the log has is durable.
+            self.log.last_lsn()
+        } else {
+            self.log.append(&mut op.records, admission)?
+        };
         self.apply(&mut state, lsn, &op);
         self.update_reserve(&state);
         drop(state);

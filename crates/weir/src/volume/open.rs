@@ -149,7 +149,6 @@ pub(super) fn assemble(device: Arc<dyn Device>, options: VolumeOptions, parts: P
         counters: Counters::default(),
         dirty_pages: AtomicU64::new(0),
         tickets: AtomicU64::new(0),
-        recovering: AtomicBool::new(false),
         shutdown: Mutex::new(None),
         is_shutdown: AtomicBool::new(false),
         closed: AtomicBool::new(false),
@@ -218,6 +217,7 @@ pub(super) fn open(device: Arc<dyn Device>, options: VolumeOptions) -> Result<Ar
     };
     let threads = options.background == BackgroundMode::Threads && !options.read_only;
     let engine = Arc::new(assemble(device, options, parts));
+    engine.log.keep_recovered(recovered.first(), recovered.live_frames());
     engine.recover(&recovered, root.checkpoint_lsn)?;
     engine.store.check_new_numbers();
     if threads {
