@@ -430,7 +430,7 @@ impl SimDevice {
                             pages.iter_mut().map(|page| &mut page[..]).collect();
                         self.read_locked(state, offset_bytes, &mut slices, request.class)
                     }
-                    Buffers::Pages(_) | Buffers::None => {
+                    Buffers::Pages(_) | Buffers::Framed(..) | Buffers::None => {
                         Err(error("read", offset_bytes, 0, "no memory to read into"))
                     }
                 }
@@ -676,11 +676,11 @@ impl Device for SimDevice {
     fn submit(&self, mut request: Request, on_done: OnDone) {
         let queued = matches!(self.config.completion, Completion::Queued(_));
         let (call, result) = match (request.operation, &request.buffers) {
-            (Operation::Write { fua }, Buffers::Owned(buffer)) => {
-                self.write_blocking(request.offset_bytes, &[buffer], request.class, fua, queued)
-            }
-            (Operation::Write { fua }, Buffers::Pages(pages)) => {
-                let slices: Vec<&[u8]> = pages.iter().map(|page| &page[..]).collect();
+            (
+                Operation::Write { fua },
+                buffers @ (Buffers::Owned(_) | Buffers::Pages(_) | Buffers::Framed(..)),
+            ) => {
+                let slices = buffers.slices();
                 self.write_blocking(request.offset_bytes, &slices, request.class, fua, queued)
             }
             (Operation::Write { .. }, _) => {

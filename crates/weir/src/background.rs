@@ -17,7 +17,7 @@ use crate::file::submit::SyncJob;
 use crate::file::writeback::owed_filter;
 use crate::format::BLOCK_BYTES_U64;
 use crate::inode::Inode;
-use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Arc, Clock, Condvar, JoinHandle, Mutex, spawn, wait_for};
 use crate::txn::Lsn;
 use crate::txn::checkpoint::Extent;
@@ -106,8 +106,6 @@ pub struct Background {
     pub handover: Handover,
     /// What background writeback may have in flight.
     pub pacing: Pacing,
-    /// Callers in a blocking sync of a file.
-    pub committing: AtomicU32,
     /// Who brings logged pages home: flusher or checkpointer. Taken outside of all locks but the checkpointer's role, so a
     /// checkpoint that holds it knows that none of them is under way.
     pub home_role: Mutex<()>,
@@ -130,7 +128,6 @@ impl Background {
             partial_checkpoint: AtomicBool::new(false),
             handover: Handover::default(),
             pacing: Pacing::default(),
-            committing: AtomicU32::new(0),
             home_role: Mutex::new(()),
         }
     }

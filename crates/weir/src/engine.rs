@@ -22,7 +22,7 @@ use crate::log::{Admission, AdmissionClass, Log, OpRecords};
 use crate::reclaim::Reclaim;
 use crate::stats::Counters;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use crate::sync::{Arc, Clock, Mutex};
+use crate::sync::{Arc, Clock, Mutex, Weak};
 use crate::txn::Store;
 use crate::txn::checkpoint::Checkpointer;
 use crate::types::{FileType, Timestamp, VolumeOptions};
@@ -33,6 +33,8 @@ const SPACE_ATTEMPTS: u32 = 8;
 
 /// See the module's head.
 pub struct Engine {
+    /// For what outlives a call, such as data that the log writes.
+    pub me: Weak<Engine>,
     /// The disk.
     pub device: Arc<dyn Device>,
     /// Where everything is on it.

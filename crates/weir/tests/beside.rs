@@ -92,3 +92,117 @@ fn a_page_that_changes_while_its_older_version_cannot_be_written_keeps_the_chang
     drop(file);
     holds_after_a_crash(probe, volume, &expected);
 }
+
+/// 64 KiB in each of three files.
+fn three_files(volume: &Volume) -> Vec<(File, Vec<u8>)> {
+    let make = |number: u64| {
+        let (file, bytes) = (create(volume, &format!("/f{number}")), pattern(number, 16 * PAGE));
+        file.write_at(0, &bytes).expect("write");
+        (file, bytes)
+    };
+    (0..3).map(make).collect()
+}
+
+fn three_files_hold_after_a_crash(probe: Arc<Probe>, volume: Volume, files: Vec<(File, Vec<u8>)>) {
+    let contents_of: Vec<Vec<u8>> = files.into_iter().map(|(_, bytes)| bytes).collect();
+    drop(volume);
+    let device: Arc<dyn Device> = probe;
+    let report = check_device(&device, &CheckOptions::default()).expect("check");
+    assert!(report.is_clean(), "{:#?}", report.problems);
+    let volume = open(&device, manual(4 * MIB));
+    for (number, expected) in contents_of.iter().enumerate() {
+        let file = volume.open_file(format!("/f{number}"), OpenFlags::READ).expect("open");
+        assert!(contents(&file) == *expected, "file {number} after it was opened again");
+    }
+}
+
+#[test]
+fn files_that_are_synced_together_leave_in_one_write_beside_one_frame() {
+    let (probe, volume) = volume_on_probe();
+    let files = three_files(&volume);
+    let (before, writes) = (volume.stats(), probe.writes.load(Ordering::Relaxed));
+    volume.sync().expect("sync");
+    let after = volume.stats();
+    assert_eq!(probe.writes.load(Ordering::Relaxed) - writes, 2, "all data, and the frame");
+    assert_eq!(after.log.frames - before.log.frames, 1);
+    assert_eq!(after.log.flushes - before.log.flushes, 1);
+    assert_eq!(after.log.beside_bytes - before.log.beside_bytes, 3 * 16 * PAGE as u64);
+    assert_eq!(after.dirty_pages, 0, "all of it is home");
+    three_files_hold_after_a_crash(probe, volume, files);
+}
+
+#[test]
+fn what_cannot_be_written_of_several_files_is_made_up_for_before_their_frame_counts() {
+    let (probe, volume) = volume_on_probe();
+    let files = three_files(&volume);
+    probe.fail_data_writes.store(true, Ordering::Relaxed);
+    let before = volume.stats();
+    volume.sync().expect("the log has it");
+    let after = volume.stats();
+    assert_eq!(after.log.payload_blocks - before.log.payload_blocks, 48);
+    assert_eq!(after.writeback_errors - before.writeback_errors, 3);
+    assert_eq!(after.log.flushes - before.log.flushes, 1, "all frames count together");
+    assert!(after.shutdown_reason.is_none() && after.logged_pages == 48);
+    probe.fail_data_writes.store(false, Ordering::Relaxed);
+    three_files_hold_after_a_crash(probe, volume, files);
+}
+
+/// A page that was overwritten travels in the frame beside which new ones are written.
+#[test]
+fn new_pages_go_beside_the_frame_that_has_the_others() {
+    let (probe, volume) = volume_on_probe();
+    let (file, mut expected) = (create(&volume, "/f"), pattern(1, 16 * PAGE));
+    file.write_at(0, &expected).expect("write");
+    file.fsync().expect("fsync");
+    file.write_at(3 * PAGE as u64, b"over").expect("write");
+    expected[3 * PAGE..][..4].copy_from_slice(b"over");
+    let more = pattern(2, 32 * PAGE);
+    file.write_at(32 * PAGE as u64, &more[..8 * PAGE]).expect("write");
+    expected.resize(32 * PAGE, 0);
+    expected.extend_from_slice(&more[..8 * PAGE]);
+    let (before, writes) = (volume.stats(), probe.writes.load(Ordering::Relaxed));
+    file.fsync().expect("fsync");
+    let after = volume.stats();
+    assert_eq!(probe.writes.load(Ordering::Relaxed) - writes, 2);
+    assert_eq!(after.log.frames - before.log.frames, 1);
+    assert_eq!(after.log.payload_blocks - before.log.payload_blocks, 1);
+    assert_eq!(after.log.beside_bytes - before.log.beside_bytes, 8 * PAGE as u64);
+    drop(file);
+    holds_after_a_crash(probe, volume, &expected);
+}
+
+/// Data whose frame is never written does not keep anybody waiting.
+#[test]
+fn after_a_failed_flush_nobody_waits_for_pages_that_have_no_frame() {
+    with_watchdog(60, shut_down_amid_appends);
+}
+
+fn shut_down_amid_appends() {
+    let probe = Probe::new(formatted(64 * MIB, 0));
+    let volume = Volume::open_device(probe.clone(), VolumeOptions::default()).expect("open");
+    let append = |file: File| {
+        std::thread::spawn(move || {
+            for round in 0.. {
+                let appended = file.append(&pattern(round, 8 * PAGE));
+                if appended.and_then(|_| file.fsync()).is_err() {
+                    break;
+                }
+            }
+            file
+        })
+    };
+    let files: Vec<File> = (0..6).map(|number| create(&volume, &format!("/f{number}"))).collect();
+    let threads: Vec<_> = files.into_iter().map(append).collect();
+    while volume.stats().fsyncs < 50 {
+        std::thread::yield_now();
+    }
+    probe.fail_flushes.store(true, Ordering::Relaxed);
+    for thread in threads {
+        let file = thread.join().expect("join");
+        assert!(file.truncate(0).is_err(), "the volume is shut down");
+        assert!(file.fsync().is_err());
+    }
+    let stats = volume.stats();
+    assert!(stats.shutdown_reason.is_some());
+    assert_eq!(stats.log_fill.companion_blocks, 0);
+}

@@ -120,7 +120,10 @@ impl EngineSession {
         };
         // The work of a barrier, which may be what the first one is at, comes before any flush.
         let waits_for_barrier = op.waits_for_flush() && fill.has_open_chain;
+        // Who waits for pages writes the frames that they wait for; the first may be at that.
+        let waits_for_frame = op.may_wait_for_pages() && fill.companion_blocks > 0;
         !waits_for_barrier
+            && !waits_for_frame
             && log_blocks <= fill.ring_blocks / if asks_for_much { 8 } else { 4 }
             && stats.dirty_pages + data_blocks <= stats.pages_capacity / 4
             && stats.space.room_blocks >= data_blocks + FREE_BLOCKS

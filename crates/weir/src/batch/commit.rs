@@ -171,7 +171,7 @@ impl Engine {
         let mut blocks = log_blocks(&plan, &works, held);
         loop {
             let admission = self.admit_batch(blocks)?;
-            let maps = quiet_maps(&works, held);
+            let maps = self.quiet_maps(&works, held);
             let data = self.data_ops(&works, held)?;
             let limit = self.max_part_blocks();
             let needed = packed_blocks(&data.ops, limit) + names_blocks(&plan, limit);
@@ -389,26 +389,32 @@ impl Engine {
     }
 }
 
-/// The `map` locks of all files, at a moment when no page that the batch changes is under writeback.
-fn quiet_maps<'a>(works: &'a [FileWork<'_>], held: &Held<'_>) -> Vec<MutexGuard<'a, ()>> {
-    let touched: Vec<Vec<Range<u64>>> = works.iter().map(|work| touched(work, held)).collect();
-    'again: loop {
-        let mut maps = Vec::with_capacity(works.len());
-        for (work, ranges) in works.iter().zip(&touched) {
-            let moment = work.inode.io_moment();
-            maps.push(work.inode.map.lock());
-            let busy = {
-                let pages = work.inode.pages.read();
-                ranges.iter().any(|range| pages.first_writeback(range.clone()).is_some())
-            };
-            if busy {
-                // Its end needs the lock; and that of another file may come first.
-                drop(maps);
-                work.inode.wait_io(moment);
-                continue 'again;
+impl Engine {
+    /// The `map` locks of all files, at a moment when no page that the batch changes is under writeback.
+    fn quiet_maps<'a>(
+        &self,
+        works: &'a [FileWork<'_>],
+        held: &Held<'_>,
+    ) -> Vec<MutexGuard<'a, ()>> {
+        let touched: Vec<Vec<Range<u64>>> = works.iter().map(|work| touched(work, held)).collect();
+        'again: loop {
+            let mut maps = Vec::with_capacity(works.len());
+            for (work, ranges) in works.iter().zip(&touched) {
+                let moment = work.inode.io_moment();
+                maps.push(work.inode.map.lock());
+                let busy = {
+                    let pages = work.inode.pages.read();
+                    ranges.iter().any(|range| pages.first_writeback(range.clone()).is_some())
+                };
+                if busy {
+                    // Its end needs the lock; and that of another file may come first.
+                    drop(maps);
+                    self.wait_pages(&work.inode, moment);
+                    continue 'again;
+                }
             }
+            return maps;
         }
-        return maps;
     }
 }
 

@@ -340,7 +340,7 @@ impl PageMap {
         })
     }
 
-    /// First page of `range` under writeback that a sync has to wait for: the log does not hold its contents.
+    /// First page of `range` under writeback that a sync has to wait for: the log has neither its contents nor its mapping.
     pub fn first_unlogged_writeback(&self, range: Range<u64>) -> Option<u64> {
         self.awaited_chunks.range(chunks_of(&range)).find_map(|number| {
             let awaited = self.chunk(number).map_or(0, |chunk| chunk.marks.awaited());
@@ -634,9 +634,23 @@ impl PageMap {
                 chunk.marks.dirty &= !mask;
                 chunk.marks.towrite &= !mask;
                 chunk.marks.relogged &= !mask;
+                chunk.marks.mapped &= !mask;
                 chunk.marks.writeback |= mask;
             });
             next = self.dirty_chunks.range(number + 1..chunks.end.max(number + 1)).next();
+        }
+    }
+
+    /// The log has the mapping of these pages' versions on their way home: whoever makes that durable does so with the pages.
+    pub fn note_mapped(&mut self, indices: impl Iterator<Item = u64>, token: u64) {
+        for index in indices {
+            let (number, bit) = split(index);
+            let mask = 1_u64 << bit;
+            self.update(number, false, |chunk| {
+                if chunk.marks.writeback & mask != 0 && chunk.token(bit) == Some(token) {
+                    chunk.marks.mapped |= mask;
+                }
+            });
         }
     }
 
@@ -654,6 +668,7 @@ impl PageMap {
             let newly_dirty = !ok && marks.dirty & mask == 0;
             let paid = ok && marks.owed & mask != 0 && (marks.dirty & marks.relogged & mask == 0);
             marks.relogged &= !mask;
+            marks.mapped &= !mask;
             if !ok {
                 marks.dirty |= mask;
                 // A sync or barrier that had chosen it must find it again.

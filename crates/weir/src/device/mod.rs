@@ -83,6 +83,8 @@ pub enum Buffers {
     Owned(AlignedBuf),
     /// Pages of the cache, one block each: the source of a write, shared with readers.
     Pages(Vec<PageRef>),
+    /// One run of memory, and pages behind it: the source of a write (a log frame with payload).
+    Framed(AlignedBuf, Vec<PageRef>),
     /// Fresh pages that a read fills: nobody else holds them yet.
     Fill(Vec<crate::cache::page::PageMut>),
     /// No memory (flush, discard).
@@ -95,8 +97,21 @@ impl Buffers {
         match self {
             Self::Owned(buffer) => buffer.len() as u64,
             Self::Pages(pages) => (pages.len() * BLOCK_BYTES) as u64,
+            Self::Framed(head, pages) => (head.len() + pages.len() * BLOCK_BYTES) as u64,
             Self::Fill(pages) => (pages.len() * BLOCK_BYTES) as u64,
             Self::None => 0,
+        }
+    }
+
+    /// What a write of them stores, in order; nothing of buffers that only a read can use.
+    pub fn slices(&self) -> Vec<&[u8]> {
+        match self {
+            Self::Owned(buffer) => vec![buffer],
+            Self::Pages(pages) => pages.iter().map(|page| &page[..]).collect(),
+            Self::Framed(head, pages) => {
+                std::iter::once(&head[..]).chain(pages.iter().map(|page| &page[..])).collect()
+            }
+            Self::Fill(_) | Self::None => Vec::new(),
         }
     }
 }

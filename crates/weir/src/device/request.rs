@@ -80,10 +80,8 @@ pub fn perform(device: &dyn Device, request: Request) -> (DeviceResult<()>, Buff
         Operation::Flush => device.flush(),
         Operation::Discard { length_bytes } => device.discard(offset_bytes, length_bytes),
         Operation::Write { fua } => match &buffers {
-            Buffers::Owned(buffer) => device.write(offset_bytes, &[buffer], class, fua),
-            Buffers::Pages(pages) => {
-                let slices: Vec<&[u8]> = pages.iter().map(|page| &page[..]).collect();
-                device.write(offset_bytes, &slices, class, fua)
+            Buffers::Owned(_) | Buffers::Pages(_) | Buffers::Framed(..) => {
+                device.write(offset_bytes, &buffers.slices(), class, fua)
             }
             Buffers::Fill(_) | Buffers::None => Err(wrong_buffers("write", offset_bytes)),
         },
@@ -94,7 +92,9 @@ pub fn perform(device: &dyn Device, request: Request) -> (DeviceResult<()>, Buff
                     pages.iter_mut().map(|page| &mut page[..]).collect();
                 device.read(offset_bytes, &mut slices, class)
             }
-            Buffers::Pages(_) | Buffers::None => Err(wrong_buffers("read", offset_bytes)),
+            Buffers::Pages(_) | Buffers::Framed(..) | Buffers::None => {
+                Err(wrong_buffers("read", offset_bytes))
+            }
         },
     };
     (result, buffers)

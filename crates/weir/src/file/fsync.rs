@@ -1,15 +1,15 @@
 //! Making a file durable.
 //!
 //! Few dirty pages go into the log frame as payload, together with the inode: one write and one
-//! flush, shared with everybody who syncs meanwhile. Many go home first (in parallel, outside of the
-//! log), then a frame with the new mapping; the same one flush covers both. So do new pages in between, when others commit
-//! too; alone they are written beside their frame (`writeback/beside.rs`): [`super::placement_policy`].
+//! flush, shared with everybody who syncs meanwhile. New ones among them are written beside the frame that maps them
+//! (`writeback/beside.rs`): [`super::placement_policy`]. Many go home first (in parallel, outside of the
+//! log), then a frame with the new mapping; the same one flush covers both.
 //!
 //! What has to be waited for: writeback of the pages in range that was under way already, because
 //! one version of a page is written at a time.
 
 use super::known_mapping::Home;
-use super::placement_policy::{self, Situation, Way};
+use super::placement_policy;
 use super::writeback::{PIECE_PAGES, page_range};
 use crate::cache::map::{LoggedFilter, RunFilter};
 use crate::device::IoClass;
@@ -20,13 +20,14 @@ use crate::inode::Inode;
 use crate::log::Admission;
 use crate::mutation::{self, Mutation};
 use crate::sync::Arc;
-use crate::sync::atomic::Ordering;
 use crate::txn::{Lsn, Op};
 use std::ops::Range;
 
 /// Most data that travels in a log frame: beyond this, writing it twice costs more than the
 /// saved request.
 pub const MAX_PAYLOAD_PAGES: usize = 32;
+/// From this fill of the part of the ring that operations may use, in percent, new pages of tickets leave room to those that need it.
+const PRESSED_PERCENT: u64 = 65;
 /// Log space for the records of one payload operation.
 pub(super) const PAYLOAD_RECORD_BYTES: usize = 512 + 64 * MAX_PAYLOAD_PAGES;
 
@@ -36,10 +37,8 @@ enum Logged {
     Done,
     /// Too much to log: send it home.
     TooMuch,
-    /// These pages go home first.
-    HomeFirst(Vec<Range<u64>>),
-    /// All are to be written beside their frame.
-    Beside,
+    /// These are to be written beside their frame.
+    Beside(Vec<Range<u64>>),
     /// Pages are under writeback: wait for it.
     Busy,
     /// Something changed while it was being looked at: look again.
@@ -62,13 +61,9 @@ impl Engine {
             return self.check_shutdown();
         }
         let began_ns = self.clock.monotonic_ns();
-        self.background.committing.fetch_add(1, Ordering::Relaxed);
-        let result = self.prepare_sync(inode, range, kind).and_then(|lsn| {
-            self.counters.count_sync(self.clock.monotonic_ns().saturating_sub(began_ns));
-            self.commit_log(lsn)
-        });
-        self.background.committing.fetch_sub(1, Ordering::Relaxed);
-        result
+        let lsn = self.prepare_sync(inode, range, kind)?;
+        self.counters.count_sync(self.clock.monotonic_ns().saturating_sub(began_ns));
+        self.commit_log(lsn)
     }
 
     /// The first half of an fsync: everything is in the log's stream (or home) up to the answered
@@ -87,10 +82,10 @@ impl Engine {
         self.check_writable()?;
         let pages = page_range(range.start, range.end.saturating_sub(range.start));
         let mut sent_home = false;
-        let mut situation = Some(self.situation());
+        let mut beside_from = Some(self.beside_from());
         loop {
             let moment = inode.io_moment();
-            match self.log_dirty(inode, &pages, kind, (Room::Normal, situation))? {
+            match self.log_dirty(inode, &pages, kind, (Room::Normal, beside_from))? {
                 Logged::Done => break,
                 // What is dirty now was written since the sync began.
                 Logged::TooMuch if sent_home => break,
@@ -98,19 +93,15 @@ impl Engine {
                 Logged::TooMuch => {
                     self.send_home(inode, &pages, std::slice::from_ref(&pages))?;
                     sent_home = true;
-                    situation = None;
+                    beside_from = None;
                 }
-                Logged::HomeFirst(new_pages) => {
-                    self.send_home(inode, &pages, &new_pages)?;
-                    // What is left is logged, or too much.
-                    situation = None;
-                }
-                Logged::Beside => {
+                Logged::Beside(new_pages) => {
+                    mark_chosen(inode, &new_pages);
                     self.sync_beside(inode, &pages)?;
                     // What is left is logged, or too much.
-                    situation = None;
+                    beside_from = None;
                 }
-                Logged::Busy => inode.wait_io(moment),
+                Logged::Busy => self.wait_pages(inode, moment),
                 Logged::Again => {}
             }
         }
@@ -125,13 +116,16 @@ impl Engine {
         kind: SyncKind,
     ) -> Result<Option<Lsn>> {
         let pages = page_range(range.start, range.end.saturating_sub(range.start));
-        // A submitter has frames full of others' pages written in one go: only a full ring speaks for home.
-        let situation = Some(Situation { others: 0, ..self.situation() });
+        // A submitter has frames full of others' pages written in one go: only a full ring speaks against that, and what goes
+        // beside a frame may have to wait.
+        let is_pressed = self.log_percent() >= PRESSED_PERCENT;
+        let beside_from = is_pressed.then(|| self.beside_from());
         loop {
-            match self.log_dirty(inode, &pages, kind, (Room::NoWait, situation)) {
+            match self.log_dirty(inode, &pages, kind, (Room::NoWait, beside_from)) {
                 Ok(Logged::Done) => return Ok(Some(last_lsn(inode, kind))),
-                Ok(Logged::TooMuch | Logged::HomeFirst(_) | Logged::Beside | Logged::Busy)
-                | Err(Error::WouldBlock) => return Ok(None),
+                Ok(Logged::TooMuch | Logged::Beside(_) | Logged::Busy) | Err(Error::WouldBlock) => {
+                    return Ok(None);
+                }
                 Ok(Logged::Again) => {}
                 Err(error) => return Err(error),
             }
@@ -150,7 +144,7 @@ impl Engine {
         inode: &Arc<Inode>,
         pages: &Range<u64>,
         kind: SyncKind,
-        (room, situation): (Room, Option<Situation>),
+        (room, beside_from): (Room, Option<u64>),
     ) -> Result<Logged> {
         let limit = self.max_payload_pages();
         let count = count_unlogged(inode, pages, limit);
@@ -160,10 +154,11 @@ impl Engine {
         if count > limit {
             return Ok(Logged::TooMuch);
         }
-        match self.way(inode, pages, count, (situation, room == Room::Normal))? {
-            Way::Log => {}
-            Way::HomeFirst(new_pages) => return Ok(Logged::HomeFirst(new_pages)),
-            Way::Beside => return Ok(Logged::Beside),
+        if let Some(least) = beside_from {
+            let chosen = self.worth_beside(inode, pages, count, least)?;
+            if !chosen.is_empty() {
+                return Ok(Logged::Beside(chosen));
+            }
         }
         if room == Room::Normal {
             self.delay_for_log(count as u64 + 1);
@@ -177,26 +172,21 @@ impl Engine {
         self.log_pages(inode, pages, (count, &homes), admission)
     }
 
-    /// Who else commits, and how full the log is.
-    fn situation(&self) -> Situation {
-        let committing = self.background.committing.load(Ordering::Relaxed);
-        Situation { others: committing.saturating_sub(1), log_percent: self.log_percent() }
+    /// From how many new pages on a sync has them written beside its frame.
+    fn beside_from(&self) -> u64 {
+        self.options.beside_from_pages.unwrap_or(placement_policy::MIN_BESIDE_PAGES)
     }
 
-    /// Where the dirty pages go.
-    fn way(
+    /// The dirty pages that are to be written beside the frame, at least `least`.
+    fn worth_beside(
         &self,
         inode: &Inode,
         pages: &Range<u64>,
         count: usize,
-        (situation, may_lead): (Option<Situation>, bool),
-    ) -> Result<Way> {
-        let Some(situation) = situation.filter(|at| may_lead || at.prefers_home()) else {
-            return Ok(Way::Log);
-        };
-        let least = self.options.beside_from_pages.unwrap_or(placement_policy::MIN_BESIDE_PAGES);
+        least: u64,
+    ) -> Result<Vec<Range<u64>>> {
         if (count as u64) < least {
-            return Ok(Way::Log);
+            return Ok(Vec::new());
         }
         // Only a hint, so it needs no lock: where the pages go is decided when they are taken.
         let homes = self.homes(inode, pages, count)?;
@@ -204,8 +194,7 @@ impl Engine {
             let map = inode.pages.read();
             map.dirty_runs(pages.clone(), PIECE_PAGES, UNLOGGED).take(count).collect()
         };
-        let has_home = |page| home_of(&homes, page) != 0;
-        Ok(placement_policy::way(&runs, situation, may_lead.then_some(least), has_home))
+        Ok(placement_policy::beside(&runs, least, |page| home_of(&homes, page) != 0))
     }
 
     /// Without dirty pages that the log does not have: pages on their way home, or attributes that matter for `kind`.
@@ -248,18 +237,16 @@ impl Engine {
         if let Some(homes) = known {
             return Ok(homes);
         }
-        let mapped = self.mapped(inode, &runs)?;
-        let is_all_mapped = mapped.iter().all(|(pieces, _)| pieces.len() == 1);
-        let homes = mapped.into_iter().flat_map(|(pieces, _)| pieces).map(|piece| Home {
-            file_block: piece.file_block,
-            blocks: piece.blocks,
-            block: if piece.unwritten { 0 } else { piece.block },
-        });
-        let homes: Vec<Home> = homes.collect();
-        if is_all_mapped {
-            let mut known = inode.known_homes.lock();
-            for home in &homes {
-                known.remember(moment, *home);
+        let mut homes: Vec<Home> = Vec::with_capacity(runs.len());
+        for (pieces, _) in self.mapped(inode, &runs)? {
+            let is_one = pieces.len() == 1;
+            homes.extend(pieces.into_iter().map(|piece| Home {
+                file_block: piece.file_block,
+                blocks: piece.blocks,
+                block: if piece.unwritten { 0 } else { piece.block },
+            }));
+            if let Some(home) = homes.last().filter(|_| is_one) {
+                inode.known_homes.lock().remember(moment, *home);
             }
         }
         Ok(homes)
@@ -331,7 +318,7 @@ impl Engine {
             if inode.pages.read().first_writeback(pages.clone()).is_none() {
                 return;
             }
-            inode.wait_io(moment);
+            self.wait_pages(inode, moment);
         }
     }
 
@@ -343,13 +330,8 @@ impl Engine {
         bounds: &Range<u64>,
         chosen: &[Range<u64>],
     ) -> Result<()> {
-        {
-            let mut map = inode.pages.write();
-            for range in chosen {
-                let count = map.mark_towrite(range.clone());
-                self.counters.sync_home_pages.add(count as u64);
-            }
-        }
+        let count = mark_chosen(inode, chosen);
+        self.counters.sync_home_pages.add(count as u64);
         loop {
             self.write_back(inode, bounds.clone(), CHOSEN, IoClass::SyncWrite)?;
             for range in chosen {
@@ -369,7 +351,13 @@ impl Engine {
 pub(super) const UNLOGGED: RunFilter =
     RunFilter { logged: LoggedFilter::NotLogged, only_towrite: false, skip_writeback: false };
 /// Those of them that were dirty when the sync began.
-const CHOSEN: RunFilter = RunFilter { only_towrite: true, ..UNLOGGED };
+pub(super) const CHOSEN: RunFilter = RunFilter { only_towrite: true, ..UNLOGGED };
+
+/// Marks the dirty pages of `chosen`. Answers how many.
+fn mark_chosen(inode: &Inode, chosen: &[Range<u64>]) -> usize {
+    let mut map = inode.pages.write();
+    chosen.iter().map(|range| map.mark_towrite(range.clone())).sum()
+}
 
 /// The operation that a sync of `inode` has to wait for.
 fn last_lsn(inode: &Inode, kind: SyncKind) -> Lsn {

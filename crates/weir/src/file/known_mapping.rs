@@ -101,6 +101,22 @@ impl KnownHomes {
         let end = self.homes.partition_point(|known| known.file_block < home.end());
         self.homes.splice(place..end.max(place), [home]);
     }
+
+    /// Between the two moments only the mapping of `ranges` of the file has changed: the caller has held its `map` lock.
+    pub fn carry_over(
+        &mut self,
+        before: MappingMoment,
+        after: MappingMoment,
+        ranges: impl Iterator<Item = Range<u64>>,
+    ) {
+        if self.as_of != Some(before) {
+            return;
+        }
+        for range in ranges {
+            self.homes.retain(|home| home.end() <= range.start || range.end <= home.file_block);
+        }
+        self.as_of = Some(after);
+    }
 }
 
 #[cfg(all(test, not(feature = "shuttle")))]
@@ -171,6 +187,28 @@ mod tests {
         assert!(known.get(moments.moment(3), &(10..11)).is_none());
         known.remember(moments.moment(3), home(4, 1));
         assert_eq!(known.homes, [home(4, 1)]);
+    }
+
+    #[test]
+    fn homes_outlive_a_change_of_the_mapping_of_others() {
+        let moments = MappingMoments::default();
+        let mut known = KnownHomes::default();
+        let home = |file_block, blocks| Home { file_block, blocks, block: 1000 + file_block };
+        let before = moments.moment(3);
+        for (file_block, blocks) in [(10, 1), (12, 4), (20, 5)] {
+            known.remember(before, home(file_block, blocks));
+        }
+        moments.touch(Key::extent(3, 15));
+        let after = moments.moment(3);
+        known.carry_over(before, after, [11..12, 15..20].into_iter());
+        assert_eq!(known.get(after, &(10..11)), Some(home(10, 1)));
+        assert_eq!(known.get(after, &(20..25)), Some(home(20, 5)));
+        assert_eq!(known.get(after, &(12..13)), None, "a part of it has changed");
+        // What was known of an older moment stays old.
+        moments.touch(Key::extent(3, 15));
+        let later = moments.moment(3);
+        known.carry_over(before, later, std::iter::empty());
+        assert_eq!(known.get(later, &(10..11)), None);
     }
 
     #[test]

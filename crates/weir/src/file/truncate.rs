@@ -238,7 +238,7 @@ impl Engine {
             let busy = inode.pages.read().first_writeback(quiet.clone()).is_some();
             if busy {
                 drop(map);
-                inode.wait_io(moment);
+                self.wait_pages(inode, moment);
                 continue;
             }
             // The mapping stays as it is from here on.
@@ -356,7 +356,7 @@ impl Engine {
             if pages.first_writeback(first..u64::MAX).is_some() {
                 drop(pages);
                 drop(map);
-                inode.wait_io(moment);
+                self.wait_pages(inode, moment);
                 continue;
             }
             let removed = pages.truncate(first);

@@ -36,6 +36,7 @@ use crate::format::item::INODE_INLINE;
 use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64, Key, MAX_INLINE_BYTES, checksum};
 use crate::inode::Inode;
 use crate::log::Admission;
+use crate::log::companion::Companions;
 use crate::mutation::{self, Mutation};
 use crate::sync::Arc;
 use crate::sync::atomic::Ordering;
@@ -411,9 +412,10 @@ impl Engine {
             let result = if let Some(error) = piece.failed.take() {
                 Err(error)
             } else {
-                let inode = piece.inode.clone();
-                let _map = inode.map.lock();
-                self.commit_piece(&mut piece)
+                piece.admission.take().map_or(Ok(()), |admission| {
+                    let _map = piece.inode.map.lock();
+                    self.commit_piece(&piece, admission, None).map(drop)
+                })
             };
             if let Err(error) = self.end_piece(&piece, result) {
                 first_error.get_or_insert(error);
@@ -432,10 +434,15 @@ impl Engine {
         })
     }
 
-    /// The piece as one operation. The caller holds the `map` lock.
-    pub(super) fn commit_piece(&self, piece: &mut Piece) -> Result<()> {
-        let Some(admission) = piece.admission.take() else { return Ok(()) };
-        let inode = piece.inode.clone();
+    /// The piece as one operation, perhaps with `companions`. The caller holds the `map` lock.
+    pub(super) fn commit_piece(
+        &self,
+        piece: &Piece,
+        admission: Admission,
+        companions: Option<Companions>,
+    ) -> Result<Lsn> {
+        let inode = &piece.inode;
+        let before = self.store.mappings.moment(inode.number);
         let mut op = Op::new();
         let mut changed = Changed::default();
         let mut drop_inline = false;
@@ -467,11 +474,17 @@ impl Engine {
             item.flags &= !INODE_INLINE;
         }
         op.put(Key::inode(inode.number), &item.encode());
+        if let Some(companions) = companions {
+            op.beside(companions);
+        }
         let lsn = self.store.commit(op, admission)?;
         meta.logged(lsn, true);
         drop(meta);
         inode.known_mapping.lock().forget();
-        Ok(())
+        let changed = piece.runs.iter().map(|run| piece.file_blocks(run));
+        let after = self.store.mappings.moment(inode.number);
+        inode.known_homes.lock().carry_over(before, after, changed);
+        Ok(lsn)
     }
 
     /// The mapping of each run. The caller holds the `map` lock.

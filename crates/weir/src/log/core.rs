@@ -210,17 +210,6 @@ impl<C, B> Core<C, B> {
         Step::Wait
     }
 
-    /// Takes the writer's role for who is about to append what it writes; as after [`Step::Write`]. False: it is taken, or the log is
-    /// shut down.
-    pub fn lead(&mut self) -> bool {
-        let may = self.writer.is_none() && !self.failed;
-        if may {
-            // What it appends comes next at the earliest.
-            let _ = self.begin_write(Some(Goal::Durable(self.written + 1)));
-        }
-        may
-    }
-
     /// What a caller does that was called to look.
     pub fn look(&mut self, goal: Goal) -> Step {
         self.looking -= 1;

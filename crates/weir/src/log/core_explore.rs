@@ -17,8 +17,9 @@ const MOST_DRIVERS: usize = 3;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Want {
     Durable,
-    /// The same, and takes the writer's role before it appends, if that is free ([`Core::lead`]).
-    Lead,
+    /// The same, with data that is written beside its frame, and may be missing: then frames count together with what makes up for it
+    /// ([`super::super::companion`]).
+    Beside,
     Written,
     Callback,
     /// A callback that nobody waits for before a `Hurry` comes.
@@ -37,10 +38,6 @@ enum At {
     Start,
     /// Has opened a chain, with an operation.
     Chaining,
-    /// Has the writer's role, and is about to append.
-    Leading,
-    /// What it has appended, and all before, is to be written up to this LSN, and counts together.
-    LeadWriting(u8),
     Appended,
     Asleep,
     /// A driver that sleeps with its alarm set.
@@ -51,6 +48,10 @@ enum At {
     Sealing,
     /// Frames up to this LSN are still to be written; true when by forced unit access.
     Writing(u8, bool),
+    /// Is the writer; data is missing, and what makes up for it was appended, but not sealed.
+    Owing,
+    /// Frames up to this LSN are still to be written, and count together.
+    MakingUp(u8),
     /// What had been written when the flush began.
     Flushing(u8),
     /// Is about to look for callbacks to call; true after it has called one.
@@ -198,10 +199,7 @@ impl World {
         let left = |wanted: &[Want], done: bool| {
             let mut all = self.submitters.iter().zip(&scenario.wants);
             all.any(|(submitter, want)| {
-                let is_left = matches!(
-                    submitter.at,
-                    At::Start | At::Chaining | At::Leading | At::LeadWriting(_) | At::Appended
-                );
+                let is_left = matches!(submitter.at, At::Start | At::Chaining | At::Appended);
                 wanted.contains(want) && (is_left || done && submitter.goal.is_some())
             })
         };
@@ -288,7 +286,7 @@ impl Explorer {
         let to_cover = std::mem::take(&mut world.submitters[number].to_cover);
         let Some(goal) = goal else { panic!("{number} was answered twice: {world:?}") };
         match self.scenario.wants[number] {
-            Want::Durable | Want::Lead | Want::Callback | Want::Patient if success => {
+            Want::Durable | Want::Beside | Want::Callback | Want::Patient if success => {
                 assert!(lsn_of(goal) <= world.stable, "acknowledged before durable: {world:?}");
             }
             Want::Written if success => assert!(lsn_of(goal) <= world.written, "{world:?}"),
@@ -388,9 +386,6 @@ impl Explorer {
                 self.call(next, Beside::All);
                 next.submitters[number].at = At::Done;
             }
-            Want::Lead if next.submitters[number].at == At::Start && next.core.lead() => {
-                next.submitters[number].at = At::Leading;
-            }
             want => {
                 next.appended += 1;
                 let lsn = next.appended;
@@ -405,9 +400,7 @@ impl Explorer {
                 let written = want == Want::Written;
                 let goal = if written { Goal::Written(lsn) } else { Goal::Durable(lsn) };
                 next.submitters[number].goal = Some(goal);
-                let leads = next.submitters[number].at == At::Leading;
-                next.submitters[number].at =
-                    if leads { At::LeadWriting(next.appended as u8) } else { At::Appended };
+                next.submitters[number].at = At::Appended;
             }
         }
     }
@@ -430,12 +423,7 @@ impl Explorer {
         }
         let mut next = world.clone();
         match (at, who) {
-            (At::LeadWriting(until), Who::Submitter(number)) => {
-                return self.lead_write(next, number, until.into(), worlds);
-            }
-            (At::Start | At::Chaining | At::Leading, Who::Submitter(number)) => {
-                self.start(&mut next, number);
-            }
+            (At::Start | At::Chaining, Who::Submitter(number)) => self.start(&mut next, number),
             (At::Start, Who::Driver(_)) => self.go_on(&mut next, who, false),
             (At::Appended, Who::Submitter(number)) => self.arrive(&mut next, number),
             (At::Called, _) => self.go_on(&mut next, who, true),
@@ -453,23 +441,18 @@ impl Explorer {
                 next.core.alarm_rings();
                 self.go_on(&mut next, who, false);
             }
-            (
-                At::Asleep
-                | At::Done
-                | At::Appended
-                | At::Chaining
-                | At::Leading
-                | At::LeadWriting(_),
-                _,
-            ) => return,
+            (At::Asleep | At::Done | At::Appended | At::Chaining, _) => return,
             (At::Sealing, _) => {
-                let one = next.appended == next.written + 1;
+                let one =
+                    next.appended == next.written + 1 && !self.is_beside(&next, next.appended);
                 let may = next.core.may_force() || self.has(Planted::ForcesTooMuch);
                 *next.at(who) = At::Writing(next.appended as u8, self.scenario.fua && one && may);
             }
             (At::Writing(until, forced), _) => {
                 return self.write(next, who, until.into(), forced, worlds);
             }
+            (At::Owing, _) => *next.at(who) = At::MakingUp(next.appended as u8),
+            (At::MakingUp(until), _) => return self.make_up(next, who, until.into(), worlds),
             (At::Flushing(covers), _) => {
                 return self.flush(next, who, covers.into(), worlds);
             }
@@ -505,6 +488,12 @@ impl Explorer {
                 self.go_on(&mut failed, who, false);
                 worlds.push(failed);
             }
+            if self.is_beside(&next, next.written + 1) {
+                let mut owing = next.clone();
+                owing.appended += 1;
+                *owing.at(who) = At::Owing;
+                worlds.push(owing);
+            }
             next.written += 1;
             let mut wake = Vec::new();
             let continues = next.continues(next.written);
@@ -524,12 +513,18 @@ impl Explorer {
         worlds.push(next);
     }
 
-    /// The frames of a lead count together, and its end calls others, before it goes on as one who has appended.
-    fn lead_write(&self, mut next: World, number: usize, until: Lsn, worlds: &mut Vec<World>) {
+    /// The operation has data that is written beside its frame, and its owner has not been answered.
+    fn is_beside(&self, world: &World, lsn: Lsn) -> bool {
+        let wants = self.scenario.wants.iter().zip(&world.submitters);
+        let goal = Some(Goal::Durable(lsn));
+        wants.into_iter().any(|(want, owner)| *want == Want::Beside && owner.goal == goal)
+    }
+
+    /// The frames up to what makes up for missing data count together.
+    fn make_up(&self, mut next: World, who: Who, until: Lsn, worlds: &mut Vec<World>) {
         let end = |mut world: World| {
             world.core.end_write();
-            self.call(&mut world, Beside::All);
-            world.submitters[number].at = At::Appended;
+            self.go_on(&mut world, who, false);
             world
         };
         if !next.core.is_failed() {
@@ -608,7 +603,8 @@ impl Explorer {
     fn check(world: &World) {
         let submitters = world.submitters.iter().map(|submitter| &submitter.at);
         let all = submitters.chain(&world.drivers);
-        let writes = |at: &&At| matches!(at, At::Sealing | At::Writing(..));
+        let writes =
+            |at: &&At| matches!(at, At::Sealing | At::Writing(..) | At::Owing | At::MakingUp(_));
         assert!(all.clone().filter(writes).count() <= 1, "two writers: {world:?}");
         let flushes = |at: &&At| matches!(at, At::Flushing(..));
         assert!(all.filter(flushes).count() <= 1, "two flushes: {world:?}");
@@ -767,7 +763,7 @@ impl Hasher for Taken {
 
 const ALL_WANTS: [Want; 8] = [
     Want::Durable,
-    Want::Lead,
+    Want::Beside,
     Want::Written,
     Want::Callback,
     Want::Patient,
@@ -798,8 +794,7 @@ fn with_first(wants: &[Want], chain: bool) -> Vec<Vec<Want>> {
         return vec![wants.to_vec()];
     }
     let may_be_first = |&at: &usize| {
-        !matches!(wants[at], Want::Flush | Want::Hurry | Want::Lead)
-            && !wants[..at].contains(&wants[at])
+        !matches!(wants[at], Want::Flush | Want::Hurry) && !wants[..at].contains(&wants[at])
     };
     let rotated = |at: usize| {
         let mut wants = wants.to_vec();
@@ -841,18 +836,18 @@ const CHAINS: [(bool, bool); 2] = [(false, true), (true, true)];
 const ALL_VARIANTS: [(bool, bool); 4] =
     [(false, false), (true, false), (false, true), (true, true)];
 
-/// Whether nobody leads: there is a test for those who do.
+/// Whether nobody has data beside its frame: there is a test for those who do.
 fn all(wants: &[Want]) -> bool {
-    !leads(wants)
+    !beside(wants)
 }
 
-fn leads(wants: &[Want]) -> bool {
-    wants.contains(&Want::Lead)
+fn beside(wants: &[Want]) -> bool {
+    wants.contains(&Want::Beside)
 }
 
 /// Whether somebody is patient: that is half of the work with four.
 fn patient(wants: &[Want]) -> bool {
-    wants.contains(&Want::Patient) && !leads(wants)
+    wants.contains(&Want::Patient) && !beside(wants)
 }
 
 #[test]
@@ -878,9 +873,9 @@ fn several_drivers_share_the_work_and_strand_none() {
 }
 
 #[test]
-fn who_leads_keeps_the_rules_in_every_interleaving() {
-    explore_mixes(3, 1, &ALL_VARIANTS, leads);
-    explore_mixes(2, 2, &ALL_VARIANTS, leads);
+fn data_beside_frames_keeps_the_rules_in_every_interleaving() {
+    explore_mixes(3, 1, &ALL_VARIANTS, beside);
+    explore_mixes(2, 2, &ALL_VARIANTS, beside);
 }
 
 /// About a minute in a release build: `cargo test --release -p weir --lib log::core::explore -- --nocapture`.
@@ -900,9 +895,9 @@ fn every_interleaving_of_four_and_two_drivers_without_patient_ones() {
 /// As above.
 #[test]
 #[cfg_attr(debug_assertions, ignore = "for release builds")]
-fn every_interleaving_of_four_of_whom_one_leads() {
+fn every_interleaving_of_four_of_whom_one_has_data_beside() {
     explore_mixes(4, 1, &PLAIN, |wants| {
-        leads(wants) && wants.iter().filter(|&&want| want == Want::Lead).count() == 1
+        wants.iter().filter(|&&want| want == Want::Beside).count() == 1
     });
 }
 

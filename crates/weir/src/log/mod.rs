@@ -5,7 +5,7 @@
 //! and one flush itself when nobody else is doing so, or waits for whoever is. [`Log::commit_async`]
 //! calls back instead; the log threads, or [`Log::drive`] where there are none, do the work.
 //! The rules of group commit are in [`core`], the ring's geometry in [`ring`], what the roles do
-//! in `writer`, frames with data that is written beside them in [`lead`], reading the log after a crash in [`replay`].
+//! in `writer`, data that is written beside frames in [`companion`], reading the log after a crash in [`replay`].
 //!
 //! **Invariants.** LSNs are dense: one per operation (one per part of a batch), in the order of
 //! `append`. Frames are sealed, placed and written in LSN order, by one writer at a time. An operation
@@ -20,9 +20,9 @@
 pub mod chain;
 #[cfg(all(test, not(feature = "shuttle")))]
 mod chain_tests;
+pub mod companion;
 pub mod core;
 mod gather;
-pub mod lead;
 mod op;
 pub mod replay;
 pub mod ring;
@@ -174,6 +174,8 @@ pub struct Fill {
     pub queued_blocks: u64,
     /// Admitted, not appended yet.
     pub admitted_blocks: u64,
+    /// Data that waits to be written beside its frame; not in the ring.
+    pub companion_blocks: u64,
     /// How many hold that: operations that have been let in and are not in the log yet, and barriers until they have
     /// ended.
     pub writers: u64,
@@ -234,6 +236,10 @@ pub struct Log {
     last: AtomicU64,
     shut_down: AtomicBool,
     admitted: Arc<Ledger>,
+    /// Blocks that wait to be written beside their frames.
+    companion_blocks: AtomicU64,
+    /// What could not be written beside a frame is being made up for.
+    making_up: AtomicBool,
     /// Counts data writes that a flush has yet to make durable, and how many a flush has covered.
     data_written: AtomicU64,
     data_flushed: AtomicU64,
@@ -302,6 +308,8 @@ impl Log {
             last: AtomicU64::new(durable),
             shut_down: AtomicBool::new(false),
             admitted: Arc::new(Ledger(AtomicU64::new(0))),
+            companion_blocks: AtomicU64::new(0),
+            making_up: AtomicBool::new(false),
             data_written: AtomicU64::new(0),
             data_flushed: AtomicU64::new(0),
             stats: LogStats::default(),
@@ -389,11 +397,20 @@ impl Log {
             blocks += part.blocks();
         }
         let count = parts.len();
+        let companion_blocks: u64 = parts.iter().map(OpRecords::companion_blocks).sum();
         let mut append = self.append.lock();
         let short = blocks.saturating_sub(admission.blocks);
         let topped_up = short == 0 || append.makes_up_for(short, &self.admitted);
         if count == 0 || !topped_up {
             return Err(Error::Invalid("log operation: larger than its admission"));
+        }
+        if companion_blocks > 0 {
+            if self.shut_down.load(Ordering::Acquire) {
+                // Whoever tidies up after a shutdown has been here, or finds it.
+                drop(append);
+                return Err(self.shutdown_error());
+            }
+            self.companion_blocks.fetch_add(companion_blocks, Ordering::AcqRel);
         }
         if count > 1 {
             append.seal_open();
@@ -553,6 +570,7 @@ impl Log {
             used_blocks: append.ring.used_blocks(),
             queued_blocks: append.ring.queued_blocks(),
             admitted_blocks: self.admitted.blocks(),
+            companion_blocks: self.companion_blocks.load(Ordering::Acquire),
             writers: self.admitted.holders(),
             has_open_chain: append.chain.is_some(),
         }

@@ -1,6 +1,7 @@
 //! [`OpRecords`]: the records of one operation, with the pages that travel with them; and the
 //! frame under construction that takes whole operations.
 
+use super::companion::Companions;
 use super::core::Lsn;
 use crate::cache::page::PageRef;
 use crate::device::buffer::AlignedBuf;
@@ -20,6 +21,7 @@ pub struct OpRecords {
     /// Where in `bytes` the payload indices are; they count from 0 until `append` knows the frame.
     index_fields: Vec<u32>,
     payloads: Vec<PageRef>,
+    companions: Vec<Companions>,
 }
 
 impl OpRecords {
@@ -105,6 +107,11 @@ impl OpRecords {
         self.payloads.push(page);
     }
 
+    /// The blocks that the operation maps are written at the same time as its frame.
+    pub fn beside(&mut self, companions: Companions) {
+        self.companions.push(companions);
+    }
+
     fn push_valid(&mut self, record: &Record<'_>) {
         debug_assert!(!matches!(record, Record::Payload { .. }));
         self.push_valid_any(record);
@@ -130,6 +137,7 @@ impl OpRecords {
         self.record_count += other.record_count;
         self.index_fields.extend(other.index_fields.iter().map(|field| start + field));
         self.payloads.append(&mut other.payloads);
+        self.companions.append(&mut other.companions);
     }
 
     /// True when there is no record.
@@ -170,6 +178,12 @@ impl OpRecords {
         self.record_count = 0;
         self.index_fields.clear();
         self.payloads.clear();
+        self.companions.clear();
+    }
+
+    /// Blocks that are written beside it.
+    pub(super) fn companion_blocks(&self) -> u64 {
+        self.companions.iter().map(Companions::blocks).sum()
     }
 }
 
@@ -179,6 +193,8 @@ pub(super) struct Frame {
     /// Room for the header, then the records.
     pub meta: AlignedBuf,
     pub payloads: Vec<PageRef>,
+    /// What is written at the same time.
+    pub companions: Vec<Companions>,
     pub record_count: u32,
     pub first_lsn: Lsn,
     pub last_lsn: Lsn,
@@ -224,6 +240,7 @@ impl Frame {
             }
         }
         self.payloads.append(&mut op.payloads);
+        self.companions.append(&mut op.companions);
         self.record_count += op.record_count;
         self.last_lsn = lsn;
         op.clear();
@@ -233,6 +250,7 @@ impl Frame {
     pub fn recycle(&mut self) -> bool {
         self.meta.clear();
         self.payloads.clear();
+        self.companions.clear();
         self.record_count = 0;
         self.continues = false;
         self.meta.capacity() <= SPARE_FRAME_BYTES

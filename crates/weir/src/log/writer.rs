@@ -4,13 +4,13 @@
 //! Everybody works alike: ask [`super::core`] for a step under the core lock, call those for whom there is work
 //! too, release the lock, wake whom the last step reached, perform the step.
 
+use super::companion::{Party, Uncounted, end_unwritten};
 use super::core::{Beside, Call, Flush, Goal, Step};
-use super::lead::Companions;
 use super::op::Frame;
 use super::stats::add;
 use super::waiter::{Callback, Outbox, Slot, Verdict};
 use super::{Commit, Log};
-use crate::device::{Buffers, Operation, Request};
+use crate::device::{Buffers, IoClass, Operation, Request};
 use crate::format::frame::FrameHeader;
 use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64};
 use crate::mutation::{self, Mutation};
@@ -83,6 +83,9 @@ impl Log {
         if acted && self.call_back(CALLER_CALLBACKS) {
             self.call_driver();
         }
+        if result.is_err() {
+            self.abandon_companions();
+        }
         result
     }
 
@@ -117,40 +120,125 @@ impl Log {
         }
     }
 
-    /// As the writer: writes everything appended so far.
+    /// As the writer: writes everything appended so far, and what makes up for data that could not be written beside it.
     fn write_queued(&self, own: Option<(Goal, u64)>, out: &mut Outbox) -> MutexGuard<'_, Commit> {
-        let mut group = self.append.lock().take_group();
-        let mut fua = self.begin_group(&group, own);
-        let count = group.len();
-        let mut written = Ok(());
-        for (index, frame) in group.iter_mut().enumerate() {
-            written = self.write_frame(frame, &mut fua);
-            if written.is_err() || index + 1 == count {
-                break;
+        let mut uncounted = Uncounted::default();
+        let mut fua;
+        let written = loop {
+            let mut group = self.take_group();
+            fua = self.begin_group(&group, own);
+            let result = self.write_group(&mut group, &mut fua, &mut uncounted, out);
+            self.recycle_group(group);
+            match result {
+                Ok(true) => {}
+                Ok(false) => break Ok(()),
+                Err(error) => break Err(error),
             }
-            let mut commit = self.commit.lock();
-            if commit.core.is_failed() {
-                break;
-            }
-            commit.core.frame_written(frame.last_lsn, frame.continues, &mut out.reached);
+        };
+        self.making_up.store(false, Ordering::Release);
+        if let Err(error) = written {
+            self.fail(&mut self.commit.lock(), error, out);
+            uncounted.end(&Err(self.shutdown_error()));
+        } else if !uncounted.parties.is_empty() {
+            self.count_written(&mut uncounted, out);
         }
-        let last = group.back().map(|frame| (frame.last_lsn, frame.continues));
-        self.recycle_group(group);
         let mut commit = self.commit.lock();
-        match (written, last) {
-            (Err(error), _) => self.fail(&mut commit, error, out),
-            (Ok(()), Some((last_lsn, continues))) if !commit.core.is_failed() => {
+        if !commit.core.is_failed() {
+            for (last_lsn, continues) in uncounted.frames.drain(..) {
                 commit.core.frame_written(last_lsn, continues, &mut out.reached);
-                if fua {
-                    add(&self.stats.fua_writes, 1);
-                    let acknowledged = commit.core.frame_forced(&mut out.reached);
-                    self.publish_durable(&commit, acknowledged);
-                }
             }
-            _ => {}
+            if fua {
+                add(&self.stats.fua_writes, 1);
+                let acknowledged = commit.core.frame_forced(&mut out.reached);
+                self.publish_durable(&commit, acknowledged);
+            }
         }
         commit.core.end_write();
         commit
+    }
+
+    /// Everything appended so far, with its companions.
+    fn take_group(&self) -> VecDeque<Frame> {
+        let group = self.append.lock().take_group();
+        for frame in &group {
+            self.forget_queued(frame);
+        }
+        group
+    }
+
+    /// Writes the frames, each with its companions at the same time. They count, all but the last, as they are written; but from data that
+    /// could not be written on, when what makes up for it is there too: true if there is such, in the next group.
+    fn write_group(
+        &self,
+        group: &mut VecDeque<Frame>,
+        fua: &mut bool,
+        uncounted: &mut Uncounted,
+        out: &mut Outbox,
+    ) -> Result<bool> {
+        let mut owes = false;
+        let mut written = Ok(());
+        // Others may wait for data that goes beside any of these frames.
+        let is_beside =
+            !uncounted.parties.is_empty() || group.iter().any(|frame| !frame.companions.is_empty());
+        let class = if is_beside { IoClass::Beside } else { IoClass::Log };
+        for index in 0..group.len() {
+            let frame = &mut group[index];
+            written = self.write_party(frame, class, fua, uncounted).map(|made_up| owes |= made_up);
+            if written.is_err() {
+                break;
+            }
+            if !owes && index + 1 < group.len() && !self.count_written(uncounted, out) {
+                written = Err(self.shutdown_error());
+                break;
+            }
+        }
+        if let Err(error) = &written {
+            end_unwritten(group, error);
+        }
+        written.map(|()| owes)
+    }
+
+    /// Writes one frame and what goes beside it. True: some of that could not be written, and what makes up for it is in the log.
+    fn write_party(
+        &self,
+        frame: &mut Frame,
+        class: IoClass,
+        fua: &mut bool,
+        uncounted: &mut Uncounted,
+    ) -> Result<bool> {
+        let mut party = Party::of(frame);
+        party.class = class;
+        if party.is_empty() {
+            self.write_frame(frame, fua, &mut party)?;
+            uncounted.frames.push((frame.last_lsn, frame.continues));
+            return Ok(false);
+        }
+        // Forced unit access would leave out what is written beside.
+        *fua = false;
+        let written = self.write_frame(frame, fua, &mut party);
+        self.write_rest(&mut party);
+        self.note_beside(&party);
+        let made_up = written.and_then(|()| {
+            uncounted.frames.push((frame.last_lsn, frame.continues));
+            self.making_up.fetch_or(party.has_failed(), Ordering::AcqRel);
+            party.make_up()
+        });
+        uncounted.parties.push(party);
+        made_up
+    }
+
+    /// Counts frames as written, and tells those whose data was written beside them. False: the log was shut down meanwhile.
+    fn count_written(&self, uncounted: &mut Uncounted, out: &mut Outbox) -> bool {
+        let mut commit = self.commit.lock();
+        let result = if commit.core.is_failed() { Err(reason(&commit)) } else { Ok(()) };
+        if result.is_ok() {
+            for (last_lsn, continues) in uncounted.frames.drain(..) {
+                commit.core.frame_written(last_lsn, continues, &mut out.reached);
+            }
+        }
+        drop(commit);
+        uncounted.end(&result);
+        result.is_ok()
     }
 
     /// Takes a written group back for its memory.
@@ -182,19 +270,9 @@ impl Log {
         able && clean && commit.core.may_force()
     }
 
-    /// Writes one frame, at another place when that fails. Clears `fua` when it had to move: a
-    /// flush then covers whatever the failed write left.
-    fn write_frame(&self, frame: &mut Frame, fua: &mut bool) -> Result<()> {
-        self.write_frame_beside(frame, fua, &mut Companions::none())
-    }
-
-    /// The same, and what is written at the same time; that may be left over.
-    pub(super) fn write_frame_beside(
-        &self,
-        frame: &mut Frame,
-        fua: &mut bool,
-        companions: &mut Companions,
-    ) -> Result<()> {
+    /// Writes one frame, at another place when that fails, and at the same time what `party` has left to be written. Clears `fua` when it
+    /// had to move: a flush then covers whatever the failed write left.
+    fn write_frame(&self, frame: &mut Frame, fua: &mut bool, party: &mut Party) -> Result<()> {
         let blocks = frame.blocks();
         // The padding of the records up to a whole block.
         let meta_bytes = frame.meta.len();
@@ -222,7 +300,7 @@ impl Log {
             header.ring_position_blocks = placement.position_blocks;
             let digest = header.seal(&mut frame.meta)?;
             let started_ns = self.clock.monotonic_ns();
-            match self.write_blocks(frame, placement.position_blocks, *fua, companions) {
+            match self.write_blocks(frame, placement.position_blocks, *fua, party) {
                 Ok(()) => {
                     let elapsed_ns = self.clock.monotonic_ns().saturating_sub(started_ns);
                     self.count_frame(blocks, frame.payloads.len() as u64, elapsed_ns);
@@ -243,59 +321,54 @@ impl Log {
         }
     }
 
-    /// One device write: header and records, then the payload straight from the page frames.
+    /// One device write: header and records, then the payload straight from the page frames. In one batch with what `party` has left.
     fn write_blocks(
         &self,
         frame: &mut Frame,
         position_blocks: u64,
         fua: bool,
-        companions: &mut Companions,
+        party: &mut Party,
     ) -> Result<()> {
         let offset = (self.geometry.log_start_block + position_blocks) * BLOCK_BYTES_U64;
-        if !companions.requests.is_empty() && frame.payloads.is_empty() {
-            return self.write_with(frame, offset, companions);
+        let class = party.class;
+        let requests = party.take_requests();
+        if !requests.is_empty() {
+            return self.write_with(frame, offset, requests, party);
         }
         let written = if frame.payloads.is_empty() {
-            self.device.write(offset, &[&frame.meta], companions.class, fua)
+            self.device.write(offset, &[&frame.meta], class, fua)
         } else {
             let mut parts: Vec<&[u8]> = Vec::with_capacity(1 + frame.payloads.len());
             parts.push(&frame.meta);
             parts.extend(frame.payloads.iter().map(|page| &**page));
-            self.device.write(offset, &parts, companions.class, fua)
+            self.device.write(offset, &parts, class, fua)
         };
         Ok(written?)
     }
 
-    /// A frame without payload and its companions, in one batch.
+    /// A frame and the `requests` of its party, in one batch.
     fn write_with(
         &self,
         frame: &mut Frame,
         offset_bytes: u64,
-        companions: &mut Companions,
+        mut requests: Vec<Request>,
+        party: &mut Party,
     ) -> Result<()> {
-        let mut requests = std::mem::take(&mut companions.requests);
+        let (meta, payloads) =
+            (std::mem::take(&mut frame.meta), std::mem::take(&mut frame.payloads));
         requests.push(Request {
             operation: Operation::Write { fua: false },
             offset_bytes,
-            buffers: Buffers::Owned(std::mem::take(&mut frame.meta)),
-            class: companions.class,
+            buffers: Buffers::Framed(meta, payloads),
+            class: party.class,
         });
         let mut outcomes = self.device.run_all(requests);
         let (written, buffers) = outcomes.pop().ok_or(Error::Invalid("a batch without results"))?;
-        if let Buffers::Owned(meta) = buffers {
-            frame.meta = meta;
+        if let Buffers::Framed(meta, payloads) = buffers {
+            (frame.meta, frame.payloads) = (meta, payloads);
         }
-        companions.results.extend(outcomes.into_iter().map(|(result, _)| result));
+        party.written(outcomes.into_iter().map(|(result, _)| result));
         Ok(written?)
-    }
-
-    /// What no frame has taken along.
-    pub(super) fn write_companions(&self, companions: &mut Companions) {
-        let requests = std::mem::take(&mut companions.requests);
-        if !requests.is_empty() {
-            let outcomes = self.device.run_all(requests);
-            companions.results.extend(outcomes.into_iter().map(|(result, _)| result));
-        }
     }
 
     fn count_frame(&self, blocks: u64, payload_blocks: u64, elapsed_ns: u64) {
@@ -406,6 +479,7 @@ impl Log {
     /// Calls callbacks whose time has come, on behalf of a caller up to `limit` when a log thread can do the
     /// rest. True when it called any.
     fn call_back(&self, limit: usize) -> bool {
+        self.abandon_companions();
         let mut called = 0;
         loop {
             let threaded = self.has_thread.load(Ordering::Acquire);

@@ -7,6 +7,7 @@ use crate::alloc::{Run, SpaceChange};
 use crate::cache::page::PageRef;
 use crate::format::{Key, checksum};
 use crate::log::OpRecords;
+use crate::log::companion::Companions;
 use std::cell::Cell;
 
 /// Two inodes, an entry with a name that is not too long, an orphan.
@@ -131,6 +132,11 @@ impl Op {
     /// The blocks from `block` on were just written and hold data with these checksums.
     pub fn wrote(&mut self, block: u64, checksums: &[u32]) {
         self.records.wrote(block, checksums);
+    }
+
+    /// The blocks that it maps are written at the same time as its frame.
+    pub fn beside(&mut self, companions: Companions) {
+        self.records.beside(companions);
     }
 
     /// A logged page has gone home in place; the extent's new checksum is set with

@@ -107,7 +107,11 @@ pub(super) struct Parts {
 }
 
 /// Puts an engine together; nothing is recovered and no thread runs.
-pub(super) fn assemble(device: Arc<dyn Device>, options: VolumeOptions, parts: Parts) -> Engine {
+pub(super) fn assemble(
+    device: Arc<dyn Device>,
+    options: VolumeOptions,
+    parts: Parts,
+) -> Arc<Engine> {
     let Parts { superblock, tree, next_inode, inode_count, alloc, log_start } = parts;
     let geometry = superblock.geometry;
     let volume_id = superblock.volume_id;
@@ -131,7 +135,8 @@ pub(super) fn assemble(device: Arc<dyn Device>, options: VolumeOptions, parts: P
     let checkpointer = Checkpointer::default();
     checkpointer.set_covered(log.last_lsn());
     let page_bytes = shares.pages as usize;
-    Engine {
+    Arc::new_cyclic(|me| Engine {
+        me: me.clone(),
         geometry,
         volume_id,
         clock,
@@ -156,7 +161,7 @@ pub(super) fn assemble(device: Arc<dyn Device>, options: VolumeOptions, parts: P
         superblock: Mutex::new(superblock),
         device,
         options,
-    }
+    })
 }
 
 fn log_geometry(superblock: &Superblock) -> LogGeometry {
@@ -216,7 +221,7 @@ pub(super) fn open(device: Arc<dyn Device>, options: VolumeOptions) -> Result<Ar
         superblock,
     };
     let threads = options.background == BackgroundMode::Threads && !options.read_only;
-    let engine = Arc::new(assemble(device, options, parts));
+    let engine = assemble(device, options, parts);
     engine.log.keep_recovered(recovered.first(), recovered.live_frames());
     engine.recover(&recovered, root.checkpoint_lsn)?;
     engine.store.check_new_numbers();

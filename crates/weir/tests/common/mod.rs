@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use weir::device::memory::MemoryDevice;
 use weir::device::{
-    Buffers, Device, DeviceError, DeviceInfo, DeviceResult, IoClass, OnDone, Operation, Request,
+    Device, DeviceError, DeviceInfo, DeviceResult, IoClass, OnDone, Operation, Request,
 };
 use weir::sync::Clock;
 use weir::*;
@@ -251,11 +251,8 @@ impl Device for Probe {
             Operation::Read => self.count(0),
             Operation::Write { .. } => {
                 self.writes.fetch_add(1, Ordering::Relaxed);
-                let begins: &[u8] = match &request.buffers {
-                    Buffers::Owned(bytes) => bytes,
-                    Buffers::Pages(pages) => pages.first().map_or(&[], |page| page),
-                    _ => &[],
-                };
+                let slices = request.buffers.slices();
+                let begins = slices.first().copied().unwrap_or(&[]);
                 if self.refuses(request.class, begins) {
                     return on_done(injected("write"), request.buffers);
                 }

@@ -105,14 +105,8 @@ impl Device for Volatile {
                 }
                 _ => Ok(()),
             },
-            _ => match &buffers {
-                Buffers::Owned(memory) => self.write(offset_bytes, &[memory], class, false),
-                Buffers::Pages(pages) => {
-                    let slices: Vec<&[u8]> = pages.iter().map(|page| &**page).collect();
-                    self.write(offset_bytes, &slices, class, false)
-                }
-                _ => Ok(()),
-            },
+            Operation::Write { .. } => self.write(offset_bytes, &buffers.slices(), class, false),
+            _ => Ok(()),
         };
         on_done(result, buffers);
     }

@@ -30,6 +30,8 @@ pub(super) struct Marks {
     pub owed: u64,
     /// The page went into the log after the version on its way home was taken; within `writeback`.
     pub relogged: u64,
+    /// The log has the mapping of the version on its way home, and becomes durable with it; within `writeback`.
+    pub mapped: u64,
 }
 
 impl Marks {
@@ -48,9 +50,10 @@ impl Marks {
         self.dirty & !self.logged
     }
 
-    /// Pages on their way home whose contents the log does not have.
+    /// Pages on their way home that a sync has to wait for: the log has neither their contents nor, unless they have changed since,
+    /// their mapping.
     pub(super) fn awaited(self) -> u64 {
-        self.writeback & !self.logged
+        self.writeback & !self.logged & !(self.mapped & !self.dirty)
     }
 
     /// Forgets everything about the pages of `mask`.
@@ -64,6 +67,7 @@ impl Marks {
             &mut self.towrite,
             &mut self.owed,
             &mut self.relogged,
+            &mut self.mapped,
         ] {
             *bits &= !mask;
         }
@@ -249,7 +253,7 @@ impl Chunk {
     /// Asserts the invariants that concern one chunk.
     #[cfg(any(test, debug_assertions))]
     pub(super) fn check(&self) {
-        let Marks { present, reading, dirty, writeback, logged, towrite, owed, relogged } =
+        let Marks { present, reading, dirty, writeback, logged, towrite, owed, relogged, mapped } =
             self.marks;
         for bit in 0..CHUNK_PAGES as u32 {
             assert_eq!(self.page(bit).is_some(), present & (1 << bit) != 0, "slot {bit}");
@@ -260,6 +264,7 @@ impl Chunk {
         assert_eq!(logged & !owed, 0, "contents in the log are owed to home");
         assert_eq!(towrite & !dirty, 0, "only dirty pages are to be written");
         assert_eq!(relogged & !(writeback & owed), 0, "relogged concerns a writeback");
+        assert_eq!(mapped & !writeback, 0, "mapped concerns a writeback");
         assert_eq!(self.owed.len(), owed.count_ones() as usize, "every debt has an LSN");
         assert_eq!(self.tokens.is_some(), reading | writeback != 0, "tokens while under way");
         assert_eq!(!self.cold() & !present, 0, "only pages are hot");

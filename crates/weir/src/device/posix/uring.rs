@@ -189,7 +189,7 @@ fn check(disk: &Disk, request: &Request) -> DeviceResult<u64> {
     };
     match &request.buffers {
         Buffers::Owned(buffer) => check(&mut std::iter::once(&**buffer)),
-        Buffers::Pages(pages) => check(&mut pages.iter().map(|page| &**page)),
+        Buffers::Pages(_) | Buffers::Framed(..) => check(&mut request.buffers.slices().into_iter()),
         Buffers::Fill(pages) => check(&mut pages.iter().map(|page| &**page)),
         Buffers::None => Ok(0),
     }
@@ -198,12 +198,10 @@ fn check(disk: &Disk, request: &Request) -> DeviceResult<u64> {
 /// The memory of a read's or write's buffers; empty for a request that the ring cannot do.
 fn segments(request: &mut Request) -> Segments {
     match (request.operation, &mut request.buffers) {
-        (Operation::Write { fua: false }, Buffers::Owned(buffer)) => {
-            Segments::to_kernel(std::iter::once(&**buffer))
-        }
-        (Operation::Write { fua: false }, Buffers::Pages(pages)) => {
-            Segments::to_kernel(pages.iter().map(|page| &**page))
-        }
+        (
+            Operation::Write { fua: false },
+            buffers @ (Buffers::Owned(_) | Buffers::Pages(_) | Buffers::Framed(..)),
+        ) => Segments::to_kernel(buffers.slices().into_iter()),
         (Operation::Read, Buffers::Owned(buffer)) => {
             Segments::from_kernel(std::iter::once(&mut **buffer))
         }

@@ -1,94 +1,133 @@
-//! New pages of one sync, written home at the same time as the frame that maps them: see [`crate::log::lead`].
+//! New pages of syncs, written home at the same time as the frame that maps them, by whoever writes that: see [`crate::log::companion`].
 //!
 //! The operation is in the log, and everybody sees the new mapping, while the pages are still on their way. They stay under writeback until the
-//! frame counts as written, so they are neither evicted nor cut, and nobody reads them from the device.
+//! frame counts as written, so they are neither evicted nor cut, and nobody reads them from the device. Whoever waits for them writes the
+//! frame himself if nobody else does ([`Engine::wait_pages`]).
 //!
 //! **Invariant:** log space for the pages themselves is admitted before the operation is committed: what cannot be written home goes
 //! into the log after it, and both frames count together.
+//! **Invariant:** no pages wait for their frame in an open chain: what ends it may wait for them, while their owner waits for its end.
 
-use super::output::{requests_of, to_device};
+use super::output::requests_of;
 use super::piece::{Piece, Place};
 use crate::device::IoClass;
 use crate::engine::{Engine, Room};
 use crate::error::{Error, Result};
-use crate::file::fsync::{PAYLOAD_RECORD_BYTES, UNLOGGED};
+use crate::file::fsync::{CHOSEN, PAYLOAD_RECORD_BYTES};
 use crate::format::Key;
 use crate::inode::Inode;
 use crate::log::Admission;
-use crate::log::lead::Lead;
-use crate::sync::Arc;
+use crate::log::companion::{Companion, Companions};
+use crate::sync::{Arc, Mutex, Weak};
 use crate::txn::Op;
 use std::ops::Range;
 
+/// A piece that waits for its frame, as the log knows it.
+struct Beside {
+    engine: Weak<Engine>,
+    piece: Arc<Piece>,
+    /// Log space for the pages themselves.
+    spare: Mutex<Option<Admission>>,
+}
+
+impl Companion for Beside {
+    fn end(&self, result: Result<()>) {
+        let Some(engine) = self.engine.upgrade() else { return };
+        // An error shuts the volume down: who waits for the log hears of it, and every handle.
+        let _ = engine.end_piece(&self.piece, result);
+    }
+
+    fn make_up(&self) -> Result<()> {
+        let engine =
+            self.engine.upgrade().ok_or(Error::Invalid("data of a volume that is gone"))?;
+        let spare = self.spare.lock().take();
+        let spare = spare.ok_or(Error::Invalid("data that is made up for twice"))?;
+        engine.counters.writeback_errors.add(1);
+        engine.log_instead(&self.piece, spare)
+    }
+}
+
 impl Engine {
-    /// Sends the dirty pages of `range`, which are few and new, home beside the frame that maps them; before it where that is not
-    /// possible any more, and not at all for lack of log space. Blocks for the writes, not for a flush.
+    /// Sends the chosen pages of `range`, which are few and new, home beside the frame that maps them; before it where that is not
+    /// possible any more, and not at all for lack of log space. Waits for the device only if much waits for its frame already.
     pub fn sync_beside(&self, inode: &Arc<Inode>, range: &Range<u64>) -> Result<()> {
         self.delay_for_log(1);
+        if !self.log.takes_companions() {
+            self.log.write_up_to(self.log.last_lsn())?;
+        }
         let mut pieces = Vec::new();
         let budget = (self.max_payload_pages() as u64, Room::NoWait);
-        let collected = self.collect(inode, range.clone(), UNLOGGED, budget, &mut pieces);
-        let done = match pieces.as_mut_slice() {
-            [piece] => self.write_beside(piece)?,
-            _ => false,
-        };
-        if !done {
-            self.write_out(&mut pieces, IoClass::SyncWrite);
-            self.settle(pieces)?;
+        let collected = self.collect(inode, range.clone(), CHOSEN, budget, &mut pieces);
+        let mut result = Ok(());
+        let mut others = Vec::new();
+        for piece in pieces {
+            match self.commit_beside(piece) {
+                Ok(piece) => others.extend(piece),
+                Err(error) => result = result.and(Err(error)),
+            }
         }
+        let left: usize = others.iter().map(|piece| piece.pages.len()).sum();
+        self.counters.sync_home_pages.add(left as u64);
+        self.write_out(&mut others, IoClass::SyncWrite);
+        result = result.and(self.settle(others));
         match collected {
-            Ok(_) | Err(Error::WouldBlock) => Ok(()),
-            Err(error) => Err(error),
+            Ok(_) | Err(Error::WouldBlock) => result,
+            Err(error) => result.and(Err(error)),
         }
     }
 
-    /// Commits the piece and writes it beside its frame. False: nothing was done.
-    fn write_beside(&self, piece: &mut Piece) -> Result<bool> {
+    /// Commits the piece, to be written beside its frame. Answers it if that is not possible: nothing was done.
+    fn commit_beside(&self, mut piece: Piece) -> Result<Option<Piece>> {
         let is_new = piece.segments.iter().all(|segment| segment.place == Place::New);
         let count = piece.pages.len();
         if !is_new || piece.into_inode || count > self.max_payload_pages() {
-            return Ok(false);
+            return Ok(Some(piece));
+        }
+        if !self.log.takes_companions() {
+            return Ok(Some(piece));
         }
         let Ok(spare) = self.admit(PAYLOAD_RECORD_BYTES, count, Room::NoWait) else {
-            return Ok(false);
+            return Ok(Some(piece));
         };
-        let (_, requests) = to_device(requests_of(std::slice::from_ref(piece)), IoClass::Beside);
-        let inode = piece.inode.clone();
-        let map = inode.map.lock();
-        let Some(mut lead) = self.log.try_lead() else { return Ok(false) };
-        if let Err(error) = self.commit_piece(piece) {
-            drop((lead, map));
-            return self.end_piece(piece, Err(error)).map(|()| true);
-        }
-        drop(map);
-        match lead.write(requests) {
-            Ok(None) => {}
-            Ok(Some(_)) => return self.make_up(piece, spare, lead).map(|()| true),
-            // Shut down: what is in the log cannot be taken back, and will not be durable.
-            Err(error) => {
-                self.shut_down_after(&error);
-                return self.end_piece(piece, Err(error)).map(|()| true);
-            }
-        }
-        lead.end();
+        let Some(admission) = piece.admission.take() else { return Ok(Some(piece)) };
+        let requests = requests_of(std::slice::from_ref(&piece));
+        let writes = requests.into_iter().map(|request| (request.block, request.pages)).collect();
+        let piece = Arc::new(piece);
+        let owner = Beside {
+            engine: self.me.clone(),
+            piece: piece.clone(),
+            spare: Mutex::new(Some(spare)),
+        };
+        let companions = Companions::new(writes, Box::new(owner));
+        let committed = {
+            let _map = piece.inode.map.lock();
+            self.commit_piece(&piece, admission, Some(companions)).inspect(|_| {
+                // Whoever writes the frame may have been faster.
+                let indices = piece.pages.iter().map(|page| page.index);
+                piece.inode.pages.write().note_mapped(indices, piece.token);
+            })
+        };
+        let lsn = match committed {
+            Ok(lsn) => lsn,
+            Err(error) => return self.end_piece(&piece, Err(error)).map(|()| None),
+        };
         self.counters.sync_home_pages.add(count as u64);
-        self.end_piece(piece, Ok(())).map(|()| true)
+        if self.log.in_open_chain(lsn) {
+            self.log.write_up_to(lsn)?;
+        }
+        Ok(None)
+    }
+
+    /// Waits until some I/O of `inode` has ended since `moment`; does it, if it is data that waits for its frame.
+    pub fn wait_pages(&self, inode: &Inode, moment: u64) {
+        // If the log is shut down, all that waits has ended.
+        if !self.log.has_companions() || self.log.write_up_to(self.log.last_lsn()).is_err() {
+            inode.wait_io(moment);
+        }
     }
 
     /// The piece is mapped, but could not be written: its pages go into the log as they were, and home later, as all that the
     /// log holds.
-    fn make_up(&self, piece: &Piece, admission: Admission, mut lead: Lead<'_>) -> Result<()> {
-        self.counters.writeback_errors.add(1);
-        let logged = self.log_instead(piece, admission);
-        let written = logged.and_then(|()| {
-            lead.made_up();
-            lead.write(Vec::new())
-        });
-        // Without them the log shuts down here.
-        lead.end();
-        written.map(drop).inspect_err(|error| self.shut_down_after(error))
-    }
-
     fn log_instead(&self, piece: &Piece, admission: Admission) -> Result<()> {
         let inode = &piece.inode;
         let _map = inode.map.lock();

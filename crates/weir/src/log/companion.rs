@@ -1,0 +1,251 @@
+//! Data that is written at the same time as the frame of the operation that maps it.
+//!
+//! An operation that maps new blocks says what they must hold (`wrote`), and recovery cuts the unflushed tail before the first frame whose
+//! blocks hold something else. So a frame need not come after its data on the device. It is enough that nobody counts the frame as written, and
+//! no flush as covering it, before the data is there too. So the data is left to whoever writes the frame: an operation has [`Companions`], which
+//! wait in the frame, and one batch writes the frame with the data of all of its operations, neighbours joined. A group of callers
+//! therefore shares not only the frame's write and the flush but the writes of its data, and each sleeps once.
+//!
+//! **When data cannot be written** its operation is in the log already, and cannot be taken back. The writer then has the owner append what makes up for it
+//! ([`Companion::make_up`]: the pages themselves, as payload), and frames count together with those that do. Meanwhile the log takes no
+//! companions ([`Log::takes_companions`]), so that this ends. If it cannot be made up for, the log shuts down.
+//!
+//! **Invariants.** A companion hears exactly once what became of it: [`Companion::end`] after its frame has counted as written or the log was shut
+//! down, or [`Companion::make_up`]. It hears of it from the writer, who holds no lock then, or from whoever tidies up after a shutdown
+//! ([`Log::abandon_companions`]). A writer that waits for locks of owners waits for computing only.
+
+use super::op::Frame;
+use super::stats::add;
+use super::{Log, Lsn};
+use crate::cache::page::PageRef;
+use crate::device::{Buffers, DeviceResult, IoClass, Operation, Request};
+use crate::format::BLOCK_BYTES_U64;
+use crate::mutation::{self, Mutation};
+use crate::sync::atomic::Ordering;
+use crate::{Error, Result};
+use std::collections::VecDeque;
+use std::fmt;
+
+/// Data that may wait for its frame: more is written by whoever comes with it. Small syncs wait behind it.
+const MAX_QUEUED_BLOCKS: u64 = 512;
+/// Most pages of one request after neighbours were joined: 1 MiB.
+const REQUEST_PAGES: usize = 256;
+
+/// Whose data is written beside a frame. See the module's head.
+pub trait Companion: Send + Sync {
+    /// The data is on the device, and the frame that maps it counts as written; or neither will ever be, because the log is shut down.
+    fn end(&self, result: Result<()>);
+    /// The data could not be written. Appends what makes up for it.
+    ///
+    /// # Errors
+    /// Nothing does: the log has to be shut down.
+    fn make_up(&self) -> Result<()>;
+}
+
+/// What is written beside the frame of an operation.
+pub struct Companions {
+    /// First blocks, and what goes to the blocks from there on.
+    writes: Vec<(u64, Vec<PageRef>)>,
+    owner: Box<dyn Companion>,
+}
+
+impl Companions {
+    /// `writes`: first blocks, and the pages that go to the blocks from there on.
+    pub fn new(writes: Vec<(u64, Vec<PageRef>)>, owner: Box<dyn Companion>) -> Self {
+        Self { writes, owner }
+    }
+
+    /// Blocks to be written.
+    pub fn blocks(&self) -> u64 {
+        self.writes.iter().map(|(_, pages)| pages.len() as u64).sum()
+    }
+}
+
+impl fmt::Debug for Companions {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Companions").field("blocks", &self.blocks()).finish_non_exhaustive()
+    }
+}
+
+/// Of one frame: what is left to be written beside it, and whom to tell.
+pub(super) struct Party {
+    owners: Vec<Box<dyn Companion>>,
+    blocks: u64,
+    /// Of the frame's write: that of what is written beside frames, if somebody may wait for such data until this frame is there too.
+    pub class: IoClass,
+    /// Not written yet.
+    requests: Vec<Request>,
+    /// Of each request, the places of those whose data it has.
+    owners_of: Vec<Vec<usize>>,
+    results: Vec<DeviceResult<()>>,
+}
+
+impl Party {
+    /// Takes the companions of `frame`.
+    pub fn of(frame: &mut Frame) -> Self {
+        let mut owners = Vec::with_capacity(frame.companions.len());
+        let blocks = frame.companions.iter().map(Companions::blocks).sum();
+        let mut writes: Vec<(u64, Vec<PageRef>, usize)> = Vec::new();
+        for companions in frame.companions.drain(..) {
+            let place = owners.len();
+            let own = companions.writes.into_iter();
+            writes.extend(own.map(|(block, pages)| (block, pages, place)));
+            owners.push(companions.owner);
+        }
+        writes.sort_unstable_by_key(|(block, _, _)| *block);
+        let mut joined: Vec<(u64, Vec<PageRef>)> = Vec::with_capacity(writes.len());
+        let mut owners_of: Vec<Vec<usize>> = Vec::with_capacity(writes.len());
+        for (block, mut pages, owner) in writes {
+            match (joined.last_mut(), owners_of.last_mut()) {
+                (Some((first, before)), Some(places))
+                    if *first + before.len() as u64 == block
+                        && before.len() + pages.len() <= REQUEST_PAGES =>
+                {
+                    before.append(&mut pages);
+                    places.push(owner);
+                }
+                _ => {
+                    joined.push((block, pages));
+                    owners_of.push(vec![owner]);
+                }
+            }
+        }
+        let requests = joined.into_iter().map(|(block, pages)| Request {
+            operation: Operation::Write { fua: false },
+            offset_bytes: block * BLOCK_BYTES_U64,
+            buffers: Buffers::Pages(pages),
+            class: IoClass::Beside,
+        });
+        let requests: Vec<Request> = requests.collect();
+        Self { owners, blocks, class: IoClass::Beside, requests, owners_of, results: Vec::new() }
+    }
+
+    /// Nothing is written beside the frame.
+    pub fn is_empty(&self) -> bool {
+        self.owners.is_empty()
+    }
+
+    /// What is still to be written. How it ends goes to [`Party::written`].
+    pub fn take_requests(&mut self) -> Vec<Request> {
+        std::mem::take(&mut self.requests)
+    }
+
+    /// How the requests ended.
+    pub fn written(&mut self, results: impl Iterator<Item = DeviceResult<()>>) {
+        self.results.extend(results);
+    }
+
+    /// Some of it could not be written.
+    pub fn has_failed(&self) -> bool {
+        !mutation::active(Mutation::CountWithoutData)
+            && self.results.iter().any(std::result::Result::is_err)
+    }
+
+    /// Has those whose data could not be written append what makes up for it. True: there were some.
+    ///
+    /// # Errors
+    /// Something cannot be made up for.
+    pub fn make_up(&mut self) -> Result<bool> {
+        if !self.has_failed() {
+            return Ok(false);
+        }
+        let failed = self.results.iter().zip(&self.owners_of).filter(|(result, _)| result.is_err());
+        let mut places: Vec<usize> = failed.flat_map(|(_, places)| places).copied().collect();
+        places.sort_unstable();
+        places.dedup();
+        let mut made_up = Ok(());
+        // From the last, so that the places before stay what they are.
+        for place in places.iter().rev() {
+            let owner = self.owners.swap_remove(*place);
+            made_up = made_up.and(owner.make_up());
+        }
+        self.results.clear();
+        made_up.map(|()| true)
+    }
+
+    /// Tells everybody who has not made up for anything.
+    pub fn end(self, result: &Result<()>) {
+        for owner in self.owners {
+            owner.end(result.clone());
+        }
+    }
+}
+
+impl Log {
+    /// Whether an operation may have companions now: what is queued is little, and nothing has to be made up for. A hint.
+    pub fn takes_companions(&self) -> bool {
+        !self.making_up.load(Ordering::Acquire)
+            && self.companion_blocks.load(Ordering::Acquire) < MAX_QUEUED_BLOCKS
+    }
+
+    /// Some data waits for somebody to write its frame.
+    pub fn has_companions(&self) -> bool {
+        self.companion_blocks.load(Ordering::Acquire) > 0
+    }
+
+    /// Writes what no frame has taken along.
+    pub(super) fn write_rest(&self, party: &mut Party) {
+        let requests = party.take_requests();
+        if !requests.is_empty() {
+            let outcomes = self.device.run_all(requests);
+            party.written(outcomes.into_iter().map(|(result, _)| result));
+        }
+    }
+
+    /// Books that the data of a frame was written, or that it was tried.
+    pub(super) fn note_beside(&self, party: &Party) {
+        self.note_data_written();
+        add(&self.stats.beside_bytes, party.blocks * BLOCK_BYTES_U64);
+    }
+
+    /// After a shutdown: frames that nobody will write any more end their companions. Call it without a lock.
+    pub fn abandon_companions(&self) {
+        if !self.shut_down.load(Ordering::Acquire) || !self.has_companions() {
+            return;
+        }
+        let error = self.shutdown_error();
+        let mut parties = Vec::new();
+        let mut append = self.append.lock();
+        let super::Appender { open, sealed, .. } = &mut *append;
+        for frame in sealed.iter_mut().chain([open]) {
+            self.forget_queued(frame);
+            parties.push(Party::of(frame));
+        }
+        drop(append);
+        for party in parties {
+            party.end(&Err(error.clone()));
+        }
+    }
+
+    /// The companions of `frame` are not queued any more.
+    pub(super) fn forget_queued(&self, frame: &Frame) {
+        let blocks: u64 = frame.companions.iter().map(Companions::blocks).sum();
+        if blocks > 0 {
+            self.companion_blocks.fetch_sub(blocks, Ordering::AcqRel);
+        }
+    }
+}
+
+/// Ends the companions of frames that will not be written.
+pub(super) fn end_unwritten(frames: &mut VecDeque<Frame>, error: &Error) {
+    for frame in frames {
+        Party::of(frame).end(&Err(error.clone()));
+    }
+}
+
+/// Frames that are on the device and do not count as written yet, with what was written beside them.
+#[derive(Default)]
+pub(super) struct Uncounted {
+    /// The last LSN of each, and whether a batch goes on behind it.
+    pub frames: Vec<(Lsn, bool)>,
+    pub parties: Vec<Party>,
+}
+
+impl Uncounted {
+    /// Tells all of them.
+    pub fn end(&mut self, result: &Result<()>) {
+        for party in self.parties.drain(..) {
+            party.end(result);
+        }
+    }
+}
