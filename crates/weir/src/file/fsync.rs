@@ -74,8 +74,12 @@ impl Engine {
         range: Range<u64>,
         kind: SyncKind,
     ) -> Result<Lsn> {
-        // What was looked up for a sync that failed would keep parts of the tree in memory until the next.
-        self.bring_into_log(inode, range, kind).inspect_err(|_| inode.known_mapping.lock().forget())
+        self.bring_into_log(inode, range, kind).inspect_err(|_| {
+            // What was looked up for a sync that failed would keep parts of the tree in memory until the next.
+            inode.known_mapping.lock().forget();
+            // Nobody asks for what it has in the log: after a shutdown nobody else ends it.
+            self.log.abandon_companions();
+        })
     }
 
     fn bring_into_log(&self, inode: &Arc<Inode>, range: Range<u64>, kind: SyncKind) -> Result<Lsn> {
@@ -135,7 +139,10 @@ impl Engine {
     /// Waits until `lsn` is durable, and shuts the volume down if that fails.
     pub fn commit_log(&self, lsn: Lsn) -> Result<()> {
         let committed = self.finish_barriers(lsn).and_then(|()| self.log.commit(lsn));
-        committed.inspect_err(|error| self.shut_down_after(error))
+        committed.inspect_err(|error| {
+            self.shut_down_after(error);
+            self.log.abandon_companions();
+        })
     }
 
     /// Puts the dirty pages of `pages` into the log, if they are few.
