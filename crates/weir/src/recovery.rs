@@ -55,7 +55,6 @@ struct Gathered {
     /// Inode items touched, and whether they exist now.
     inodes: BTreeMap<u64, bool>,
     next_inode: u64,
-    records: u64,
 }
 
 impl Gathered {
@@ -144,7 +143,6 @@ impl Engine {
     fn replay_frame(&self, frame: &ReplayFrame<'_>, gathered: &mut Gathered) -> Result<()> {
         let lsn = frame.header.last_lsn;
         for record in frame.records() {
-            gathered.records += 1;
             match record? {
                 Record::Put { key, value } => {
                     if key.kind == Kind::Inode {
