@@ -668,7 +668,7 @@ impl Engine {
             let moment = self.background.moment();
             if !self.background.has_threads() {
                 if self.flush_batch()? == 0 {
-                    // Other callers have the pages: [`Engine::make_room`] says how often that is believed.
+                    // Other callers have the pages: [`Engine::make_room`] says for how long that is believed.
                     self.clock.sleep_us(OTHERS_PAUSE_US);
                 }
                 return Ok(());

@@ -19,7 +19,7 @@ use crate::format::item::InodeItem;
 use crate::format::{BLOCK_BYTES, Key, VolumeId};
 use crate::inode::{Inode, InodeTable};
 use crate::log::{Admission, AdmissionClass, Log, OpRecords};
-use crate::reclaim::Reclaim;
+use crate::reclaim::{Reclaim, Shortage};
 use crate::stats::Counters;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Arc, Clock, Mutex, Weak};
@@ -359,26 +359,12 @@ impl Engine {
 
     /// A page frame whose content will be overwritten. Evicts clean pages to get one.
     pub fn page(&self) -> Result<PageMut> {
-        let mut tries = 0;
+        let mut shortage = Shortage::default();
         loop {
             if let Some(page) = self.pool.alloc_for_overwrite() {
                 return Ok(page);
             }
-            self.make_room(&mut tries)?;
+            self.make_room(&mut shortage)?;
         }
-    }
-
-    /// Evicts something, or waits for writeback to make something evictable.
-    pub fn make_room(&self, tries: &mut u32) -> Result<()> {
-        *tries += 1;
-        if self.evict(crate::reclaim::BATCH_PAGES) > 0 {
-            return Ok(());
-        }
-        if *tries > 1000 {
-            return Err(Error::Io(
-                "no page of the cache can be freed: raise the memory cap".into(),
-            ));
-        }
-        self.relieve_memory()
     }
 }

@@ -1,4 +1,5 @@
-//! Reclaim: freeing page frames of the cache. Only ever takes clean pages, so it never waits for I/O.
+//! Reclaim: freeing page frames of the cache. Eviction only ever takes clean pages, so it never waits for I/O; an operation that
+//! finds no memory waits for writeback to clean some ([`Engine::make_room`]).
 //!
 //! The policy (`cache::eviction`) works on chunks of 64 pages; this module shows it the page maps.
 //! Lock order: the policy's lock, then an inode's `pages` (tried, never waited for).
@@ -6,12 +7,50 @@
 use crate::cache::eviction::{Eviction, Key, Residency, Residents};
 use crate::cache::map::PageMap;
 use crate::engine::Engine;
+use crate::error::{Error, Result};
 use crate::sync::Mutex;
 
 /// Pages that one call tries to free.
 pub const BATCH_PAGES: usize = 64;
 /// Keys that one victim search looks at.
 const MAX_VISITS: usize = 256;
+
+/// How long an operation goes on without memory while nobody frees any. Pages in others' hands come back as soon as those get
+/// the processor, so attempts say nothing: they are as many as others get on with something else meanwhile.
+const PATIENCE_NS: u64 = 10_000_000_000;
+/// Attempts after which it gives up all the same: where the clock stands still.
+const MAX_ATTEMPTS: u32 = 1_000_000;
+/// From this attempt on it leaves the processor to those who can free something.
+const POLITE_ATTEMPTS: u32 = 16;
+/// For so long each time.
+const PAUSE_US: u64 = 100;
+
+/// An operation that finds no memory: since when, and how often. Pure.
+#[derive(Debug, Default)]
+pub struct Shortage {
+    began_ns: u64,
+    attempts: u32,
+}
+
+impl Shortage {
+    /// Some page was freed, for this operation or a faster one.
+    fn relieved(&mut self) {
+        self.attempts = 0;
+    }
+
+    /// Nothing could be freed at `now_ns`. True: nothing will be.
+    fn is_hopeless(&mut self, now_ns: u64) -> bool {
+        if self.attempts == 0 {
+            self.began_ns = now_ns;
+        }
+        self.attempts = self.attempts.saturating_add(1);
+        now_ns.saturating_sub(self.began_ns) >= PATIENCE_NS || self.attempts > MAX_ATTEMPTS
+    }
+
+    fn is_polite(&self) -> bool {
+        self.attempts > POLITE_ATTEMPTS
+    }
+}
 
 /// What may be evicted.
 #[derive(Default)]
@@ -62,6 +101,26 @@ impl Residents for View<'_> {
 }
 
 impl Engine {
+    /// Evicts something, or waits for writeback to make something evictable. The caller holds no lock that writeback needs.
+    ///
+    /// # Errors
+    /// [`Error::Io`]: for some seconds nobody could free anything.
+    pub fn make_room(&self, shortage: &mut Shortage) -> Result<()> {
+        if self.evict(BATCH_PAGES) > 0 {
+            shortage.relieved();
+            return Ok(());
+        }
+        if shortage.is_hopeless(self.clock.monotonic_ns()) {
+            return Err(Error::Io(
+                "no page of the cache can be freed: raise the memory cap".into(),
+            ));
+        }
+        if shortage.is_polite() {
+            self.clock.sleep_us(PAUSE_US);
+        }
+        self.relieve_memory()
+    }
+
     /// Frees about `wanted` clean pages. Answers how many were freed; 0 if everything is dirty or busy.
     pub fn evict(&self, wanted: usize) -> usize {
         let mut freed = 0;
@@ -86,5 +145,77 @@ impl Engine {
         }
         self.counters.evicted_pages.add(freed as u64);
         freed
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+    use crate::cache::page::PageMut;
+    use crate::device::Device;
+    use crate::device::memory::MemoryDevice;
+    use crate::sync::Arc;
+    use crate::{CreateOptions, File, OpenFlags, Volume, VolumeOptions};
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    /// A file with a page that is not in the cache, and all of the cache's memory, taken by others.
+    fn without_memory() -> (Volume, File, Vec<PageMut>) {
+        let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(32 << 20));
+        Volume::format_device(&device, &CreateOptions::default()).expect("format");
+        let options = || VolumeOptions { memory_bytes: Some(1 << 20), ..VolumeOptions::default() };
+        let volume = Volume::open_device(device.clone(), options()).expect("open");
+        let file = volume.open_file("/f", OpenFlags::CREATE).expect("create");
+        file.write_at(0, &[7; 4096 * 5]).expect("write");
+        volume.close().expect("close");
+        drop((file, volume));
+        let volume = Volume::open_device(device, options()).expect("open again");
+        let file = volume.open_file("/f", OpenFlags::READ).expect("open the file");
+        // What reading needs besides the page.
+        file.read_at(0, &mut [0; 10]).expect("read");
+        let engine = file.engine();
+        engine.evict(usize::MAX);
+        let taken = std::iter::from_fn(|| engine.pool.alloc_for_overwrite()).collect();
+        (volume, file, taken)
+    }
+
+    #[test]
+    fn a_shortage_is_hopeless_after_a_time_without_relief_and_not_after_attempts() {
+        let mut shortage = Shortage::default();
+        let attempts = 100_000;
+        for attempt in 0..attempts {
+            assert!(!shortage.is_hopeless(5 + attempt * (PATIENCE_NS - 1) / attempts));
+        }
+        shortage.relieved();
+        assert!(!shortage.is_hopeless(PATIENCE_NS + 5));
+        assert!(!shortage.is_hopeless(2 * PATIENCE_NS + 4));
+        assert!(shortage.is_hopeless(2 * PATIENCE_NS + 5));
+        // Where the clock stands still, it ends too.
+        let mut shortage = Shortage::default();
+        assert!((0..=MAX_ATTEMPTS).any(|_| shortage.is_hopeless(7)));
+    }
+
+    #[test]
+    fn a_read_waits_for_memory_however_often_others_get_on_meanwhile() {
+        let (_volume, file, taken) = without_memory();
+        let engine = file.engine().clone();
+        let (told, answer) = mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut bytes = [0; 4096];
+                let result = file.read_at(4096 * 4, &mut bytes).map(|count| (count, bytes[0]));
+                told.send(result).expect("the test waits for it");
+            });
+            // Others dirty and clean pages all the time, and each of them wakes whoever waits.
+            while engine.counters.memory_stalls.get() < 3000 {
+                engine.background.progress();
+                let answer = answer.try_recv();
+                assert!(answer.is_err(), "without memory: {answer:?}");
+            }
+            drop(taken);
+            engine.background.progress();
+            let result = answer.recv_timeout(Duration::from_secs(60)).expect("it ends");
+            assert_eq!(result, Ok((4096, 7)));
+        });
     }
 }

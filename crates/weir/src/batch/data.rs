@@ -13,6 +13,7 @@ use crate::engine::Engine;
 use crate::error::Result;
 use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64, checksum};
 use crate::inode::Inode;
+use crate::reclaim::Shortage;
 use crate::sync::Arc;
 use crate::sync::atomic::Ordering;
 use std::ops::Range;
@@ -194,7 +195,8 @@ impl Old<'_> {
     }
 
     fn read(&self, index: u64, page: &mut [u8]) -> Result<()> {
-        let mut tries = 0;
+        let mut shortage = Shortage::default();
+        let mut was_filled = false;
         loop {
             if let Some(old) = self.inode.pages.read().peek(index) {
                 page.copy_from_slice(old);
@@ -203,10 +205,10 @@ impl Old<'_> {
             self.engine.fill(self.inode, index..index + 1, IoClass::SyncRead)?;
             if self.inode.pages.read().peek(index).is_none() {
                 // It was evicted again, or there was no memory for it.
-                tries += 1;
-                if tries > 1 {
-                    self.engine.make_room(&mut tries)?;
+                if was_filled {
+                    self.engine.make_room(&mut shortage)?;
                 }
+                was_filled = true;
             }
         }
     }

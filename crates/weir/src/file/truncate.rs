@@ -18,6 +18,7 @@ use crate::inode::Inode;
 use crate::log::Admission;
 use crate::mutation::{self, Mutation};
 use crate::namespace::OP_RECORD_BYTES;
+use crate::reclaim::Shortage;
 use crate::sync::atomic::Ordering;
 use crate::sync::{Arc, MutexGuard};
 use crate::txn::Op;
@@ -231,7 +232,7 @@ impl Engine {
         quiet: Range<u64>,
         newly_dirty: &mut u64,
     ) -> Result<(MutexGuard<'a, ()>, Zeroed)> {
-        let mut tries = 0;
+        let mut shortage = Shortage::default();
         loop {
             let moment = inode.io_moment();
             let map = inode.map.lock();
@@ -258,7 +259,7 @@ impl Engine {
                 }
                 Err(ZeroStop::NoMemory) => {
                     drop(map);
-                    self.make_room(&mut tries)?;
+                    self.make_room(&mut shortage)?;
                 }
             }
         }

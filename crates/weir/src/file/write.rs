@@ -14,7 +14,7 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64, MAX_FILE_BYTES};
 use crate::inode::Inode;
-use crate::reclaim::BATCH_PAGES;
+use crate::reclaim::{BATCH_PAGES, Shortage};
 use crate::sync::Arc;
 use crate::sync::atomic::Ordering;
 use std::ops::Range;
@@ -142,7 +142,7 @@ impl Engine {
         self.dirty_pages.fetch_add(pages, Ordering::AcqRel);
         let mut newly_dirty = 0;
         let mut done = 0;
-        let mut tries = 0;
+        let mut shortage = Shortage::default();
         let mut growth = Growth::IfCheap;
         let result = loop {
             let stopped = self.copy_in(inode, (offset, data), growth, &mut done, &mut newly_dirty);
@@ -155,7 +155,7 @@ impl Engine {
                     }
                     Ok(())
                 }
-                Some(Stop::NoMemory) => self.make_room(&mut tries),
+                Some(Stop::NoMemory) => self.make_room(&mut shortage),
             };
             if let Err(error) = relieved {
                 break Err(error);

@@ -3,6 +3,7 @@
 
 pub mod volatile;
 
+use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -96,7 +97,8 @@ pub fn with_watchdog<R>(seconds: u64, body: impl FnOnce() -> R) -> R {
             }
             std::thread::park_timeout(Duration::from_millis(50));
         }
-        eprintln!("no end after {seconds} s: a deadlock");
+        // Not with a macro: what those print is kept until the test ends.
+        let _ = writeln!(std::io::stderr(), "no end after {seconds} s: a deadlock");
         std::process::abort();
     });
     let result = body();
