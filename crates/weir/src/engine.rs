@@ -13,6 +13,7 @@ use crate::background::Background;
 use crate::barrier::Barriers;
 use crate::cache::page::{PageMut, PagePool};
 use crate::device::Device;
+use crate::dirty_list::DirtyList;
 use crate::error::{Error, Result};
 use crate::format::geometry::Geometry;
 use crate::format::item::InodeItem;
@@ -25,8 +26,7 @@ use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Arc, Clock, Mutex, Weak};
 use crate::txn::Store;
 use crate::txn::checkpoint::Checkpointer;
-use crate::types::{FileType, Timestamp, VolumeOptions};
-use std::collections::BTreeMap;
+use crate::types::{Timestamp, VolumeOptions};
 
 /// How often a caller tries to get space that was made available, and that others take before it can.
 const SPACE_ATTEMPTS: u32 = 8;
@@ -95,128 +95,6 @@ pub enum Room {
     /// What is kept for checkpoints, so that logged pages can always go home; answers
     /// [`Error::WouldBlock`] instead of waiting.
     Reserve,
-}
-
-/// Inodes with something to write. Holding them here keeps them in memory.
-#[derive(Default)]
-pub struct DirtyList {
-    list: Mutex<BTreeMap<u64, Listed>>,
-    next: AtomicU64,
-    /// How often somebody has looked for old ones.
-    round: AtomicU64,
-}
-
-/// An entry of the list, and the round in which it came, or was last found old.
-struct Listed {
-    inode: Arc<Inode>,
-    since_round: u64,
-}
-
-impl DirtyList {
-    /// Puts `inode` on the list.
-    pub fn add(&self, inode: &Arc<Inode>) {
-        if inode.listed.load(Ordering::Acquire) {
-            return;
-        }
-        let since_round = self.round.load(Ordering::Relaxed);
-        let mut list = self.list.lock();
-        inode.listed.store(true, Ordering::Release);
-        match list.get(&inode.number) {
-            Some(listed) if Arc::ptr_eq(&listed.inode, inode) => {}
-            _ => {
-                list.insert(inode.number, Listed { inode: inode.clone(), since_round });
-            }
-        }
-    }
-
-    /// Takes `inode` off the list if it is clean. `is_clean` runs under the list's lock: whoever dirties the inode
-    /// afterwards puts it back.
-    pub fn remove_if_clean(&self, inode: &Inode) {
-        let mut list = self.list.lock();
-        // First take it off, then look: a writer that dirties it in between finds it unlisted and
-        // waits for the list lock to list it again.
-        inode.listed.store(false, Ordering::SeqCst);
-        let clean = {
-            let pages = inode.pages.read();
-            pages.counts().dirty == 0 && pages.counts().writeback == 0
-        } && {
-            // A hole may have taken the last dirty pages and left a size that the log does not have.
-            let meta = inode.meta.lock();
-            let size_logged = meta.item.size == inode.size();
-            !meta.dirty && (size_logged || inode.file_type != FileType::Regular)
-        };
-        if clean {
-            list.remove(&inode.number);
-        } else {
-            inode.listed.store(true, Ordering::SeqCst);
-        }
-    }
-
-    /// Takes `inode` off the list: it is purged.
-    pub fn remove(&self, inode: &Inode) {
-        let mut list = self.list.lock();
-        inode.listed.store(false, Ordering::SeqCst);
-        list.remove(&inode.number);
-    }
-
-    /// Up to `limit` inodes, continuing where the last call ended.
-    pub fn next_batch(&self, limit: usize) -> Vec<Arc<Inode>> {
-        self.next_batch_of(limit, limit, |_| true).0
-    }
-
-    /// Up to `limit` inodes that are `wanted`, among at most the next `looks`, continuing where the last call ended; and how
-    /// many were looked at. `wanted` runs under the list's lock: it must not wait.
-    pub fn next_batch_of(
-        &self,
-        limit: usize,
-        looks: usize,
-        wanted: impl Fn(&Inode) -> bool,
-    ) -> (Vec<Arc<Inode>>, usize) {
-        let list = self.list.lock();
-        let mut from = self.next.load(Ordering::Relaxed);
-        let mut batch = Vec::new();
-        let mut looked = 0;
-        for (number, listed) in list.range(from..).chain(list.range(..from)).take(looks) {
-            looked += 1;
-            from = number.wrapping_add(1);
-            if wanted(&listed.inode) {
-                batch.push(listed.inode.clone());
-            }
-            if batch.len() >= limit {
-                break;
-            }
-        }
-        self.next.store(from, Ordering::Relaxed);
-        (batch, looked)
-    }
-
-    /// Those of `numbers` that are on the list, in that order.
-    pub fn find(&self, numbers: &[u64]) -> Vec<Arc<Inode>> {
-        let list = self.list.lock();
-        numbers.iter().filter_map(|number| Some(list.get(number)?.inode.clone())).collect()
-    }
-
-    /// Begins a round. Answers what has been listed for `rounds` without a break, or for as long since it was last answered.
-    pub fn begin_round(&self, rounds: u64) -> Vec<Arc<Inode>> {
-        let round = self.round.fetch_add(1, Ordering::Relaxed) + 1;
-        let mut list = self.list.lock();
-        let old = list.values_mut().filter(|listed| listed.since_round + rounds <= round);
-        old.map(|listed| {
-            listed.since_round = round;
-            listed.inode.clone()
-        })
-        .collect()
-    }
-
-    /// All of them.
-    pub fn all(&self) -> Vec<Arc<Inode>> {
-        self.list.lock().values().map(|listed| listed.inode.clone()).collect()
-    }
-
-    /// How many.
-    pub fn count(&self) -> usize {
-        self.list.lock().len()
-    }
 }
 
 impl Engine {

@@ -49,6 +49,8 @@ pub mod cache;
 pub mod check;
 pub mod device;
 #[doc(hidden)]
+pub mod dirty_list;
+#[doc(hidden)]
 pub mod engine;
 mod error;
 #[doc(hidden)]
