@@ -1,6 +1,6 @@
 //! Writers, flushers, callbacks and the log threads under the deterministic scheduler: no wake-up is
 //! lost (a schedule in which somebody waits for ever is a deadlock, which the scheduler reports), and nobody is
-//! told before the flush. `cargo test -p weir --features shuttle log::schedules`.
+//! told before the flush. `cargo test -p weir --features shuttle --lib schedules`.
 
 use super::test_device::{FaultyDevice, START, open, operation};
 use super::*;
