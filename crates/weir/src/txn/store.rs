@@ -3,10 +3,11 @@
 //! Look-ups take the state lock for the delta part only; tree nodes are read without it, against the
 //! root seen before. A checkpoint may publish a new root meanwhile and the old nodes' blocks may be
 //! reused: the parent's checksum then does not match, or the generation has moved on, and the
-//! look-up starts over. [`Store::commit`] is the only writer.
+//! look-up starts over. One that was outrun so a few times keeps the next root from being published until it is done: however slow the
+//! disk is, and however fast checkpoints follow one another, it ends. [`Store::commit`] is the only writer.
 //!
-//! Lock order: state lock, then log append lock, then allocator lock (all inside `commit` and
-//! `freeze`). No device I/O under the state lock.
+//! Lock order: `publishing` (a look-up that was outrun holds it while it reads nodes, and takes nothing but the state lock then), state
+//! lock, then log append lock, then allocator lock (all inside `commit` and `freeze`). No device I/O under the state lock.
 
 use super::Lsn;
 use super::delta::Delta;
@@ -17,7 +18,7 @@ use super::new_mappings::NewMappings;
 use super::obligations::Obligations;
 use super::op::Op;
 use crate::alloc::{Allocator, FrozenSpace};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::format::item::Extent;
 use crate::format::{BLOCK_BYTES, Key, Kind, MAX_COUNTER, NODE_BLOCKS};
 use crate::log::{Admission, Boundary, Log};
@@ -28,8 +29,8 @@ use crate::tree::{self, InLeaf, LeafSpan, Span, TreeRoot, Value, cache::NodeCach
 use std::iter::Peekable;
 use std::ops::Range;
 
-/// How often a look-up starts over before the mismatch is believed.
-const MAX_RETRIES: usize = 16;
+/// A look-up that checkpoints have outrun so often keeps the next from being published.
+const OUTRUN: u32 = 3;
 
 /// A key and its value.
 pub type Item = (Key, Value);
@@ -76,6 +77,8 @@ pub struct Frozen {
 /// See the module's head.
 pub struct Store {
     state: RwLock<State>,
+    /// Taken by who publishes a tree, and shared by look-ups that were outrun by that.
+    publishing: RwLock<()>,
     /// Nodes of the tree.
     pub nodes: NodeCache,
     /// The log that commits go to.
@@ -116,6 +119,7 @@ impl Store {
         };
         let store = Self {
             state: RwLock::new(state),
+            publishing: RwLock::new(()),
             nodes,
             log,
             alloc,
@@ -129,49 +133,62 @@ impl Store {
         store
     }
 
+    /// Makes `attempt`s until one has an answer. Each says which tree it read; an error, or no answer, counts as outrun by a checkpoint if
+    /// that is not the current one any more.
+    fn settle<T>(&self, mut attempt: impl FnMut() -> (TreeRoot, Result<Option<T>>)) -> Result<T> {
+        let mut outrun = 0;
+        loop {
+            let _kept = (outrun >= OUTRUN).then(|| self.publishing.read());
+            let (root, found) = attempt();
+            match found {
+                Ok(Some(found)) => return Ok(found),
+                // The tree that was read is still the one there is.
+                Err(error) if self.state.read().tree.generation == root.generation => {
+                    return Err(error);
+                }
+                Ok(None) | Err(_) => outrun += 1,
+            }
+        }
+    }
+
     /// The value of `key`.
     pub fn get(&self, key: Key) -> Result<Option<Value>> {
-        let mut failure = None;
-        for _ in 0..MAX_RETRIES {
+        self.settle(|| {
             let root = {
                 let state = self.state.read();
-                if let Some(value) = state.running.get(&key) {
-                    return Ok(value.map(Value::from));
-                }
-                if let Some(value) = state.frozen.as_ref().and_then(|frozen| frozen.get(&key)) {
-                    return Ok(value.map(Value::from));
+                let newer = state.running.get(&key);
+                let newer = newer.or_else(|| state.frozen.as_ref()?.get(&key));
+                if let Some(value) = newer {
+                    return (state.tree, Ok(Some(value.map(Value::from))));
                 }
                 state.tree
             };
-            match tree::get(&self.nodes, &root, key) {
-                Ok(value) => return Ok(value),
-                Err(error) => self.believe(&root, error, &mut failure)?,
-            }
-        }
-        Err(failure.unwrap_or_else(|| Error::Corrupt("tree look-up never settled".into())))
+            (root, tree::get(&self.nodes, &root, key).map(Some))
+        })
     }
 
     /// The item with the greatest key `<= key` that is `>= floor`. The tree's items that a delta hides are stepped over one
     /// by one: a floor that is near bounds that.
     pub fn get_le(&self, key: Key, floor: Key) -> Result<Option<(Key, Value)>> {
-        let mut failure = None;
-        // Where to look in the tree, of which generation.
-        let mut place = (key, None);
-        loop {
+        self.settle(|| {
             let root = self.state.read().tree;
-            if place.1 != Some(root.generation) {
-                place = (key, Some(root.generation));
-            }
-            let span = match tree::span_le(&self.nodes, &root, place.0) {
-                Ok(span) => span,
-                Err(error) => {
-                    self.believe(&root, error, &mut failure)?;
-                    continue;
-                }
-            };
+            (root, self.get_le_in(&root, key, floor))
+        })
+    }
+
+    /// As [`Store::get_le`]; no answer if `root` is not the tree's any more.
+    fn get_le_in(
+        &self,
+        root: &TreeRoot,
+        key: Key,
+        floor: Key,
+    ) -> Result<Option<Option<(Key, Value)>>> {
+        let mut upper = key;
+        loop {
+            let span = tree::span_le(&self.nodes, root, upper)?;
             let state = self.state.read();
             if state.tree.generation != root.generation {
-                continue;
+                return Ok(None);
             }
             let items = || span.iter().flat_map(LeafSpan::items);
             let lowest = items().next().map(|(lowest, _)| lowest);
@@ -180,12 +197,12 @@ impl Store {
             let known_from = lowest.map_or(floor, |lowest| lowest.max(floor));
             if let Some((found, value)) = state.greatest(in_tree, known_from, key) {
                 let value = value.map_or_else(InLeaf::to_value, |newer| Some(Value::from(newer)));
-                return Ok(value.map(|value| (found, value)));
+                return Ok(Some(value.map(|value| (found, value))));
             }
             match lowest.and_then(predecessor).filter(|next| *next >= floor) {
                 // All of this leaf is hidden.
-                Some(next) => place.0 = next,
-                None => return Ok(None),
+                Some(next) => upper = next,
+                None => return Ok(Some(None)),
             }
         }
     }
@@ -278,24 +295,22 @@ impl Store {
         to: Key,
         read: impl FnOnce(&State, Option<&LeafSpan>) -> T,
     ) -> Result<Option<T>> {
-        let mut failure = None;
-        for _ in 0..MAX_RETRIES {
+        let mut read = Some(read);
+        self.settle(|| {
             let root = self.state.read().tree;
             let span = match tree::span(&self.nodes, &root, from, to) {
-                Ok(Span::Wide) => return Ok(None),
+                Ok(Span::Wide) => return (root, Ok(Some(None))),
                 Ok(Span::Empty) => None,
                 Ok(Span::Leaf(span)) => Some(span),
-                Err(error) => {
-                    self.believe(&root, error, &mut failure)?;
-                    continue;
-                }
+                Err(error) => return (root, Err(error)),
             };
             let state = self.state.read();
-            if state.tree.generation == root.generation {
-                return Ok(Some(read(&state, span.as_ref())));
+            if state.tree.generation != root.generation {
+                return (root, Ok(None));
             }
-        }
-        Err(failure.unwrap_or_else(|| Error::Corrupt("tree scan never settled".into())))
+            let found = read.take().map(|read| read(&state, span.as_ref()));
+            (root, Ok(Some(found)))
+        })
     }
 
     /// Up to about `limit` items with `from <= key <= to` in order, and the key to go on from if there may be
@@ -315,23 +330,17 @@ impl Store {
         if let Some(found) = narrow {
             return Ok(found);
         }
-        let mut failure = None;
-        for _ in 0..MAX_RETRIES {
+        self.settle(|| {
             let root = self.state.read().tree;
             let (in_tree, tree_end) = match self.collect_tree(&root, from, to, limit) {
                 Ok(found) => found,
-                Err(error) => {
-                    self.believe(&root, error, &mut failure)?;
-                    continue;
-                }
+                Err(error) => return (root, Err(error)),
             };
             let state = self.state.read();
-            if state.tree.generation != root.generation {
-                continue;
-            }
-            return Ok(state.merge(in_tree, from, to, tree_end, limit));
-        }
-        Err(failure.unwrap_or_else(|| Error::Corrupt("tree scan never settled".into())))
+            let is_current = state.tree.generation == root.generation;
+            let merge = || state.merge(in_tree, from, to, tree_end, limit);
+            (root, Ok(is_current.then(merge)))
+        })
     }
 
     /// Items of the tree alone, and the last key that the answer speaks for.
@@ -357,15 +366,6 @@ impl Store {
             }
         }
         Ok((items, to))
-    }
-
-    /// An error of a tree read counts only if the root is still the one that was read.
-    fn believe(&self, root: &TreeRoot, error: Error, failure: &mut Option<Error>) -> Result<()> {
-        if self.state.read().tree.generation == root.generation {
-            return Err(error);
-        }
-        *failure = Some(error);
-        Ok(())
     }
 
     /// Makes `op` part of the running transaction, all at once. Never blocks on I/O. Not durable
@@ -501,6 +501,7 @@ impl Store {
     /// The frozen delta is in `tree` now.
     pub fn publish(&self, tree: TreeRoot) {
         let frozen = {
+            let _publishing = self.publishing.write();
             let mut state = self.state.write();
             state.tree = tree;
             let frozen = state.frozen.take();
@@ -682,8 +683,16 @@ impl Overlaid<'_> {
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
+    use crate::device::memory::MemoryDevice;
+    use crate::device::{Device, DeviceInfo, DeviceResult, IoClass, OnDone, Request};
+    use crate::format::NODE_BYTES;
+    use crate::sync::Mutex;
+    use crate::{
+        BackgroundMode, BackgroundWork, CreateOptions, OpenFlags, SetAttr, Volume, VolumeOptions,
+    };
     use proptest::prelude::*;
     use std::collections::BTreeMap;
+    use std::sync::mpsc::channel;
 
     const INODE: u64 = 7;
 
@@ -740,5 +749,107 @@ mod tests {
             let expected = model.iter().rev().find(|(at, _)| (from..=to).contains(*at));
             prop_assert_eq!(found, expected.map(|(at, is_changed)| (*at, *is_changed)));
         }
+    }
+
+    /// A disk on which something happens whenever somebody reads a node.
+    struct SlowDisk {
+        inner: MemoryDevice,
+        meanwhile: Mutex<Option<Box<dyn FnMut() + Send>>>,
+    }
+
+    impl Device for SlowDisk {
+        fn info(&self) -> DeviceInfo {
+            self.inner.info()
+        }
+        fn read(
+            &self,
+            offset_bytes: u64,
+            buffers: &mut [&mut [u8]],
+            class: IoClass,
+        ) -> DeviceResult<()> {
+            let is_node = buffers.iter().map(|buffer| buffer.len()).sum::<usize>() == NODE_BYTES;
+            // What happens may read nodes too.
+            if is_node
+                && let Some(mut meanwhile) = self.meanwhile.try_lock()
+                && let Some(meanwhile) = &mut *meanwhile
+            {
+                meanwhile();
+            }
+            self.inner.read(offset_bytes, buffers, class)
+        }
+        fn write(
+            &self,
+            offset_bytes: u64,
+            buffers: &[&[u8]],
+            class: IoClass,
+            fua: bool,
+        ) -> DeviceResult<()> {
+            self.inner.write(offset_bytes, buffers, class, fua)
+        }
+        fn flush(&self) -> DeviceResult<()> {
+            self.inner.flush()
+        }
+        fn discard(&self, offset_bytes: u64, length_bytes: u64) -> DeviceResult<()> {
+            self.inner.discard(offset_bytes, length_bytes)
+        }
+        fn submit(&self, request: Request, on_done: OnDone) {
+            self.inner.submit(request, on_done);
+        }
+    }
+
+    #[test]
+    fn a_look_up_ends_however_often_checkpoints_outrun_it() {
+        let disk = SlowDisk { inner: MemoryDevice::new(32 << 20), meanwhile: Mutex::new(None) };
+        let disk = Arc::new(disk);
+        let device: Arc<dyn Device> = disk.clone();
+        Volume::format_device(&device, &CreateOptions::default()).expect("format");
+        let options =
+            VolumeOptions { background: BackgroundMode::Manual, ..VolumeOptions::default() };
+        let volume = Volume::open_device(device, options).expect("open");
+        let file = volume.open_file("/f", OpenFlags::CREATE).expect("create");
+        let store = &file.engine().store;
+        let names: Vec<String> = (0..1000).map(|number| format!("{number:0200}")).collect();
+        for name in &names {
+            volume.open_file(format!("/{name}"), OpenFlags::CREATE).expect("create");
+        }
+        let checkpoint =
+            || while volume.background_step(BackgroundWork::Checkpoint).expect("checkpoint") {};
+        checkpoint();
+        let (first, last) = (Key::inode(0), Key::MAX);
+        let (items, _) = store.collect(first, last, usize::MAX).expect("items");
+        // So few that every walk over the tree reads some.
+        store.nodes.set_capacity(0);
+
+        let (ask, asked) = channel();
+        let (tell, told) = channel();
+        let engine = file.engine().clone();
+        *disk.meanwhile.lock() = Some(Box::new(move || {
+            // None could end that the reader keeps from ending.
+            if engine.store.publishing.try_write().is_some() {
+                ask.send(()).expect("somebody makes checkpoints");
+                told.recv().expect("somebody makes checkpoints");
+            }
+        }));
+        std::thread::scope(|scope| {
+            let (volume, file, checkpoint) = (&volume, &file, &checkpoint);
+            scope.spawn(move || {
+                let mut permissions = 0o600;
+                while asked.recv().is_ok() {
+                    permissions ^= 0o100;
+                    let change = SetAttr { permissions: Some(permissions), ..SetAttr::default() };
+                    volume.setattr(file.ino(), &change).expect("setattr");
+                    checkpoint();
+                    tell.send(()).expect("the reader waits");
+                }
+            });
+            let generation = store.tree().generation;
+            let found = store.collect(first, last, usize::MAX);
+            // The thread ends.
+            *disk.meanwhile.lock() = None;
+            let (found, next) = found.expect("it ends");
+            assert_eq!((found.len(), next), (items.len(), None));
+            let outrun = store.tree().generation - generation;
+            assert!(outrun >= u64::from(OUTRUN), "only {outrun} checkpoints came in between");
+        });
     }
 }
