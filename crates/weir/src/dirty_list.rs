@@ -62,8 +62,9 @@ impl DirtyList {
             let size_logged = meta.item.size == inode.size();
             !meta.dirty && (size_logged || inode.file_type != FileType::Regular)
         };
-        let is_listed =
-            list.get(&inode.number).is_some_and(|listed| std::ptr::eq(&*listed.inode, inode));
+        let is_listed = list
+            .get(&inode.number)
+            .is_some_and(|listed| std::ptr::eq(Arc::as_ptr(&listed.inode), inode));
         if is_listed && is_clean {
             list.remove(&inode.number);
         } else {

@@ -166,7 +166,7 @@ mod tests {
         let options = || VolumeOptions { memory_bytes: Some(1 << 20), ..VolumeOptions::default() };
         let volume = Volume::open_device(device.clone(), options()).expect("open");
         let file = volume.open_file("/f", OpenFlags::CREATE).expect("create");
-        file.write_at(0, &[7; 4096 * 5]).expect("write");
+        file.write_at(0, &vec![7; 4096 * 5]).expect("write");
         volume.close().expect("close");
         drop((file, volume));
         let volume = Volume::open_device(device, options()).expect("open again");

@@ -45,6 +45,13 @@ struct State {
     new_mappings: NewMappings,
 }
 
+/// How an attempt to look something up has ended.
+enum Attempt<T> {
+    Answer(T),
+    /// The tree that was read is not the current one any more.
+    Outrun,
+}
+
 /// What the store keeps in memory besides the items, to spare look-ups.
 #[derive(Debug, Clone, Copy)]
 pub struct Memory {
@@ -133,20 +140,20 @@ impl Store {
         store
     }
 
-    /// Makes `attempt`s until one has an answer. Each says which tree it read; an error, or no answer, counts as outrun by a checkpoint if
-    /// that is not the current one any more.
-    fn settle<T>(&self, mut attempt: impl FnMut() -> (TreeRoot, Result<Option<T>>)) -> Result<T> {
+    /// Makes `attempt`s until one has an answer. Each says which tree it read; an error counts as outrun by a checkpoint if that is not
+    /// the current one any more.
+    fn settle<T>(&self, mut attempt: impl FnMut() -> (TreeRoot, Result<Attempt<T>>)) -> Result<T> {
         let mut outrun = 0;
         loop {
             let _kept = (outrun >= OUTRUN).then(|| self.publishing.read());
             let (root, found) = attempt();
             match found {
-                Ok(Some(found)) => return Ok(found),
+                Ok(Attempt::Answer(answer)) => return Ok(answer),
                 // The tree that was read is still the one there is.
                 Err(error) if self.state.read().tree.generation == root.generation => {
                     return Err(error);
                 }
-                Ok(None) | Err(_) => outrun += 1,
+                Ok(Attempt::Outrun) | Err(_) => outrun += 1,
             }
         }
     }
@@ -159,11 +166,11 @@ impl Store {
                 let newer = state.running.get(&key);
                 let newer = newer.or_else(|| state.frozen.as_ref()?.get(&key));
                 if let Some(value) = newer {
-                    return (state.tree, Ok(Some(value.map(Value::from))));
+                    return (state.tree, Ok(Attempt::Answer(value.map(Value::from))));
                 }
                 state.tree
             };
-            (root, tree::get(&self.nodes, &root, key).map(Some))
+            (root, tree::get(&self.nodes, &root, key).map(Attempt::Answer))
         })
     }
 
@@ -176,19 +183,19 @@ impl Store {
         })
     }
 
-    /// As [`Store::get_le`]; no answer if `root` is not the tree's any more.
+    /// As [`Store::get_le`], from this tree.
     fn get_le_in(
         &self,
         root: &TreeRoot,
         key: Key,
         floor: Key,
-    ) -> Result<Option<Option<(Key, Value)>>> {
+    ) -> Result<Attempt<Option<(Key, Value)>>> {
         let mut upper = key;
         loop {
             let span = tree::span_le(&self.nodes, root, upper)?;
             let state = self.state.read();
             if state.tree.generation != root.generation {
-                return Ok(None);
+                return Ok(Attempt::Outrun);
             }
             let items = || span.iter().flat_map(LeafSpan::items);
             let lowest = items().next().map(|(lowest, _)| lowest);
@@ -197,12 +204,12 @@ impl Store {
             let known_from = lowest.map_or(floor, |lowest| lowest.max(floor));
             if let Some((found, value)) = state.greatest(in_tree, known_from, key) {
                 let value = value.map_or_else(InLeaf::to_value, |newer| Some(Value::from(newer)));
-                return Ok(Some(value.map(|value| (found, value))));
+                return Ok(Attempt::Answer(value.map(|value| (found, value))));
             }
             match lowest.and_then(predecessor).filter(|next| *next >= floor) {
                 // All of this leaf is hidden.
                 Some(next) => upper = next,
-                None => return Ok(Some(None)),
+                None => return Ok(Attempt::Answer(None)),
             }
         }
     }
@@ -299,17 +306,17 @@ impl Store {
         self.settle(|| {
             let root = self.state.read().tree;
             let span = match tree::span(&self.nodes, &root, from, to) {
-                Ok(Span::Wide) => return (root, Ok(Some(None))),
+                Ok(Span::Wide) => return (root, Ok(Attempt::Answer(None))),
                 Ok(Span::Empty) => None,
                 Ok(Span::Leaf(span)) => Some(span),
                 Err(error) => return (root, Err(error)),
             };
             let state = self.state.read();
             if state.tree.generation != root.generation {
-                return (root, Ok(None));
+                return (root, Ok(Attempt::Outrun));
             }
             let found = read.take().map(|read| read(&state, span.as_ref()));
-            (root, Ok(Some(found)))
+            (root, Ok(Attempt::Answer(found)))
         })
     }
 
@@ -337,9 +344,10 @@ impl Store {
                 Err(error) => return (root, Err(error)),
             };
             let state = self.state.read();
-            let is_current = state.tree.generation == root.generation;
-            let merge = || state.merge(in_tree, from, to, tree_end, limit);
-            (root, Ok(is_current.then(merge)))
+            if state.tree.generation != root.generation {
+                return (root, Ok(Attempt::Outrun));
+            }
+            (root, Ok(Attempt::Answer(state.merge(in_tree, from, to, tree_end, limit))))
         })
     }
 
