@@ -12,8 +12,8 @@ mod common;
 
 use common::*;
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use weir::device::Device;
 use weir::*;
 
@@ -134,6 +134,67 @@ fn writers_of_one_file_never_lose_or_tear_a_record() {
     drop((file, volume));
     let volume = open(&device, manual(MIB));
     assert!(contents(&volume.open_file("/f", OpenFlags::READ).expect("open")) == before);
+}
+
+#[test]
+fn a_sync_of_the_volume_covers_what_its_caller_wrote_whoever_else_writes_and_syncs() {
+    const WRITERS: u64 = 6;
+    const PLACES: u64 = 40;
+    let device = formatted(64 * MIB, 256);
+    let volume = open(&device, threads(512 * KIB));
+    let files: Vec<File> = (0..2).map(|number| create(&volume, &format!("/{number}"))).collect();
+    // Places of the writers alternate, so that pages are shared; each is in one of the files.
+    let offset = |writer: u64, place: u64| (place * WRITERS + writer) * 1536;
+    let synced: Vec<Mutex<Vec<u64>>> =
+        (0..WRITERS).map(|_| Mutex::new(vec![0; PLACES as usize])).collect();
+    let ended = AtomicU64::new(0);
+    run(WRITERS + 1, |number| {
+        if number == WRITERS {
+            // Files are clean again and again.
+            while ended.load(Ordering::SeqCst) < WRITERS {
+                volume.checkpoint().expect("checkpoint");
+            }
+            return;
+        }
+        let _end = AtEnd(|| {
+            ended.fetch_add(1, Ordering::SeqCst);
+        });
+        let mut dice = Dice::new(number + 1);
+        let mut versions = vec![0; PLACES as usize];
+        for round in 1..3000 {
+            let place = dice.roll(PLACES);
+            let file = &files[(place % 2) as usize];
+            let at = offset(number, place);
+            assert_eq!(file.write_at(at, &record(number, place, round)), Ok(512));
+            versions[place as usize] = round;
+            match dice.roll(80) {
+                0 => file.fsync().expect("fsync"),
+                1 => {
+                    volume.sync().expect("sync");
+                    synced[number as usize].lock().expect("unpoisoned").clone_from(&versions);
+                }
+                2 => {
+                    let range = at..at + 512;
+                    file.fsync_async(range, SyncKind::Data).expect("asked").wait().expect("synced");
+                }
+                _ => {}
+            }
+        }
+    });
+    // Without another sync, as after a crash.
+    drop((files, volume));
+    let volume = open(&device, manual(MIB));
+    let files: Vec<File> = (0..2)
+        .map(|number| volume.open_file(format!("/{number}"), OpenFlags::READ).expect("open"))
+        .collect();
+    for (writer, synced) in (0..WRITERS).zip(synced) {
+        for (place, least) in (0..PLACES).zip(synced.into_inner().expect("unpoisoned")) {
+            let mut bytes = [0; 512];
+            files[(place % 2) as usize].read_at(offset(writer, place), &mut bytes).expect("read");
+            let found = version(&bytes, writer, place);
+            assert!(found >= least, "{found} of {writer}, {place}, of which {least} was synced");
+        }
+    }
 }
 
 #[test]
