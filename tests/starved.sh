@@ -23,8 +23,9 @@ if ! chrt -f 50 true 2>/dev/null; then
     exit 2
 fi
 
-cargo test --quiet -p weir --test concurrency --no-run
-binary=$(cargo test -p weir --test concurrency --no-run --message-format json 2>/dev/null |
+# With `--workspace` the dependencies have the features that other tests have, and are not compiled again.
+cargo test --quiet --workspace --test concurrency --no-run
+binary=$(cargo test --workspace --test concurrency --no-run --message-format json 2>/dev/null |
     sed -n 's/.*"executable":"\([^"]*concurrency[^"]*\)".*/\1/p' | tail -1)
 
 # Keeps processor $1 busy for up to $2 us at a time, and leaves it alone for up to $3 ms.
