@@ -275,6 +275,11 @@ pub fn parent(path: &str) -> &str {
 }
 
 impl Op {
+    /// Is in the log before it returns, and returns when it is durable: an error that shuts the volume down leaves open whether it happened.
+    pub const fn waits_for_its_frame(&self) -> bool {
+        matches!(self, Self::Batch { commit: Commit::Sync, .. })
+    }
+
     /// Changes nothing that a user could see.
     pub const fn is_neutral(&self) -> bool {
         matches!(

@@ -457,6 +457,9 @@ impl<S: System> Explorer<'_, S> {
                 self.examine(run)?;
                 if effect {
                     run.history.back_to(moment);
+                    if error.shutdown && op.waits_for_its_frame() {
+                        run.history.leave_open(Arc::clone(&next));
+                    }
                     if matches!(op, Op::Append { .. }) {
                         // A part may have gone home before it was cut off again: each in its place in
                         // the order.

@@ -1,7 +1,8 @@
 //! Operations that overlap: one of them, which changes nothing itself, is in the midst of its device calls while the others
 //! begin and return. Each of those has its place in the order, between its beginning and its return; the outer one
 //! promises what it would have promised at its beginning. An error of any of them is its own: it promises nothing, and one that
-//! has returned an error has not happened; until it returns, a crash may leave either.
+//! has returned an error has not happened; until it returns, a crash may leave either. (A batch that waited for its frame when the volume was
+//! shut down may be there after a crash also later: its frame may be on the medium although its write failed.)
 
 use std::sync::Arc;
 
@@ -17,6 +18,8 @@ use crate::system::{Answer, Session, System, SystemError};
 struct Begun {
     moment: Moment,
     expected: Result<Outcome, Errno>,
+    /// The state after it.
+    next: Arc<Model>,
 }
 
 impl<S: System> Explorer<'_, S> {
@@ -107,11 +110,12 @@ impl<S: System> Explorer<'_, S> {
         if answer.result.is_ok() {
             Self::submitted(run, op, &next);
         }
+        let next = Arc::new(next);
         if expected.is_ok() && !op.is_neutral() {
             run.history.extend(before.half_way(op).map(Arc::new));
-            run.history.push(Arc::new(next));
+            run.history.push(Arc::clone(&next));
         }
-        Begun { moment, expected }
+        Begun { moment, expected, next }
     }
 
     fn end_inner(
@@ -124,9 +128,12 @@ impl<S: System> Explorer<'_, S> {
         self.foreseen(op, result, &begun.expected)?;
         let step = run.history.now().step();
         run.log.push(format!("   meanwhile: {op} -> {} ({step})", describe(result)));
-        if result.is_err() {
+        if let Err(error) = result {
             self.tally.refused += 1;
             run.history.back_to(begun.moment);
+            if begun.expected.is_ok() && error.shutdown && op.waits_for_its_frame() {
+                run.history.leave_open(Arc::clone(&begun.next));
+            }
             if begun.expected.is_ok() {
                 Self::adopt_half(run, op, read_back.as_ref());
             }

@@ -126,6 +126,12 @@ impl History {
         }
     }
 
+    /// An operation has failed, and yet a crash may leave `model`, which would have come of it. The present stays what it is.
+    pub fn leave_open(&mut self, model: Arc<Model>) {
+        let now = Arc::clone(self.now());
+        self.extend([model, now]);
+    }
+
     /// A sync of the present has returned success.
     pub fn acknowledge(&mut self, durable: &Durable, by: &str) {
         let now = Arc::clone(self.now());
