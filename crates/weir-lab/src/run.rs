@@ -17,7 +17,7 @@ use crate::disk::Disk;
 use crate::disk::registry::Registry;
 use crate::error::{LabError, LabResult};
 use crate::experiments::{Better, Case, CaseResult, Env, Experiment, Size, load};
-use crate::measure::{Disturbance, DisturbanceWatch, Recorder, SERIES_STEP, Spread};
+use crate::measure::{Disturbance, DisturbanceWatch, Recorder, SERIES_STEP, Spread, WarmMemory};
 use crate::report::schema::{Curve, Row, SeriesRow, Skipped};
 use crate::target::TargetSpec;
 use crate::target::stage::{Stage, StageOptions, TargetInfo};
@@ -65,6 +65,9 @@ impl Planned {
 
 /// Rounds of a run that is limited by time, if none are asked for: more add little.
 const ROUNDS_IN_TIME: usize = 7;
+
+/// Memory that each case gets warm: what Weir takes at most by default.
+const WARM_BYTES: u64 = 1 << 30;
 
 /// What to run.
 pub struct Plan {
@@ -208,6 +211,7 @@ struct Runner<'a> {
     cells: BTreeMap<Key, Cell>,
     order: Vec<Key>,
     disturbances: BTreeMap<String, Disturbed>,
+    memory: WarmMemory,
     out: Outcome,
 }
 
@@ -233,8 +237,10 @@ pub fn run_plan(
         cells: BTreeMap::new(),
         order: Vec::new(),
         disturbances: BTreeMap::new(),
+        memory: WarmMemory::of(WARM_BYTES),
         out: Outcome::default(),
     };
+    runner.warm_up();
     runner.rounds()?;
     runner.progress.bar.finish_and_clear();
     Ok(runner.finish())
@@ -351,6 +357,15 @@ impl Runner<'_> {
         Ok(())
     }
 
+    /// Takes the memory that cases get, and says what it cost.
+    fn warm_up(&mut self) {
+        let speed = self.memory.take_twice();
+        self.out.notes.push(format!(
+            "memory: {:.0} MiB/s at the first touch, {:.0} MiB/s once freed; cases get memory of the latter kind",
+            speed.first_mib_per_s, speed.again_mib_per_s
+        ));
+    }
+
     fn measure(
         &mut self,
         experiment: &dyn Experiment,
@@ -359,9 +374,11 @@ impl Runner<'_> {
     ) -> LabResult<(CaseResult, bool)> {
         let env = env_of(self.plan, stage, self.cancel, self.registry);
         load::settle(&env)?;
+        self.memory.release();
         let watch = DisturbanceWatch::start(&stage.disks);
         let result = experiment.run(&env, case);
         let seen = watch.stop();
+        self.memory.take();
         self.disturbances.entry(experiment.name().to_owned()).or_default().add(&seen);
         Ok((result?, seen.verdict().is_some()))
     }
