@@ -15,6 +15,7 @@ use crate::cache::page::{PageMut, PagePool};
 use crate::device::Device;
 use crate::dirty_list::DirtyList;
 use crate::error::{Error, Result};
+use crate::file::known_homes::HomesBudget;
 use crate::format::geometry::Geometry;
 use crate::format::item::InodeItem;
 use crate::format::{BLOCK_BYTES, Key, VolumeId};
@@ -57,6 +58,8 @@ pub struct Engine {
     pub reclaim: Reclaim,
     /// Inodes in memory.
     pub inodes: InodeTable,
+    /// The memory of what is known of where their blocks live.
+    pub homes_budget: Arc<HomesBudget>,
     /// Inodes with dirty pages or attributes.
     pub dirty: DirtyList,
     /// Serialises renames between directories, and removals of directories.

@@ -19,7 +19,8 @@
 
 use crate::cache::map::PageMap;
 use crate::error::{Error, Result};
-use crate::file::known_mapping::{KnownHomes, KnownMapping};
+use crate::file::known_homes::KnownHomes;
+use crate::file::known_mapping::KnownMapping;
 use crate::format::item::InodeItem;
 use crate::number_map::NumberMap;
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -85,7 +86,7 @@ pub struct Inode {
     pub write_error: Mutex<(u64, Option<Error>)>,
     /// What was looked up of its mapping. A leaf.
     pub known_mapping: Mutex<KnownMapping>,
-    /// Of that, where pages live that were synced. A leaf.
+    /// Where its blocks live. A leaf.
     pub known_homes: Mutex<KnownHomes>,
 }
 

@@ -52,7 +52,7 @@ pub enum Mutation {
     ForgetDurableFrames,
     /// An operation that settles several runs looks each of them up as if the others were not in it.
     ForgetEarlierRuns,
-    /// What a new file's mapping gains is not noted: the next change takes mapped blocks for a hole.
+    /// What a file's mapping gains or loses is not noted where it is kept in memory: the next change takes mapped blocks for a hole.
     ForgetMapped,
     /// A frame counts as written although the data that was written beside it is missing.
     CountWithoutData,

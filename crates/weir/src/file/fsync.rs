@@ -6,9 +6,10 @@
 //! log), then a frame with the new mapping; the same one flush covers both.
 //!
 //! What has to be waited for: writeback of the pages in range that was under way already, because
-//! one version of a page is written at a time.
+//! one version of a page is written at a time; but not where that goes in place what the log holds.
 
-use super::known_mapping::Home;
+use super::homes::run_of;
+use super::known_homes::{Held, MappedRun};
 use super::placement_policy;
 use super::writeback::{PIECE_PAGES, page_range};
 use crate::cache::map::{LoggedFilter, RunFilter};
@@ -174,7 +175,7 @@ impl Engine {
         let _map = inode.map.lock();
         // The mapping cannot change from here on, so where the pages live can be looked up before the
         // page map is locked.
-        let homes = self.homes(inode, pages, limit)?;
+        let homes = self.homes(inode, pages, limit, Held::Map)?;
         inode.known_mapping.lock().forget();
         self.log_pages(inode, pages, (count, &homes), admission)
     }
@@ -196,7 +197,7 @@ impl Engine {
             return Ok(Vec::new());
         }
         // Only a hint, so it needs no lock: where the pages go is decided when they are taken.
-        let homes = self.homes(inode, pages, count)?;
+        let homes = self.homes(inode, pages, count, Held::Nothing)?;
         let runs: Vec<Range<u64>> = {
             let map = inode.pages.read();
             map.dirty_runs(pages.clone(), PIECE_PAGES, UNLOGGED).take(count).collect()
@@ -228,7 +229,13 @@ impl Engine {
     }
 
     /// Where the dirty pages live now, in their order.
-    fn homes(&self, inode: &Inode, pages: &Range<u64>, limit: usize) -> Result<Vec<Home>> {
+    fn homes(
+        &self,
+        inode: &Inode,
+        pages: &Range<u64>,
+        limit: usize,
+        held: Held,
+    ) -> Result<Vec<MappedRun>> {
         if inode.meta.lock().item.blocks == 0 {
             return Ok(Vec::new());
         }
@@ -236,25 +243,13 @@ impl Engine {
             let map = inode.pages.read();
             map.dirty_runs(pages.clone(), PIECE_PAGES, UNLOGGED).take(limit + 1).collect()
         };
-        let moment = self.store.mappings.moment(inode.number);
-        let known: Option<Vec<Home>> = {
-            let known = inode.known_homes.lock();
-            runs.iter().map(|run| known.get(moment, run)).collect()
-        };
-        if let Some(homes) = known {
+        if let Some(homes) = self.known_homes(inode, &runs, held)? {
             return Ok(homes);
         }
-        let mut homes: Vec<Home> = Vec::with_capacity(runs.len());
-        for (pieces, _) in self.mapped(inode, &runs)? {
-            let is_one = pieces.len() == 1;
-            homes.extend(pieces.into_iter().map(|piece| Home {
-                file_block: piece.file_block,
-                blocks: piece.blocks,
-                block: if piece.unwritten { 0 } else { piece.block },
-            }));
-            if let Some(home) = homes.last().filter(|_| is_one) {
-                inode.known_homes.lock().remember(moment, *home);
-            }
+        let mut homes = Vec::with_capacity(runs.len());
+        for run in &runs {
+            let (pieces, _) = self.look_up_mapping(inode, run)?;
+            homes.extend(pieces.iter().map(run_of));
         }
         Ok(homes)
     }
@@ -264,7 +259,7 @@ impl Engine {
         &self,
         inode: &Arc<Inode>,
         range: &Range<u64>,
-        (limit, homes): (usize, &[Home]),
+        (limit, homes): (usize, &[MappedRun]),
         admission: Admission,
     ) -> Result<Logged> {
         let mut map = inode.pages.write();
@@ -389,7 +384,7 @@ fn count_unlogged(inode: &Inode, pages: &Range<u64>, limit: usize) -> usize {
 }
 
 /// The block that page `index` is mapped to, 0 if none holds data of it.
-fn home_of(homes: &[Home], index: u64) -> u64 {
+fn home_of(homes: &[MappedRun], index: u64) -> u64 {
     let place = homes.partition_point(|home| home.end() <= index);
     match homes.get(place) {
         Some(home) if home.file_block <= index && home.block != 0 => {

@@ -10,6 +10,7 @@
 //! * [`paced`]: how much of that is in flight
 //! * [`extents`]: the mapping of file blocks to volume blocks
 //! * [`known_mapping`]: what was looked up of it, while it stands
+//! * [`known_homes`]: where blocks live, and no more of their extents; [`homes`]: how that is asked for
 //! * [`truncate`]: size changes, and removing ranges
 //! * [`allocate`]: the modes of `fallocate(2)`
 //! * [`seek`]: data and holes; copying ranges
@@ -28,6 +29,8 @@ pub mod extents;
 pub mod fsync;
 pub mod handle;
 pub mod handover;
+pub mod homes;
+pub mod known_homes;
 pub mod known_mapping;
 pub mod paced;
 pub mod placement_policy;

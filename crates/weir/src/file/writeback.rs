@@ -26,6 +26,7 @@ mod remap;
 mod rounds;
 
 use super::extents::{self, Piece as Mapped};
+use super::known_homes::MappedRun;
 use super::known_mapping;
 use crate::alloc::{AllocKind, Run};
 use crate::cache::map::{LoggedFilter, RunFilter};
@@ -185,16 +186,21 @@ impl Engine {
         let mut planned = Vec::with_capacity(piece.runs.len());
         let mut near = None;
         let mut cut_bytes = 0;
-        let ranges: Vec<Range<u64>> = piece.runs.iter().map(|run| piece.file_blocks(run)).collect();
-        let all_mapped = self.mapped(&piece.inode, &ranges)?;
-        for ((run, blocks), (mapped, before)) in piece.runs.iter().zip(&ranges).zip(all_mapped) {
+        let unmapped = self.unmapped_runs(piece)?;
+        for (run, is_unmapped) in piece.runs.iter().zip(unmapped) {
+            let blocks = piece.file_blocks(run);
+            let (mapped, before) = if is_unmapped {
+                (Vec::new(), None)
+            } else {
+                self.look_up_mapping(&piece.inode, &blocks)?
+            };
             let fits_inode = piece.size <= MAX_INLINE_BYTES as u64 && mapped.is_empty();
-            if is_alone && *blocks == (0..1) && fits_inode {
+            if is_alone && blocks == (0..1) && fits_inode {
                 piece.into_inode = true;
                 return Ok(());
             }
             // Short runs, scattered, belong nowhere in particular.
-            if planned.is_empty() && (is_alone || run.len() as u64 >= FAR_HINT_PAGES) {
+            if planned.is_empty() && (is_alone || !is_short(run)) {
                 near = before.map(|before| before.next_block()).transpose()?;
             }
             cut_bytes += self.plan_segments(piece, run, &mapped, &mut planned);
@@ -256,34 +262,29 @@ impl Engine {
         cut_bytes
     }
 
-    /// What each of `ranges` of file blocks is mapped to, and the extent before it; without a look where nothing is known to be, nor right
-    /// before, and where nothing has changed since the last. Right for as long as the `map` lock is held; without it, a hint.
-    pub fn mapped(
-        &self,
-        inode: &Inode,
-        ranges: &[Range<u64>],
-    ) -> Result<Vec<known_mapping::Mapped>> {
-        let unmapped = self.surely_unmapped(inode, ranges.iter());
-        let look_up = |(blocks, is_unmapped): (&Range<u64>, bool)| {
-            if is_unmapped { Ok((Vec::new(), None)) } else { self.look_up_mapping(inode, blocks) }
-        };
-        ranges.iter().zip(unmapped).map(look_up).collect()
-    }
-
-    /// For each of `ranges`, whether surely neither it nor the block before is mapped: what adjoins an extent is to be merged with it.
-    fn surely_unmapped<'r>(
-        &self,
-        inode: &Inode,
-        ranges: impl ExactSizeIterator<Item = &'r Range<u64>> + Clone,
-    ) -> Vec<bool> {
+    /// For each run of `piece`, whether surely nothing is mapped there, and it does not matter what is before: short and scattered runs
+    /// belong nowhere in particular. The caller holds the `map` lock.
+    fn unmapped_runs(&self, piece: &Piece) -> Result<Vec<bool>> {
+        let inode = &piece.inode;
         if inode.meta.lock().item.blocks == 0 {
-            return vec![true; ranges.len()];
+            return Ok(vec![true; piece.runs.len()]);
         }
-        let with_neighbour = ranges.map(|blocks| blocks.start.saturating_sub(1)..blocks.end);
-        self.store.surely_unmapped(inode.number, with_neighbour)
+        if piece.runs.len() == 1 {
+            return Ok(vec![false]);
+        }
+        let short = piece.runs.iter().filter(|run| is_short(run));
+        let short: Vec<Range<u64>> = short.map(|run| piece.file_blocks(run)).collect();
+        let mut unmapped = self.surely_unmapped(inode, &short)?.into_iter();
+        let mut answer = |run: &Range<usize>| is_short(run) && unmapped.next().unwrap_or(false);
+        Ok(piece.runs.iter().map(&mut answer).collect())
     }
 
-    fn look_up_mapping(&self, inode: &Inode, blocks: &Range<u64>) -> Result<known_mapping::Mapped> {
+    /// What `blocks` are mapped to, and the extent before, as the store has it.
+    pub fn look_up_mapping(
+        &self,
+        inode: &Inode,
+        blocks: &Range<u64>,
+    ) -> Result<known_mapping::Mapped> {
         let moment = self.store.mappings.moment(inode.number);
         if let Some(mapped) = inode.known_mapping.lock().get(moment, blocks) {
             return Ok(mapped);
@@ -461,9 +462,7 @@ impl Engine {
             op.settled(inode.number, piece.file_blocks(run).start, run.len() as u64);
         }
         let mut meta = inode.meta.lock();
-        if meta.item.blocks == 0 && piece.runs.len() >= SCATTERED_RUNS {
-            op.maps_first(inode.number);
-        }
+        let begins = meta.item.blocks == 0 && piece.runs.len() >= SCATTERED_RUNS;
         let item = &mut meta.item;
         let written_to = piece.size.min(piece.end() * BLOCK_BYTES_U64);
         item.size = item.size.max(written_to);
@@ -481,15 +480,18 @@ impl Engine {
         meta.logged(lsn, true);
         drop(meta);
         inode.known_mapping.lock().forget();
-        let changed = piece.runs.iter().map(|run| piece.file_blocks(run));
         let after = self.store.mappings.moment(inode.number);
-        inode.known_homes.lock().carry_over(before, after, changed);
+        let mut known = inode.known_homes.lock();
+        if begins {
+            known.begin(before);
+        }
+        known.carry_over((before, after), mapped_runs(piece), &self.homes_budget);
         Ok(lsn)
     }
 
     /// The mapping of each run. The caller holds the `map` lock.
     fn commit_runs(&self, piece: &Piece, op: &mut Op) -> Result<Changed> {
-        let mut remapping = Remapping::new(self, piece, op);
+        let mut remapping = Remapping::new(self, piece, op)?;
         for (number, run) in piece.runs.iter().enumerate() {
             if piece.is_in_place(run) {
                 remapping.stay(number)?;
@@ -540,6 +542,22 @@ impl Engine {
             self.background.progress();
         }
     }
+}
+
+/// What `piece` maps.
+fn mapped_runs(piece: &Piece) -> impl Iterator<Item = MappedRun> {
+    let forgotten = mutation::active(Mutation::ForgetMapped);
+    let segments = piece.segments.iter().filter(move |_| !forgotten);
+    segments.map(|segment| MappedRun {
+        file_block: piece.pages[segment.first].index,
+        blocks: segment.pages as u64,
+        block: segment.block,
+    })
+}
+
+/// Where such a run is placed has nothing to do with its neighbours in the file.
+fn is_short(run: &Range<usize>) -> bool {
+    (run.len() as u64) < FAR_HINT_PAGES
 }
 
 fn pages_of(runs: &[Range<u64>]) -> u64 {

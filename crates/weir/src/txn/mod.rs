@@ -7,7 +7,6 @@
 //! * [`mapping_moments`]: how often the mappings of files have changed
 //! * [`names`]: names that paths have led to, and how often directory entries have changed
 //! * [`new_directories`]: filters of the names in directories that were made since opening
-//! * [`new_mappings`]: which blocks of scattered files that were made since opening have ever been mapped
 //! * [`view`]: the same look-ups through changes that are not committed yet
 //! * [`checkpoint`]: the transaction's states and the work of each
 //!
@@ -19,7 +18,6 @@ pub mod delta;
 pub mod mapping_moments;
 pub mod names;
 pub mod new_directories;
-pub mod new_mappings;
 pub mod obligations;
 pub mod op;
 pub mod store;

@@ -36,8 +36,6 @@ pub struct Op {
     pub(super) inodes_added: i64,
     /// Directories that begin to exist.
     pub(super) new_directories: Vec<u64>,
-    /// A file of which nothing is mapped before this operation.
-    pub(super) first_mapped: Option<u64>,
 }
 
 /// An item's change; how long its value is.
@@ -159,11 +157,6 @@ impl Op {
     /// The directory `number`, an inode added in this operation, begins to exist, empty.
     pub fn directory_added(&mut self, number: u64) {
         self.new_directories.push(number);
-    }
-
-    /// Of the file `number` nothing is mapped before this operation, and more look-ups of its mapping are to be expected.
-    pub fn maps_first(&mut self, number: u64) {
-        self.first_mapped = Some(number);
     }
 
     /// An inode ceases to exist in this operation.

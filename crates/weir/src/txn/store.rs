@@ -14,20 +14,16 @@ use super::delta::Delta;
 use super::mapping_moments::MappingMoments;
 use super::names::NameCache;
 use super::new_directories::NewDirectories;
-use super::new_mappings::NewMappings;
 use super::obligations::Obligations;
 use super::op::Op;
 use crate::alloc::{Allocator, FrozenSpace};
 use crate::error::Result;
-use crate::format::item::Extent;
 use crate::format::{BLOCK_BYTES, Key, Kind, MAX_COUNTER, NODE_BLOCKS};
 use crate::log::{Admission, Boundary, Log};
-use crate::mutation::{self, Mutation};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Arc, RwLock};
 use crate::tree::{self, InLeaf, LeafSpan, Span, TreeRoot, Value, cache::NodeCache};
 use std::iter::Peekable;
-use std::ops::Range;
 
 /// A look-up that checkpoints have outrun so often keeps the next from being published.
 const OUTRUN: u32 = 3;
@@ -42,7 +38,6 @@ struct State {
     next_inode: u64,
     inode_count: u64,
     new_directories: NewDirectories,
-    new_mappings: NewMappings,
 }
 
 /// How an attempt to look something up has ended.
@@ -59,8 +54,6 @@ pub struct Memory {
     pub cached_names: usize,
     /// Most memory for filters of the names in new directories.
     pub new_directory_bytes: usize,
-    /// Most memory for what is mapped of new files.
-    pub new_mapping_bytes: usize,
 }
 
 /// What a freeze takes out of the running transaction.
@@ -122,7 +115,6 @@ impl Store {
             next_inode,
             inode_count,
             new_directories: NewDirectories::new(memory.new_directory_bytes),
-            new_mappings: NewMappings::new(memory.new_mapping_bytes),
         };
         let store = Self {
             state: RwLock::new(state),
@@ -260,40 +252,6 @@ impl Store {
         excluded
     }
 
-    /// For each of `ranges` of file blocks, whether surely none of it is mapped, as is known of some new files. True for as long as
-    /// nothing is committed.
-    pub fn surely_unmapped(
-        &self,
-        inode: u64,
-        ranges: impl Iterator<Item = Range<u64>> + Clone,
-    ) -> Vec<bool> {
-        let moment = self.mappings.moment(inode);
-        let excluded: Vec<bool> = {
-            let state = self.state.read();
-            ranges.clone().map(|blocks| state.new_mappings.excludes(inode, &blocks)).collect()
-        };
-        debug_assert!(
-            ranges
-                .zip(&excluded)
-                .all(|(blocks, excluded)| !excluded || self.finds_nothing(inode, &blocks))
-                || self.mappings.moment(inode) != moment
-        );
-        excluded
-    }
-
-    fn finds_nothing(&self, inode: u64, blocks: &Range<u64>) -> bool {
-        if blocks.is_empty() {
-            return true;
-        }
-        let last = Key::extent(inode, blocks.end - 1);
-        let found = self.get_le(last, Key::extent(inode, 0));
-        let reaches = |(key, extent): (Key, Value)| {
-            let head = Extent::decode_head(&extent);
-            head.is_ok_and(|(_, length, _)| key.offset + length > blocks.start)
-        };
-        !found.is_ok_and(|found| found.is_some_and(reaches))
-    }
-
     /// Calls `read` with the deltas and the tree's items of the range at one moment. `None`: the range is not in one
     /// leaf, and nothing was called.
     fn overlaid<T>(
@@ -416,16 +374,10 @@ impl Store {
         for number in &op.new_directories {
             state.new_directories.made(*number);
         }
-        if let Some(number) = op.first_mapped {
-            state.new_mappings.watch(number);
-        }
         for (key, value) in op.changes() {
             self.names.note(&key);
             self.mappings.note(&key);
             state.new_directories.note(&key, value.is_none());
-            if !mutation::active(Mutation::ForgetMapped) {
-                state.new_mappings.note(&key, value);
-            }
             state.running.set(key, value);
         }
         if !op.space.is_empty() {
@@ -454,13 +406,11 @@ impl Store {
     }
 
     /// To be called once everything is replayed, before anything is made. A new directory's filter is complete because
-    /// the directory begins empty, and so is what is known of a new file's mapping. On a damaged volume, as fsck finds it, numbers
-    /// that are still to be given out have items, or that cannot be seen: then nothing is taken for new, and numbers that have
-    /// items are not given out again.
+    /// the directory begins empty. On a damaged volume, as fsck finds it, numbers that are still to be given out have items, or that cannot
+    /// be seen: then nothing is taken for new, and numbers that have items are not given out again.
     pub fn check_new_numbers(&self) {
         let next = self.state.read().next_inode;
         if matches!(self.get_le(Key::MAX, Key::inode(next)), Ok(None)) {
-            self.state.write().new_mappings.begin_at(next);
             return;
         }
         // Greater ones are never reached.
@@ -736,7 +686,6 @@ mod tests {
                 next_inode: 0,
                 inode_count: 0,
                 new_directories: NewDirectories::new(0),
-                new_mappings: NewMappings::new(0),
             };
             let (first, last) = (Key::extent(INODE, from), Key::extent(INODE, to));
             let in_range = in_tree.iter().rev().filter(|at| (from..=to).contains(*at));

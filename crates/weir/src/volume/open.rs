@@ -11,6 +11,7 @@ use crate::device::{Device, IoClass};
 use crate::dirty_list::DirtyList;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
+use crate::file::known_homes::HomesBudget;
 use crate::format::root::Root;
 use crate::format::superblock::{Superblock, choose_superblock};
 use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64};
@@ -73,7 +74,7 @@ struct Shares {
     inodes: usize,
     names: usize,
     new_directory_bytes: usize,
-    new_mapping_bytes: usize,
+    home_bytes: usize,
 }
 
 impl Shares {
@@ -84,15 +85,15 @@ impl Shares {
         let inodes = memory_bytes / 16;
         let names = (memory_bytes / 128).min(MOST_NAMES * CACHED_NAME_BYTES);
         let new_directories = memory_bytes / 128;
-        let new_mappings = memory_bytes / 256;
+        let homes = memory_bytes / 64;
         Self {
-            pages: memory_bytes - nodes - delta - inodes - names - new_directories - new_mappings,
+            pages: memory_bytes - nodes - delta - inodes - names - new_directories - homes,
             nodes,
             delta: delta.max(128 << 10),
             inodes: ((inodes / 1024) as usize).max(64),
             names: 1 << (names / CACHED_NAME_BYTES).max(16).ilog2(),
             new_directory_bytes: new_directories as usize,
-            new_mapping_bytes: new_mappings as usize,
+            home_bytes: homes as usize,
         }
     }
 }
@@ -123,11 +124,8 @@ pub(super) fn assemble(
     let alloc = Arc::new(alloc);
     let nodes = NodeCache::new(device.clone(), volume_id, geometry.total_blocks(), shares.nodes);
     let counts = (next_inode, inode_count);
-    let memory = Memory {
-        cached_names: shares.names,
-        new_directory_bytes: shares.new_directory_bytes,
-        new_mapping_bytes: shares.new_mapping_bytes,
-    };
+    let memory =
+        Memory { cached_names: shares.names, new_directory_bytes: shares.new_directory_bytes };
     let store =
         Store::new(nodes, log.clone(), alloc.clone(), tree, counts, BASE_RESERVE_BLOCKS, memory);
     // Foreground operations may fill half of the ring: delays end there.
@@ -147,6 +145,7 @@ pub(super) fn assemble(
         pool: PagePool::with_reserve(page_bytes, page_bytes / 16),
         reclaim: Reclaim::default(),
         inodes: InodeTable::new(shares.inodes),
+        homes_budget: Arc::new(HomesBudget::new(shares.home_bytes)),
         dirty: DirtyList::default(),
         tree_lock: Mutex::new(()),
         checkpointer,

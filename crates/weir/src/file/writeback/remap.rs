@@ -35,18 +35,17 @@ pub(super) struct Remapping<'a> {
     /// The extent in which pages stayed last; not in `op` yet.
     open: Option<(Key, Extent)>,
     changed: Changed,
-    /// Of each run, whether nothing was mapped there or right before when this began.
+    /// Of each run, whether nothing was mapped there when this began, and what is before does not matter.
     unmapped: Vec<bool>,
 }
 
 impl<'a> Remapping<'a> {
-    pub(super) fn new(engine: &'a Engine, piece: &'a Piece, op: &'a mut Op) -> Self {
+    pub(super) fn new(engine: &'a Engine, piece: &'a Piece, op: &'a mut Op) -> Result<Self> {
         let view = Overlay::new(&engine.store);
         let seen = op.change_count();
         let changed = Changed::default();
-        let ranges: Vec<Range<u64>> = piece.runs.iter().map(|run| piece.file_blocks(run)).collect();
-        let unmapped = engine.surely_unmapped(&piece.inode, ranges.iter());
-        Self { engine, piece, op, view, seen, changed_to: 0, open: None, changed, unmapped }
+        let unmapped = engine.unmapped_runs(piece)?;
+        Ok(Self { engine, piece, op, view, seen, changed_to: 0, open: None, changed, unmapped })
     }
 
     /// The blocks that all runs together added and removed.
