@@ -1,5 +1,6 @@
 //! Those who wait for the log: parked threads and callbacks.
 
+use super::companion::Party;
 use crate::sync::{Arc, Condvar, Mutex};
 use crate::{Error, Result};
 
@@ -64,11 +65,21 @@ pub(super) struct Outbox {
     pub reached: Vec<Arc<Slot>>,
     /// Hear of the shutdown.
     pub failed: Option<(Vec<Arc<Slot>>, Error)>,
+    /// Data whose frames count as written, and whose owners are to be told.
+    pub parties: Vec<Party>,
 }
 
 impl Outbox {
-    /// Wakes everybody. Call it without the core lock.
-    pub fn send(&mut self, driver_wake: &Condvar) {
+    /// Tells whose data was written beside frames that count. Call it without the core lock.
+    pub fn end_parties(&mut self) {
+        for party in self.parties.drain(..) {
+            party.end(&Ok(()));
+        }
+    }
+
+    /// Wakes everybody. Call it without the core lock. Answers whether somebody is called to look.
+    pub fn send(&mut self, driver_wake: &Condvar) -> bool {
+        let has_called = !self.calls.is_empty() || self.driver_calls > 0;
         for slot in self.calls.drain(..) {
             slot.tell(Verdict::Look);
         }
@@ -83,5 +94,6 @@ impl Outbox {
                 slot.tell(Verdict::Failed(error.clone()));
             }
         }
+        has_called
     }
 }

@@ -53,7 +53,7 @@ impl Log {
                 Step::Write | Step::Flush(_) => {
                     acted = true;
                     drop(commit);
-                    out.send(&self.driver_wake);
+                    self.tell(&mut out, step);
                     commit = self.perform(step, Some((goal, arrived_ns)), &mut out);
                     step = commit.core.step(goal);
                 }
@@ -61,7 +61,7 @@ impl Log {
                     let slot = Arc::new(Slot::new(arrived_ns));
                     commit.core.park(goal, Arc::clone(&slot));
                     drop(commit);
-                    out.send(&self.driver_wake);
+                    self.tell(&mut out, step);
                     let verdict = slot.wait();
                     commit = self.commit.lock();
                     match verdict {
@@ -73,7 +73,7 @@ impl Log {
             }
         };
         drop(commit);
-        out.send(&self.driver_wake);
+        self.tell(&mut out, step);
         if result.is_ok() && wants_durable > 0 {
             add(&self.stats.commits, 1);
             let now_ns = self.clock.monotonic_ns();
@@ -87,6 +87,15 @@ impl Log {
             self.abandon_companions();
         }
         result
+    }
+
+    /// Without the core lock, before `step`: wakes those who are called or have reached their goal, and tells those whose data was written
+    /// beside frames. That takes their locks and some time. So it comes after a flush for which somebody else writes meanwhile.
+    fn tell(&self, out: &mut Outbox, step: Step) {
+        let has_called = out.send(&self.driver_wake);
+        if !(has_called && matches!(step, Step::Flush(_))) {
+            out.end_parties();
+        }
     }
 
     /// Performs a step on the calling thread, without the core lock, and books it. `own` is a blocked caller's
@@ -138,15 +147,14 @@ impl Log {
         self.making_up.store(false, Ordering::Release);
         if let Err(error) = written {
             self.fail(&mut self.commit.lock(), error, out);
-            uncounted.end(&Err(self.shutdown_error()));
-        } else if !uncounted.parties.is_empty() {
-            self.count_written(&mut uncounted, out);
         }
         let mut commit = self.commit.lock();
-        if !commit.core.is_failed() {
-            for (last_lsn, continues) in uncounted.frames.drain(..) {
-                commit.core.frame_written(last_lsn, continues, &mut out.reached);
-            }
+        if commit.core.is_failed() {
+            drop(commit);
+            uncounted.end(&Err(self.shutdown_error()));
+            commit = self.commit.lock();
+        } else {
+            Self::count_written(&mut commit, &mut uncounted, out);
             if fua {
                 add(&self.stats.fua_writes, 1);
                 let acknowledged = commit.core.frame_forced(&mut out.reached);
@@ -187,9 +195,13 @@ impl Log {
             if written.is_err() {
                 break;
             }
-            if !owes && index + 1 < group.len() && !self.count_written(uncounted, out) {
-                written = Err(self.shutdown_error());
-                break;
+            if !owes && index + 1 < group.len() {
+                let mut commit = self.commit.lock();
+                if commit.core.is_failed() {
+                    written = Err(reason(&commit));
+                    break;
+                }
+                Self::count_written(&mut commit, uncounted, out);
             }
         }
         if let Err(error) = &written {
@@ -227,18 +239,12 @@ impl Log {
         made_up
     }
 
-    /// Counts frames as written, and tells those whose data was written beside them. False: the log was shut down meanwhile.
-    fn count_written(&self, uncounted: &mut Uncounted, out: &mut Outbox) -> bool {
-        let mut commit = self.commit.lock();
-        let result = if commit.core.is_failed() { Err(reason(&commit)) } else { Ok(()) };
-        if result.is_ok() {
-            for (last_lsn, continues) in uncounted.frames.drain(..) {
-                commit.core.frame_written(last_lsn, continues, &mut out.reached);
-            }
+    /// Counts frames as written: those whose data was written beside them are to be told.
+    fn count_written(commit: &mut Commit, uncounted: &mut Uncounted, out: &mut Outbox) {
+        for (last_lsn, continues) in uncounted.frames.drain(..) {
+            commit.core.frame_written(last_lsn, continues, &mut out.reached);
         }
-        drop(commit);
-        uncounted.end(&result);
-        result.is_ok()
+        out.parties.append(&mut uncounted.parties);
     }
 
     /// Takes a written group back for its memory.
@@ -538,7 +544,7 @@ impl Log {
             let step = commit.core.driver_step();
             Self::call(&mut commit, Beside::Nothing, &mut out);
             drop(commit);
-            out.send(&self.driver_wake);
+            self.tell(&mut out, step);
             if step == Step::Wait {
                 break;
             }
@@ -557,14 +563,12 @@ impl Log {
             let step = commit.core.driver_step();
             let beside = if step == Step::Wait { Beside::Nothing } else { Beside::All };
             Self::call(&mut commit, beside, &mut out);
+            drop(commit);
+            self.tell(&mut out, step);
             if step != Step::Wait {
-                drop(commit);
-                out.send(&self.driver_wake);
                 commit = self.perform(step, None, &mut out);
                 continue;
             }
-            drop(commit);
-            out.send(&self.driver_wake);
             let called = self.call_back(CALLBACK_BATCH);
             commit = self.commit.lock();
             if called || commit.core.has_driver_work() {
