@@ -123,6 +123,42 @@ fn errors_strike_the_one_amid_whose_calls_others_go_on_and_those_others() {
     }
 }
 
+/// What the log holds goes home, in place, while a newer version of it goes into the log and becomes durable there.
+#[test]
+fn a_page_that_is_logged_again_while_it_goes_home_keeps_what_was_logged_last() {
+    let mut submitted = 0;
+    for call in 0..10 {
+        let (range, hold) = (0..u64::MAX, Hold::Await);
+        let submit = Op::Submit { sync: Sync::Data(at("/a")), range, ticket: 1, hold };
+        let newer = vec![write("/a", 4000, 5000, 4), submit, frames()];
+        let ops = vec![
+            write("/a", 3000, 3000, 3),
+            fsync("/a"),
+            amid(Op::Checkpoint, call, newer),
+            Op::Background { work: BackgroundWork::Frames, steps: 3 },
+            write("/a", 5000, 10, 5),
+        ];
+        submitted += survives(ops, FaultPlan::default()).overlapped;
+    }
+    assert!(submitted > 10, "{submitted}");
+}
+
+/// A batch whose frame cannot be written shuts the volume down. Who reads then, in the same session, may find it.
+#[test]
+fn a_batch_that_shut_the_volume_down_may_be_seen_by_those_that_go_on() {
+    let parts = vec![create("/c"), write("/c", 0, 5000, 5)];
+    let batch = Op::Batch { parts, commit: Commit::Sync };
+    let read = Op::Read { target: at("/c"), offset: 1000, length: 2000 };
+    let story =
+        [write("/a", 0, 12_000, 2), amid(Op::Writeback, 0, vec![batch, read]), Op::Sync(Sync::All)];
+    let mut shut_down = 0;
+    for after in 0..8 {
+        let fault = Fault::sticky(FaultKind::WriteError, after).amid();
+        shut_down += survives(story.to_vec(), FaultPlan::new([fault])).refused;
+    }
+    assert!(shut_down > 0);
+}
+
 /// Others write, ask for syncs, cut, shift and commit amid call `call` of `outer`; then everybody tries again.
 fn story(outer: &Op, call: u32) -> Vec<Op> {
     let submit = |path: &str, ticket| {

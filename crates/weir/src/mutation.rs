@@ -54,13 +54,15 @@ pub enum Mutation {
     ForgetEarlierRuns,
     /// What a file's mapping gains or loses is not noted where it is kept in memory: the next change takes mapped blocks for a hole.
     ForgetMapped,
+    /// When an older version of a page has got home, what the log has got of it meanwhile counts as home too.
+    SettleNewer,
     /// A frame counts as written although the data that was written beside it is missing.
     CountWithoutData,
 }
 
 impl Mutation {
     /// All of them.
-    pub const ALL: [Self; 26] = [
+    pub const ALL: [Self; 27] = [
         Self::AcknowledgeBeforeFlush,
         Self::SkipTailVerification,
         Self::AcceptStaleFrame,
@@ -86,6 +88,7 @@ impl Mutation {
         Self::ForgetDurableFrames,
         Self::ForgetEarlierRuns,
         Self::ForgetMapped,
+        Self::SettleNewer,
         Self::CountWithoutData,
     ];
 
@@ -117,6 +120,7 @@ impl Mutation {
             Self::ForgetDurableFrames => "forget-durable-frames",
             Self::ForgetEarlierRuns => "forget-earlier-runs",
             Self::ForgetMapped => "forget-mapped",
+            Self::SettleNewer => "settle-newer",
             Self::CountWithoutData => "count-without-data",
         }
     }

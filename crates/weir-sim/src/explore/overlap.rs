@@ -39,6 +39,7 @@ impl<S: System> Explorer<'_, S> {
         self.foreseen(outer, &overlapped.outer, &expected)?;
         let answers = overlapped.inner;
         let mut begun: Option<Begun> = None;
+        let mut in_doubt = None;
         let mut next = 0;
         self.examine_with(run, &mut |explorer, run, event| {
             match event {
@@ -50,7 +51,8 @@ impl<S: System> Explorer<'_, S> {
                         return Ok(());
                     };
                     next = number + 1;
-                    explorer.end_inner(run, &inner[*number], answer, &begun)?;
+                    let op = &inner[*number];
+                    explorer.end_inner(run, op, answer, &begun, &mut in_doubt)?;
                 }
                 _ => {}
             }
@@ -58,7 +60,7 @@ impl<S: System> Explorer<'_, S> {
         })?;
         for (op, answer) in inner.iter().zip(&answers).skip(next) {
             let begun = self.begin_inner(run, op, answer);
-            self.end_inner(run, op, answer, &begun)?;
+            self.end_inner(run, op, answer, &begun, &mut in_doubt)?;
         }
         match &overlapped.outer {
             Ok(_) => self.outer_returned(run, outer, &then)?,
@@ -118,14 +120,19 @@ impl<S: System> Explorer<'_, S> {
         Begun { moment, expected, next }
     }
 
+    /// `in_doubt`: what there is if an operation happened that shut the volume down when it waited for its frame. That is to be seen, too.
     fn end_inner(
         &mut self,
         run: &mut Run<S::Session>,
         op: &Op,
         Answer { result, lsn, read_back }: &Answer,
         begun: &Begun,
+        in_doubt: &mut Option<Arc<Model>>,
     ) -> Result<(), Failure> {
-        self.foreseen(op, result, &begun.expected)?;
+        self.foreseen(op, result, &begun.expected).or_else(|failure| {
+            let doubted = in_doubt.as_deref().ok_or(failure)?;
+            self.foreseen(op, result, &Model::clone(doubted).apply(op, None))
+        })?;
         let step = run.history.now().step();
         run.log.push(format!("   meanwhile: {op} -> {} ({step})", describe(result)));
         if let Err(error) = result {
@@ -133,6 +140,7 @@ impl<S: System> Explorer<'_, S> {
             run.history.back_to(begun.moment);
             if begun.expected.is_ok() && error.shutdown && op.waits_for_its_frame() {
                 run.history.leave_open(Arc::clone(&begun.next));
+                *in_doubt = Some(Arc::clone(&begun.next));
             }
             if begun.expected.is_ok() {
                 Self::adopt_half(run, op, read_back.as_ref());

@@ -156,12 +156,42 @@ impl Generator<'_> {
             self.push(Op::Untorn { target: target.clone(), offset, length, tag });
             return self.push(Op::Sync(Sync::Data(target)));
         }
+        if self.rng.one_in(24) {
+            return self.logged_again(writer);
+        }
         if self.rng.one_in(10) {
             let op = self.batch(writer);
             return self.push(op);
         }
         let op = if self.rng.below(10) < 6 { self.data(writer) } else { self.name(writer) };
         self.push(op);
+    }
+
+    /// A small write that is synced, and another one to the same page, synced as well, while the first goes home.
+    fn logged_again(&mut self, writer: u8) {
+        let target = self.file(writer);
+        let page = self.rng.below(self.size(&target) / 4096 + 1);
+        let mut write = |tag| {
+            let offset = page * 4096 + self.rng.below(4000);
+            Op::Write { target: target.clone(), offset, length: 1 + self.rng.below(200), tag }
+        };
+        let (older, newer) = (write(1 + self.ops.len() as u32), write(0));
+        let sync = Sync::Data(target);
+        self.push(older);
+        self.push(Op::Sync(sync.clone()));
+        let outer = match self.rng.below(4) {
+            0 => Op::Background { work: BackgroundWork::EarlyHome, steps: 1 },
+            1 => Op::Writeback,
+            _ => Op::Checkpoint,
+        };
+        let submit = Op::Submit { sync, range: 0..u64::MAX, ticket: 0, hold: Hold::Await };
+        let frames = Op::Background { work: BackgroundWork::Frames, steps: 3 };
+        let mut inner = vec![newer, submit, frames];
+        for (number, op) in (1..).zip(&mut inner) {
+            set_tag(op, 1 + self.ops.len() as u32 + number * INNER_TAG);
+        }
+        let at = self.rng.below(4) as u32;
+        self.push(Op::Overlap { outer: Box::new(outer), at, inner });
     }
 
     /// An append as a write at the end.

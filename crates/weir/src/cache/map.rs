@@ -635,6 +635,7 @@ impl PageMap {
                 chunk.marks.towrite &= !mask;
                 chunk.marks.relogged &= !mask;
                 chunk.marks.mapped &= !mask;
+                chunk.marks.in_place &= !mask;
                 chunk.marks.writeback |= mask;
             });
             next = self.dirty_chunks.range(number + 1..chunks.end.max(number + 1)).next();
@@ -654,6 +655,25 @@ impl PageMap {
         }
     }
 
+    /// These pages' versions on their way home are in the log, durably, and go to where the pages live.
+    pub fn note_in_place(&mut self, indices: impl Iterator<Item = u64>, token: u64) {
+        for index in indices {
+            let (number, bit) = split(index);
+            let mask = 1_u64 << bit;
+            self.update(number, false, |chunk| {
+                if chunk.marks.writeback & mask != 0 && chunk.token(bit) == Some(token) {
+                    chunk.marks.in_place |= mask;
+                }
+            });
+        }
+    }
+
+    /// The page went into the log once more after the version on its way home was taken.
+    pub fn is_relogged(&self, index: u64) -> bool {
+        let (number, bit) = split(index);
+        self.chunk(number).is_some_and(|chunk| chunk.marks.relogged & (1 << bit) != 0)
+    }
+
     /// Ends the writeback of a page. When it failed the page is dirty again; when not, a debt of
     /// the log is paid, unless a newer version went into the log and is not home.
     pub fn end_writeback(&mut self, index: u64, token: u64, ok: bool) -> WritebackEnd {
@@ -669,6 +689,7 @@ impl PageMap {
             let paid = ok && marks.owed & mask != 0 && (marks.dirty & marks.relogged & mask == 0);
             marks.relogged &= !mask;
             marks.mapped &= !mask;
+            marks.in_place &= !mask;
             if !ok {
                 marks.dirty |= mask;
                 // A sync or barrier that had chosen it must find it again.

@@ -22,7 +22,8 @@
 //! **Invariant (zero tail):** bytes beyond the end of the file in its last block are zero in memory, in the log and at
 //! home, whenever the operation that set the size is durable. A cut in the middle of a block therefore logs
 //! the block's new content together with the size.
-//! **Invariant:** payload is logged only for pages that are not under writeback.
+//! **Invariant:** payload is logged only for pages that are not under writeback, or where what is written is in the log and goes to where the
+//! page lives: then neither the mapping nor what the log has to repair it with depends on how that ends.
 
 pub mod allocate;
 pub mod extents;

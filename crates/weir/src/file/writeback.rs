@@ -167,6 +167,10 @@ impl Engine {
             self.end(&piece, false);
             return Err(error);
         }
+        let stays: Vec<u64> = piece.indices_in_place().collect();
+        if !stays.is_empty() {
+            inode.pages.write().note_in_place(stays.into_iter(), piece.token);
+        }
         Ok(Taken { piece: Some(piece), next })
     }
 
@@ -446,20 +450,21 @@ impl Engine {
         let before = self.store.mappings.moment(inode.number);
         let mut op = Op::new();
         let mut changed = Changed::default();
+        let newer = piece.newer_in_log(&inode.pages.read());
         let mut drop_inline = false;
         if piece.into_inode {
             let bytes = &piece.pages[0].page[..piece.size as usize];
             op.put(Key::inline(inode.number), bytes);
         } else {
-            changed = self.commit_runs(piece, &mut op)?;
+            changed = self.commit_runs(piece, &newer, &mut op)?;
             let replaces = piece.first() == 0 && !piece.is_in_place(&piece.runs[0]);
             drop_inline = replaces && inode.meta.lock().item.is_inline();
         }
         if drop_inline {
             op.delete(Key::inline(inode.number));
         }
-        for run in piece.runs.iter().filter(|run| piece.is_owed(run)) {
-            op.settled(inode.number, piece.file_blocks(run).start, run.len() as u64);
+        for settled in piece.settled(&newer) {
+            op.settled(inode.number, settled.start, settled.end - settled.start);
         }
         let mut meta = inode.meta.lock();
         let begins = meta.item.blocks == 0 && piece.runs.len() >= SCATTERED_RUNS;
@@ -489,9 +494,9 @@ impl Engine {
         Ok(lsn)
     }
 
-    /// The mapping of each run. The caller holds the `map` lock.
-    fn commit_runs(&self, piece: &Piece, op: &mut Op) -> Result<Changed> {
-        let mut remapping = Remapping::new(self, piece, op)?;
+    /// The mapping of each run; of pages that the log has something `newer` of, it stays as it is. The caller holds the `map` lock.
+    fn commit_runs(&self, piece: &Piece, newer: &[u64], op: &mut Op) -> Result<Changed> {
+        let mut remapping = Remapping::new(self, (piece, newer), op)?;
         for (number, run) in piece.runs.iter().enumerate() {
             if piece.is_in_place(run) {
                 remapping.stay(number)?;

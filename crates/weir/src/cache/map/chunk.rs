@@ -32,6 +32,9 @@ pub(super) struct Marks {
     pub relogged: u64,
     /// The log has the mapping of the version on its way home, and becomes durable with it; within `writeback`.
     pub mapped: u64,
+    /// The version on its way home is in the log, and goes to where the page lives: whatever becomes of it, a newer one may go into the log
+    /// meanwhile; within `writeback`.
+    pub in_place: u64,
 }
 
 impl Marks {
@@ -51,9 +54,9 @@ impl Marks {
     }
 
     /// Pages on their way home that a sync has to wait for: the log has neither their contents nor, unless they have changed since,
-    /// their mapping.
+    /// their mapping, and that is about to change.
     pub(super) fn awaited(self) -> u64 {
-        self.writeback & !self.logged & !(self.mapped & !self.dirty)
+        self.writeback & !self.logged & !self.in_place & !(self.mapped & !self.dirty)
     }
 
     /// Forgets everything about the pages of `mask`.
@@ -68,6 +71,7 @@ impl Marks {
             &mut self.owed,
             &mut self.relogged,
             &mut self.mapped,
+            &mut self.in_place,
         ] {
             *bits &= !mask;
         }
@@ -253,8 +257,18 @@ impl Chunk {
     /// Asserts the invariants that concern one chunk.
     #[cfg(any(test, debug_assertions))]
     pub(super) fn check(&self) {
-        let Marks { present, reading, dirty, writeback, logged, towrite, owed, relogged, mapped } =
-            self.marks;
+        let Marks {
+            present,
+            reading,
+            dirty,
+            writeback,
+            logged,
+            towrite,
+            owed,
+            relogged,
+            mapped,
+            in_place,
+        } = self.marks;
         for bit in 0..CHUNK_PAGES as u32 {
             assert_eq!(self.page(bit).is_some(), present & (1 << bit) != 0, "slot {bit}");
         }
@@ -264,7 +278,8 @@ impl Chunk {
         assert_eq!(logged & !owed, 0, "contents in the log are owed to home");
         assert_eq!(towrite & !dirty, 0, "only dirty pages are to be written");
         assert_eq!(relogged & !(writeback & owed), 0, "relogged concerns a writeback");
-        assert_eq!(mapped & !writeback, 0, "mapped concerns a writeback");
+        assert_eq!((mapped | in_place) & !writeback, 0, "mapped and in place concern a writeback");
+        assert_eq!(in_place & !owed, 0, "what is written in place is in the log");
         assert_eq!(self.owed.len(), owed.count_ones() as usize, "every debt has an LSN");
         assert_eq!(self.tokens.is_some(), reading | writeback != 0, "tokens while under way");
         assert_eq!(!self.cold() & !present, 0, "only pages are hot");

@@ -5,12 +5,13 @@
 
 use super::super::extents::Piece as Mapped;
 use crate::alloc::Run;
-use crate::cache::map::{UNTORN_PAGES, Writeback, WritebackPage};
+use crate::cache::map::{PageMap, UNTORN_PAGES, Writeback, WritebackPage};
 use crate::error::Error;
 use crate::format::GROUP_BLOCKS;
 use crate::format::item::Extent;
 use crate::inode::Inode;
 use crate::log::Admission;
+use crate::mutation::{self, Mutation};
 use crate::sync::Arc;
 use crate::txn::Op;
 use std::ops::Range;
@@ -195,6 +196,38 @@ impl Piece {
     /// The checksums of a segment's pages.
     pub(super) fn checksums_of(&self, segment: &Segment) -> &[u32] {
         &self.checksums[segment.first..segment.first + segment.pages]
+    }
+
+    /// The pages that are written to where they live.
+    pub(super) fn indices_in_place(&self) -> impl Iterator<Item = u64> {
+        let stay = self.segments.iter().filter(|segment| segment.place == Place::Same);
+        stay.flat_map(|segment| &self.pages[segment.first..segment.first + segment.pages])
+            .map(|page| page.index)
+    }
+
+    /// The pages that have gone into the log once more since they were taken, in order.
+    pub(super) fn newer_in_log(&self, pages: &PageMap) -> Vec<u64> {
+        if mutation::active(Mutation::SettleNewer) {
+            return Vec::new();
+        }
+        self.indices_in_place().filter(|&index| pages.is_relogged(index)).collect()
+    }
+
+    /// The file blocks of which the log has nothing any more that is not home when this has settled: of runs that it had something of, all
+    /// but `newer`.
+    pub(super) fn settled(&self, newer: &[u64]) -> Vec<Range<u64>> {
+        let mut settled: Vec<Range<u64>> = Vec::new();
+        for run in self.runs.iter().filter(|run| self.is_owed(run)) {
+            let Range { start, end } = self.file_blocks(run);
+            let mut from = start;
+            for &index in newer.iter().filter(|index| (start..end).contains(index)) {
+                settled.push(from..index);
+                from = index + 1;
+            }
+            settled.push(from..end);
+        }
+        settled.retain(|blocks| !blocks.is_empty());
+        settled
     }
 
     /// Of some page of the run the log has, or had, a version that is not home.

@@ -26,6 +26,8 @@ pub(super) struct Changed {
 pub(super) struct Remapping<'a> {
     engine: &'a Engine,
     piece: &'a Piece,
+    /// Pages that the log has something newer of.
+    newer: &'a [u64],
     op: &'a mut Op,
     view: Overlay<'a>,
     /// Changes of `op` that `view` has.
@@ -40,12 +42,27 @@ pub(super) struct Remapping<'a> {
 }
 
 impl<'a> Remapping<'a> {
-    pub(super) fn new(engine: &'a Engine, piece: &'a Piece, op: &'a mut Op) -> Result<Self> {
+    pub(super) fn new(
+        engine: &'a Engine,
+        (piece, newer): (&'a Piece, &'a [u64]),
+        op: &'a mut Op,
+    ) -> Result<Self> {
         let view = Overlay::new(&engine.store);
         let seen = op.change_count();
         let changed = Changed::default();
         let unmapped = engine.unmapped_runs(piece)?;
-        Ok(Self { engine, piece, op, view, seen, changed_to: 0, open: None, changed, unmapped })
+        Ok(Self {
+            engine,
+            piece,
+            newer,
+            op,
+            view,
+            seen,
+            changed_to: 0,
+            open: None,
+            changed,
+            unmapped,
+        })
     }
 
     /// The blocks that all runs together added and removed.
@@ -111,6 +128,10 @@ impl<'a> Remapping<'a> {
         let Some((key, extent)) = &mut self.open else { return };
         let inode = key.inode;
         for (file_block, &checksum) in blocks.clone().zip(&self.piece.checksums[place..]) {
+            if self.newer.binary_search(&file_block).is_ok() {
+                // To say that it is home would be to say so of the newer version. Nobody reads what is there before that has got home.
+                continue;
+            }
             let within = file_block - key.offset;
             extent.checksums[within as usize] = checksum;
             let block = extent.block + within;
