@@ -149,10 +149,9 @@ impl Group {
             self.0[from] = new;
             return;
         }
-        let cut = self.0[from..to].iter().map(|part| part.run(base));
-        let (first, last) = (cut.clone().next(), cut.last());
-        let left = first.and_then(|first| first.within(&(base..run.file_block)));
-        let right = last.and_then(|last| last.within(&(run.end()..u64::MAX)));
+        let cut = &self.0[from..to];
+        let left = cut.first().and_then(|first| first.run(base).within(&(base..run.file_block)));
+        let right = cut.last().and_then(|last| last.run(base).within(&(run.end()..u64::MAX)));
         let new = left.iter().chain([run]).chain(&right).map(|run| Part::new(base, run));
         self.0.splice(from..to, new.collect::<Vec<_>>());
     }
@@ -475,7 +474,8 @@ mod tests {
         one.fill(moment, 1, &[run(1)], Held::Map, &budget);
         other.fill(moment, 1, &[run(1)], Held::Map, &budget);
         other.fill(moment, 2, &[run(2)], Held::Map, &budget);
-        assert!(other.look_up(moment, &[0..1]).is_none(), "all of it was given up");
+        let nothing = other.look_up(moment, std::slice::from_ref(&blocks_of(1)));
+        assert_eq!(nothing, None, "all of it was given up");
         let kept = one.look_up(moment, std::slice::from_ref(&blocks_of(1)));
         assert_eq!(kept, Some(LookedUp { mapped: vec![run(1)], missing: vec![] }));
     }
