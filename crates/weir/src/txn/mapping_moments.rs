@@ -8,7 +8,7 @@ use crate::format::{Key, Kind};
 use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// Counts: more than files whose mapping changes at the same time.
-const COUNTS: usize = 256;
+const COUNTS: usize = 4096;
 
 /// Of a file's mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,12 +56,12 @@ mod tests {
     #[test]
     fn only_a_change_of_an_extent_moves_the_count_of_its_file() {
         let moments = MappingMoments::default();
-        let before: Vec<MappingMoment> = (0..300).map(|inode| moments.moment(inode)).collect();
+        let before: Vec<MappingMoment> = (0..5000).map(|inode| moments.moment(inode)).collect();
         moments.note(&Key::inode(7));
         moments.note(&Key::inline(7));
-        assert!((0..300).all(|inode| moments.moment(inode) == before[inode as usize]));
+        assert!((0..5000).all(|inode| moments.moment(inode) == before[inode as usize]));
         moments.note(&Key::extent(7, 100));
-        for inode in 0..300 {
+        for inode in 0..5000 {
             let is_same = moments.moment(inode) == before[inode as usize];
             assert_eq!(is_same, inode as usize % COUNTS != 7);
         }

@@ -78,6 +78,38 @@ impl Marks {
     }
 }
 
+/// Which pages have which token: most often all of them the same, which takes no memory of its own.
+#[derive(Debug, Default)]
+struct Tokens {
+    first: (u64, u64),
+    others: Vec<(u64, u64)>,
+}
+
+impl Tokens {
+    fn all(&self) -> impl Iterator<Item = (u64, u64)> {
+        std::iter::once(self.first).chain(self.others.iter().copied())
+    }
+
+    fn get(&self, page: u64) -> Option<u64> {
+        self.all().find(|(pages, _)| pages & page != 0).map(|(_, token)| token)
+    }
+
+    fn set(&mut self, page: u64, token: u64) {
+        let known = std::iter::once(&mut self.first).chain(&mut self.others);
+        let mut place = None;
+        for entry in known {
+            entry.0 &= !page;
+            if place.is_none() && (entry.0 == 0 || entry.1 == token) {
+                place = Some(entry);
+            }
+        }
+        match place {
+            Some(entry) => *entry = (entry.0 | page, token),
+            None => self.others.push((page, token)),
+        }
+    }
+}
+
 /// What a hit touches comes first.
 #[derive(Debug, Default)]
 #[repr(C)]
@@ -87,8 +119,8 @@ pub(super) struct Chunk {
     /// How often each page was hit since it came or was last cooled: 0 to 3, in unary, so that
     /// concurrent hits need no more than an atomic `or`, and none at all once the third bit is set.
     heat: [AtomicU64; 3],
-    /// Tokens of the reads and writebacks under way; exists only while there are any.
-    tokens: Option<Box<[u64; CHUNK_PAGES as usize]>>,
+    /// Tokens of the reads and writebacks under way; empty when there are none.
+    tokens: Tokens,
     pub(super) marks: Marks,
     /// LSN of the newest version in the log of every owed page, in the order of their bits.
     owed: Vec<u64>,
@@ -181,18 +213,17 @@ impl Chunk {
 
     /// The token of the read or writeback under way.
     pub(super) fn token(&self, bit: u32) -> Option<u64> {
-        self.tokens.as_ref().map(|tokens| tokens[bit as usize])
+        self.tokens.get(1 << bit)
     }
 
     pub(super) fn set_token(&mut self, bit: u32, token: u64) {
-        self.tokens.get_or_insert_with(|| Box::new([0; CHUNK_PAGES as usize]))[bit as usize] =
-            token;
+        self.tokens.set(1 << bit, token);
     }
 
     /// Frees the tokens when nothing is under way any more.
     pub(super) fn release_tokens(&mut self) {
         if self.marks.reading | self.marks.writeback == 0 {
-            self.tokens = None;
+            self.tokens = Tokens::default();
         }
     }
 
@@ -251,7 +282,7 @@ impl Chunk {
     pub(super) fn extra_bytes(&self) -> usize {
         self.slots.capacity() * size_of::<Option<PageRef>>()
             + self.owed.capacity() * size_of::<u64>()
-            + self.tokens.as_ref().map_or(0, |tokens| size_of_val(&**tokens))
+            + self.tokens.others.capacity() * size_of::<(u64, u64)>()
     }
 
     /// Asserts the invariants that concern one chunk.
@@ -281,7 +312,12 @@ impl Chunk {
         assert_eq!((mapped | in_place) & !writeback, 0, "mapped and in place concern a writeback");
         assert_eq!(in_place & !owed, 0, "what is written in place is in the log");
         assert_eq!(self.owed.len(), owed.count_ones() as usize, "every debt has an LSN");
-        assert_eq!(self.tokens.is_some(), reading | writeback != 0, "tokens while under way");
+        let held = self.tokens.all().fold(0, |held, (pages, _)| {
+            assert_eq!(held & pages, 0, "one token for each page");
+            held | pages
+        });
+        assert_eq!((reading | writeback) & !held, 0, "tokens while under way");
+        assert!(held == 0 || reading | writeback != 0, "no tokens when nothing is under way");
         assert_eq!(!self.cold() & !present, 0, "only pages are hot");
     }
 }
