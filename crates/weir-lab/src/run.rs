@@ -66,8 +66,9 @@ impl Planned {
 /// Rounds of a run that is limited by time, if none are asked for: more add little.
 const ROUNDS_IN_TIME: usize = 7;
 
-/// Memory that each case gets warm: what Weir takes at most by default.
+/// Memory that each case gets warm: what Weir takes at most by default. Quick loads need less.
 const WARM_BYTES: u64 = 1 << 30;
+const QUICK_WARM_BYTES: u64 = 128 << 20;
 
 /// What to run.
 pub struct Plan {
@@ -237,7 +238,7 @@ pub fn run_plan(
         cells: BTreeMap::new(),
         order: Vec::new(),
         disturbances: BTreeMap::new(),
-        memory: WarmMemory::of(WARM_BYTES),
+        memory: WarmMemory::of(plan.size.pick(QUICK_WARM_BYTES, WARM_BYTES, WARM_BYTES)),
         out: Outcome::default(),
     };
     runner.warm_up();
