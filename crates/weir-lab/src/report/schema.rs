@@ -305,6 +305,28 @@ mod tests {
         std::fs::remove_file(path).expect("removed");
     }
 
+    /// A chart of percentiles shows the sixth nine: what is read one digit beside what was written
+    /// moves a point by a pixel, and a page made again differs.
+    #[test]
+    fn every_number_is_read_back_bit_for_bit() {
+        let points = (3..60).map(|i| (100.0 * (1.0 - 1.7_f64.powi(-i)), f64::from(i).sqrt()));
+        let curve = Curve {
+            experiment: "e".into(),
+            target: "weir".into(),
+            mode: "m".into(),
+            params: Params::new(),
+            class: "c".into(),
+            count: 1,
+            max_us: 1e5 / 3.0,
+            points: points.collect(),
+        };
+        let report = Report { schema: SCHEMA.into(), curves: vec![curve], ..Report::default() };
+        let path = std::env::temp_dir().join(format!("weir-lab-curve-{}", std::process::id()));
+        report.save(&path).expect("saved");
+        assert_eq!(Report::load(&path).expect("read"), report);
+        std::fs::remove_file(path).expect("removed");
+    }
+
     #[test]
     fn cases_without_figures_are_grouped_by_target_and_reason() {
         let skipped = |target: &str, mode: &str, reason: &str| Skipped {
