@@ -1,23 +1,30 @@
 //! The one seam through which the engine reaches threads, locks, atomics and the clock.
 //!
-//! A normal build uses `parking_lot` and `std`. With the `shuttle` feature every primitive comes from
+//! A normal build uses `std`. With the `shuttle` feature every primitive comes from
 //! the deterministic scheduler of the `shuttle` crate, so that the locking modules can be explored
 //! schedule by schedule. No other module of the engine may name `std::sync`'s locks,
 //! `std::thread` or `std::time::Instant`.
-//!
-//! The wrappers have `parking_lot`'s shape: locking never fails. (A poisoned lock of the
-//! `shuttle` build has already failed the test that poisoned it.)
 
+mod locks;
 mod scheduling;
 
+pub use locks::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, wait_for};
 pub use scheduling::give_way;
 pub use std::sync::{Arc, Weak};
 
+/// What a normal build is made of.
 #[cfg(not(feature = "shuttle"))]
-mod imp {
-    pub use parking_lot::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+mod base {
     pub use std::sync::atomic;
+    pub use std::sync::{
+        Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError,
+    };
     pub use std::thread::{JoinHandle, yield_now};
+
+    /// How long [`super::wait_for`] waits.
+    pub fn timeout(timeout_us: u64) -> std::time::Duration {
+        std::time::Duration::from_micros(timeout_us)
+    }
 
     /// Starts a named thread of the engine.
     ///
@@ -29,131 +36,21 @@ mod imp {
     {
         std::thread::Builder::new().name(name.to_owned()).spawn(body)
     }
-
-    /// Waits on `condvar` for at most `timeout_us`; true when the time ran out.
-    pub fn wait_for<T>(condvar: &Condvar, guard: &mut MutexGuard<'_, T>, timeout_us: u64) -> bool {
-        condvar.wait_for(guard, std::time::Duration::from_micros(timeout_us)).timed_out()
-    }
 }
 
+/// What the schedule tests are made of.
 #[cfg(feature = "shuttle")]
-mod imp {
+mod base {
     pub use shuttle::sync::atomic;
+    pub use shuttle::sync::{
+        Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard,
+    };
     pub use shuttle::thread::{JoinHandle, yield_now};
-    use std::ops::{Deref, DerefMut};
+    pub use std::sync::TryLockError;
 
-    /// See `parking_lot::Mutex`.
-    #[derive(Debug, Default)]
-    pub struct Mutex<T: ?Sized>(shuttle::sync::Mutex<T>);
-    /// Guard of [`Mutex`]; the option is empty only while a condition variable holds the lock.
-    #[derive(Debug)]
-    pub struct MutexGuard<'a, T: ?Sized>(Option<shuttle::sync::MutexGuard<'a, T>>);
-
-    impl<T> Mutex<T> {
-        /// See `parking_lot::Mutex::new`.
-        pub fn new(value: T) -> Self {
-            Self(shuttle::sync::Mutex::new(value))
-        }
-        /// See `parking_lot::Mutex::into_inner`.
-        pub fn into_inner(self) -> T {
-            self.0.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)
-        }
-    }
-    impl<T: ?Sized> Mutex<T> {
-        /// See `parking_lot::Mutex::lock`.
-        pub fn lock(&self) -> MutexGuard<'_, T> {
-            MutexGuard(Some(self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)))
-        }
-        /// See `parking_lot::Mutex::get_mut`.
-        pub fn get_mut(&mut self) -> &mut T {
-            self.0.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner)
-        }
-        /// See `parking_lot::Mutex::try_lock`.
-        pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
-            self.0.try_lock().ok().map(|guard| MutexGuard(Some(guard)))
-        }
-    }
-    impl<T: ?Sized> Deref for MutexGuard<'_, T> {
-        type Target = T;
-        fn deref(&self) -> &T {
-            self.0.as_ref().unwrap_or_else(|| unreachable!("guard used while waiting"))
-        }
-    }
-    impl<T: ?Sized> DerefMut for MutexGuard<'_, T> {
-        fn deref_mut(&mut self) -> &mut T {
-            self.0.as_mut().unwrap_or_else(|| unreachable!("guard used while waiting"))
-        }
-    }
-
-    /// See `parking_lot::Condvar`.
-    #[derive(Debug, Default)]
-    pub struct Condvar(shuttle::sync::Condvar);
-    impl Condvar {
-        /// See `parking_lot::Condvar::new`.
-        pub fn new() -> Self {
-            Self(shuttle::sync::Condvar::new())
-        }
-        /// See `parking_lot::Condvar::wait`.
-        pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
-            if let Some(inner) = guard.0.take() {
-                guard.0 =
-                    Some(self.0.wait(inner).unwrap_or_else(std::sync::PoisonError::into_inner));
-            }
-        }
-        /// See `parking_lot::Condvar::notify_one`.
-        pub fn notify_one(&self) {
-            self.0.notify_one();
-        }
-        /// See `parking_lot::Condvar::notify_all`.
-        pub fn notify_all(&self) {
-            self.0.notify_all();
-        }
-    }
-
-    /// Waits on `condvar`; `shuttle` has no time, so the wait ends by notification or at once.
-    pub fn wait_for<T>(condvar: &Condvar, guard: &mut MutexGuard<'_, T>, _timeout_us: u64) -> bool {
-        if let Some(inner) = guard.0.take() {
-            let timeout = std::time::Duration::from_micros(1);
-            let (inner, result) = condvar
-                .0
-                .wait_timeout(inner, timeout)
-                .unwrap_or_else(std::sync::PoisonError::into_inner);
-            guard.0 = Some(inner);
-            return result.timed_out();
-        }
-        false
-    }
-
-    /// See `parking_lot::RwLock`.
-    #[derive(Debug, Default)]
-    pub struct RwLock<T: ?Sized>(shuttle::sync::RwLock<T>);
-    /// Shared guard of [`RwLock`].
-    pub type RwLockReadGuard<'a, T> = shuttle::sync::RwLockReadGuard<'a, T>;
-    /// Exclusive guard of [`RwLock`].
-    pub type RwLockWriteGuard<'a, T> = shuttle::sync::RwLockWriteGuard<'a, T>;
-    impl<T> RwLock<T> {
-        /// See `parking_lot::RwLock::new`.
-        pub fn new(value: T) -> Self {
-            Self(shuttle::sync::RwLock::new(value))
-        }
-    }
-    impl<T: ?Sized> RwLock<T> {
-        /// See `parking_lot::RwLock::read`.
-        pub fn read(&self) -> RwLockReadGuard<'_, T> {
-            self.0.read().unwrap_or_else(std::sync::PoisonError::into_inner)
-        }
-        /// See `parking_lot::RwLock::write`.
-        pub fn write(&self) -> RwLockWriteGuard<'_, T> {
-            self.0.write().unwrap_or_else(std::sync::PoisonError::into_inner)
-        }
-        /// See `parking_lot::RwLock::try_read`.
-        pub fn try_read(&self) -> Option<RwLockReadGuard<'_, T>> {
-            self.0.try_read().ok()
-        }
-        /// See `parking_lot::RwLock::try_write`.
-        pub fn try_write(&self) -> Option<RwLockWriteGuard<'_, T>> {
-            self.0.try_write().ok()
-        }
+    /// `shuttle` has no time: a wait ends by notification or at once.
+    pub fn timeout(_timeout_us: u64) -> std::time::Duration {
+        std::time::Duration::from_micros(1)
     }
 
     /// Starts a thread under the scheduler; the name is ignored.
@@ -168,7 +65,7 @@ mod imp {
     }
 }
 
-pub use imp::*;
+pub use base::{JoinHandle, atomic, spawn, yield_now};
 
 /// Where the engine gets time from; the simulator brings its own.
 pub trait Clock: Send + Sync {
