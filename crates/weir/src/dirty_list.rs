@@ -143,31 +143,7 @@ impl DirtyList {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::item::InodeItem;
-    use crate::types::Timestamp;
-
-    fn inode() -> Arc<Inode> {
-        let now = Timestamp::from_ns(0);
-        let item = InodeItem {
-            file_type: FileType::Regular,
-            permissions: 0o644,
-            links: 1,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            flags: 0,
-            size: 0,
-            blocks: 0,
-            parent: 0,
-            subdirectories: 0,
-            change_counter: 0,
-            atime: now,
-            mtime: now,
-            ctime: now,
-            btime: now,
-        };
-        Arc::new(Inode::new(7, item))
-    }
+    use crate::inode::for_tests::inode;
 
     #[test]
     #[cfg(not(feature = "shuttle"))]

@@ -427,11 +427,13 @@ impl Shard {
     }
 }
 
-#[cfg(all(test, not(feature = "shuttle")))]
-mod tests {
+/// What tests of this and other modules begin with.
+#[cfg(test)]
+pub mod for_tests {
     use super::*;
 
-    fn item(links: u32) -> InodeItem {
+    /// What a new regular file with `links` links says of itself.
+    pub fn item(links: u32) -> InodeItem {
         let now = Timestamp::from_ns(0);
         InodeItem {
             file_type: FileType::Regular,
@@ -452,6 +454,17 @@ mod tests {
             subdirectories: 0,
         }
     }
+
+    /// A file that nobody else knows.
+    pub fn inode() -> Arc<Inode> {
+        Arc::new(Inode::new(7, item(1)))
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::for_tests::item;
+    use super::*;
 
     #[test]
     fn an_inode_that_came_and_left_while_it_was_read_is_read_again() {

@@ -3,7 +3,8 @@
 //! Writeback fills whatever queue the device has, and a foreground read then waits behind it. The
 //! pacer watches the latency of foreground I/O (uncached reads and log writes) and holds writeback to
 //! as many bytes in flight as that latency bears: additive increase while latency is fine, halving
-//! when it is not (AIMD), between [`MIN_IN_FLIGHT_BYTES`] and [`MAX_IN_FLIGHT_BYTES`].
+//! when it is not (AIMD), between [`MIN_IN_FLIGHT_BYTES`] and [`MAX_IN_FLIGHT_BYTES`]. A request counts for [`cost_bytes`],
+//! because many small ones keep a disk busy for longer than their bytes do.
 //!
 //! "Fine" is relative to the device: the pacer keeps the best typical latency it saw as its baseline.
 //! A device may become slower, so the baseline rises too, but only by what writeback cannot be
@@ -18,13 +19,18 @@
 //! The policy is pure: latencies and the time come from the caller.
 
 /// Writeback always may have this much in flight.
-pub const MIN_IN_FLIGHT_BYTES: u64 = 1 << 20;
+pub const MIN_IN_FLIGHT_BYTES: u64 = 512 << 10;
 /// Writeback never has more than this in flight.
 pub const MAX_IN_FLIGHT_BYTES: u64 = 32 << 20;
 /// What writeback has before there was any foreground I/O.
 pub const FIRST_IN_FLIGHT_BYTES: u64 = 16 << 20;
-/// What writeback has when foreground I/O begins: two requests.
-pub const START_IN_FLIGHT_BYTES: u64 = 2 << 20;
+/// What writeback has when foreground I/O begins: four requests.
+pub const START_IN_FLIGHT_BYTES: u64 = 1 << 20;
+/// Largest request of writeback while there is foreground I/O.
+pub const SHARED_REQUEST_BYTES: u64 = 256 << 10;
+/// What a request costs the disk beside its bytes, as bytes: 256 requests of 8 KiB kept a read waiting for 2.1 ms where
+/// 2 MiB in one piece take 0.9.
+const REQUEST_COST_BYTES: u64 = 16 << 10;
 /// Foreground I/O counts as going on for so long after the last.
 const ACTIVE_US: u64 = 3 * INTERVAL_US;
 /// What one good interval adds.
@@ -39,6 +45,11 @@ const TOLERATED_US: u64 = 300;
 const BASELINE_RISE: u64 = 64;
 /// After a decrease the limit rests for this many intervals: what was in flight has to drain first.
 const REST_INTERVALS: u32 = 2;
+
+/// What a request of `bytes` counts for.
+pub const fn cost_bytes(bytes: u64) -> u64 {
+    bytes.saturating_add(REQUEST_COST_BYTES)
+}
 
 /// See the module's head.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -273,6 +284,13 @@ mod tests {
         run(&mut pacer, &mut now_us, 1, |_| 0, 0);
         pacer.on_foreground_io(100, now_us);
         assert_eq!(pacer.limit_bytes(), grown);
+    }
+
+    #[test]
+    fn many_small_requests_count_for_more_than_a_large_one() {
+        let small = 256 * cost_bytes(8 << 10);
+        assert!(small > 5 * MIB / 2 && cost_bytes(2 * MIB) < 9 * MIB / 4);
+        assert_eq!(cost_bytes(u64::MAX), u64::MAX);
     }
 
     #[test]

@@ -8,7 +8,7 @@
 //!
 //! Lock: `state` is a leaf.
 
-use crate::cache::pacing::Pacer;
+use crate::cache::pacing::{Pacer, cost_bytes};
 use crate::engine::Engine;
 use crate::sync::{Condvar, Mutex, wait_for};
 
@@ -79,9 +79,9 @@ pub struct Portion {
 /// Figures of [`Pacing`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PacingStats {
-    /// Bytes that background writeback may have in flight.
+    /// Bytes that background writeback may have in flight, each request counting for some more than it has.
     pub limit_bytes: u64,
-    /// Bytes that it has in flight.
+    /// Bytes that it has in flight, counted so.
     pub in_flight_bytes: u64,
     /// Latency of foreground I/O above which the limit is halved; none before the first sample.
     pub tolerated_us: Option<u64>,
@@ -103,7 +103,7 @@ impl Engine {
     /// Waits until some of the requests with these `sizes` may be written, at least the first.
     pub fn begin_paced_write(&self, sizes: impl Iterator<Item = u64>) -> Portion {
         let began_us = self.clock.monotonic_ns() / 1000;
-        let mut sizes = sizes.peekable();
+        let mut sizes = sizes.map(cost_bytes).peekable();
         let first_bytes = sizes.peek().copied().unwrap_or(0);
         let mut state = self.background.pacing.state.lock();
         let mut waited = false;
@@ -131,7 +131,7 @@ impl Engine {
         if !self.background.has_threads() {
             return Some(Portion { requests: sizes.count(), bytes: 0 });
         }
-        let mut sizes = sizes.peekable();
+        let mut sizes = sizes.map(cost_bytes).peekable();
         let first_bytes = sizes.peek().copied().unwrap_or(0);
         let mut state = self.background.pacing.state.lock();
         let now_us = self.clock.monotonic_ns() / 1000;

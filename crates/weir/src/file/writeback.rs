@@ -43,7 +43,10 @@ use crate::sync::Arc;
 use crate::sync::atomic::Ordering;
 use crate::txn::{Lsn, Op};
 use crate::types::BackgroundMode;
-use output::{OutRequest, Written, note_failures, requests_of, to_device, with_results};
+use output::{
+    OutRequest, REQUEST_PAGES, SHARED_REQUEST_PAGES, Written, note_failures, requests_of, to_device,
+    with_results,
+};
 use piece::{CUT_BYTES, Place, Segment};
 pub use piece::{PIECE_PAGES, Piece, PieceLimits, settle_bytes};
 use remap::{Changed, Remapping};
@@ -366,7 +369,7 @@ impl Engine {
 
     /// Writes all `pieces`. A piece that could not be written carries its error from here on.
     pub fn write_out(&self, pieces: &mut [Piece], class: IoClass) {
-        let requests = requests_of(pieces);
+        let requests = requests_of(pieces, self.most_request_pages(class));
         if requests.is_empty() {
             return;
         }
@@ -375,15 +378,20 @@ impl Engine {
         note_failures(pieces, results);
     }
 
+    /// How large a request of `class` may be now.
+    fn most_request_pages(&self, class: IoClass) -> usize {
+        let is_paced = is_paced(class) && self.background.has_threads();
+        if is_paced && self.is_foreground_active() { SHARED_REQUEST_PAGES } else { REQUEST_PAGES }
+    }
+
     /// Runs the requests; those of the background in portions that the pacer allows.
     fn run_paced(&self, mut requests: Vec<OutRequest>, class: IoClass) -> Written {
-        let is_background = matches!(class, IoClass::Writeback | IoClass::Background);
-        if !is_background || !self.background.has_threads() {
+        if !is_paced(class) || !self.background.has_threads() {
             return self.run_requests(requests, class);
         }
         let mut results = Vec::with_capacity(requests.len());
         while !requests.is_empty() {
-            let sizes = requests.iter().map(|request| request.pages.len() as u64 * BLOCK_BYTES_U64);
+            let sizes = requests.iter().map(OutRequest::bytes);
             let portion = self.begin_paced_write(sizes);
             let rest = requests.split_off(portion.requests);
             results.extend(self.run_requests(requests, class));
@@ -550,6 +558,11 @@ impl Engine {
 }
 
 /// What `piece` maps.
+/// True for what keeps the pace of the background.
+pub(super) const fn is_paced(class: IoClass) -> bool {
+    matches!(class, IoClass::Writeback | IoClass::Background)
+}
+
 fn mapped_runs(piece: &Piece) -> impl Iterator<Item = MappedRun> {
     let forgotten = mutation::active(Mutation::ForgetMapped);
     let segments = piece.segments.iter().filter(move |_| !forgotten);

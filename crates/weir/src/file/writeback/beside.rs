@@ -8,7 +8,7 @@
 //! into the log after it, and both frames count together.
 //! **Invariant:** no pages wait for their frame in an open chain: what ends it may wait for them, while their owner waits for its end.
 
-use super::output::requests_of;
+use super::output::{REQUEST_PAGES, requests_of};
 use super::piece::{Piece, Place};
 use crate::device::IoClass;
 use crate::engine::{Engine, Room};
@@ -90,7 +90,7 @@ impl Engine {
             return Ok(Some(piece));
         };
         let Some(admission) = piece.admission.take() else { return Ok(Some(piece)) };
-        let requests = requests_of(std::slice::from_ref(&piece));
+        let requests = requests_of(std::slice::from_ref(&piece), REQUEST_PAGES);
         let writes = requests.into_iter().map(|request| (request.block, request.pages)).collect();
         let piece = Arc::new(piece);
         let owner = Beside {

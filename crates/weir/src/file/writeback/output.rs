@@ -1,6 +1,7 @@
 //! What is written for pieces: neighbouring blocks of all of them in one request.
 
 use super::piece::Piece;
+use crate::cache::pacing::SHARED_REQUEST_BYTES;
 use crate::cache::page::PageRef;
 use crate::device::request::{Batch, Outcome};
 use crate::device::{Buffers, IoClass, Operation, Request};
@@ -8,13 +9,22 @@ use crate::error::{Error, Result};
 use crate::format::BLOCK_BYTES_U64;
 
 /// Most pages of one request after neighbours were joined: 1 MiB. Others' requests wait behind it on many disks.
-const REQUEST_PAGES: usize = 256;
+pub(super) const REQUEST_PAGES: usize = 256;
+/// The same while others use the disk.
+pub(super) const SHARED_REQUEST_PAGES: usize = (SHARED_REQUEST_BYTES / BLOCK_BYTES_U64) as usize;
 
 /// Neighbouring blocks of some pieces, by their numbers.
 pub(super) struct OutRequest {
     pub(super) block: u64,
     pub(super) pages: Vec<PageRef>,
     pub(super) pieces: Vec<usize>,
+}
+
+impl OutRequest {
+    /// How much it writes.
+    pub(super) fn bytes(&self) -> u64 {
+        self.pages.len() as u64 * BLOCK_BYTES_U64
+    }
 }
 
 /// Which pieces a request was for, and how it ended.
@@ -41,8 +51,8 @@ pub(super) fn with_results(numbers: Vec<Vec<usize>>, outcomes: Vec<Outcome>) -> 
     numbers.into_iter().zip(results).collect()
 }
 
-/// What is to be written for `pieces`, in the order of blocks.
-pub(super) fn requests_of(pieces: &[Piece]) -> Vec<OutRequest> {
+/// What is to be written for `pieces`, in the order of blocks, at most `most_pages` by each request.
+pub(super) fn requests_of(pieces: &[Piece], most_pages: usize) -> Vec<OutRequest> {
     let mut order: Vec<(u64, usize, usize)> = Vec::new();
     for (number, piece) in pieces.iter().enumerate() {
         for (segment_number, segment) in piece.segments.iter().enumerate() {
@@ -53,18 +63,19 @@ pub(super) fn requests_of(pieces: &[Piece]) -> Vec<OutRequest> {
     let mut requests: Vec<OutRequest> = Vec::new();
     for (block, number, segment_number) in order {
         let segment = &pieces[number].segments[segment_number];
-        let pages = pieces[number].pages[segment.first..segment.first + segment.pages].iter();
-        let fits = requests.last().is_some_and(|last| {
-            last.block + last.pages.len() as u64 == block
-                && last.pages.len() + segment.pages <= REQUEST_PAGES
-        });
-        if !fits {
-            requests.push(OutRequest { block, pages: Vec::new(), pieces: Vec::new() });
-        }
-        if let Some(last) = requests.last_mut() {
-            last.pages.extend(pages.map(|page| page.page.clone()));
-            if last.pieces.last() != Some(&number) {
-                last.pieces.push(number);
+        let pages = &pieces[number].pages[segment.first..segment.first + segment.pages];
+        for (page, block) in pages.iter().zip(block..) {
+            let fits = requests.last().is_some_and(|last| {
+                last.block + last.pages.len() as u64 == block && last.pages.len() < most_pages
+            });
+            if !fits {
+                requests.push(OutRequest { block, pages: Vec::new(), pieces: Vec::new() });
+            }
+            if let Some(last) = requests.last_mut() {
+                last.pages.push(page.page.clone());
+                if last.pieces.last() != Some(&number) {
+                    last.pieces.push(number);
+                }
             }
         }
     }
@@ -96,5 +107,64 @@ pub(super) fn note_failures(pieces: &mut [Piece], results: Written) {
                 pieces[number].failed = Some(error.clone());
             }
         }
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::super::piece::{Place, Segment};
+    use super::*;
+    use crate::cache::map::WritebackPage;
+    use crate::cache::page::PagePool;
+    use crate::inode::for_tests::inode;
+
+    /// A piece with `pages` pages from each of the blocks on, nothing else decided.
+    fn piece(pool: &PagePool, runs: &[(u64, usize)]) -> Piece {
+        let mut piece = Piece {
+            inode: inode(),
+            admission: None,
+            token: 1,
+            pages: Vec::new(),
+            runs: Vec::new(),
+            checksums: Vec::new(),
+            segments: Vec::new(),
+            size: 0,
+            into_inode: false,
+            failed: None,
+        };
+        for &(block, pages) in runs {
+            let first = piece.pages.len();
+            piece.segments.push(Segment { first, pages, block, place: Place::New });
+            piece.pages.extend((first..first + pages).map(|index| WritebackPage {
+                index: index as u64,
+                page: pool.alloc_zeroed().expect("memory").freeze(),
+                logged_lsn: None,
+                is_logged: false,
+            }));
+        }
+        piece
+    }
+
+    fn shape(requests: &[OutRequest]) -> Vec<(u64, usize, &[usize])> {
+        requests.iter().map(|each| (each.block, each.pages.len(), &*each.pieces)).collect()
+    }
+
+    #[test]
+    fn neighbours_of_all_pieces_share_requests_up_to_the_largest() {
+        let pool = PagePool::new(64 * 4096);
+        let pieces = [piece(&pool, &[(100, 5), (40, 1)]), piece(&pool, &[(105, 4), (41, 2)])];
+        let apart = requests_of(&pieces, 1);
+        assert_eq!(apart.len(), 12);
+        assert!(apart.iter().all(|each| each.bytes() == BLOCK_BYTES_U64));
+        assert_eq!(
+            shape(&requests_of(&pieces, 4)),
+            [(40, 3, &[0, 1][..]), (100, 4, &[0]), (104, 4, &[0, 1]), (108, 1, &[1])]
+        );
+        let joined = requests_of(&pieces, 256);
+        assert_eq!(shape(&joined), [(40, 3, &[0, 1][..]), (100, 9, &[0, 1])]);
+        // Each page is in its place.
+        let written = joined[1].pages.iter().map(|page| page.as_ptr());
+        let expected = pieces[0].pages[..5].iter().chain(&pieces[1].pages[..4]);
+        assert!(written.eq(expected.map(|each| each.page.as_ptr())));
     }
 }

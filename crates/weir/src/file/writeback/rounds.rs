@@ -8,6 +8,7 @@
 //! drain.
 
 use super::output::{OutRequest, Writes, Written, note_failures, requests_of, to_device};
+use super::is_paced;
 use super::piece::{PIECE_PAGES, Piece};
 use crate::cache::map::RunFilter;
 use crate::device::IoClass;
@@ -16,7 +17,6 @@ use crate::engine::{Engine, Room};
 use crate::error::{Error, Result};
 use crate::file::handover::{Batch, TO_WRITE};
 use crate::file::paced::Portion;
-use crate::format::BLOCK_BYTES_U64;
 use crate::inode::Inode;
 use crate::sync::Arc;
 use crate::types::BackgroundMode;
@@ -162,7 +162,7 @@ impl<'a> Rounds<'a> {
     }
 
     fn is_paced(&self) -> bool {
-        matches!(self.class, IoClass::Writeback | IoClass::Background)
+        is_paced(self.class)
     }
 
     /// Collects one round of what is left. Answers how many pages it has.
@@ -199,7 +199,7 @@ impl<'a> Rounds<'a> {
 
     /// Sends a round on its way and finishes the one before. Unless it `goes_on`, the round is written here and now.
     fn begin(&mut self, pieces: Vec<Piece>, goes_on: bool, ends_batch: bool) {
-        let mut requests = requests_of(&pieces);
+        let mut requests = requests_of(&pieces, self.engine.most_request_pages(self.class));
         let mut earlier = Vec::new();
         let mut share = Share::Nothing;
         if self.is_paced() && !requests.is_empty() {
@@ -215,7 +215,7 @@ impl<'a> Rounds<'a> {
                 requests = rest;
             }
         } else if goes_on {
-            let bytes = requests.iter().map(bytes_of).sum();
+            let bytes = requests.iter().map(OutRequest::bytes).sum();
             self.engine.begin_sync_write(bytes);
             share = Share::Sync(bytes);
         }
@@ -226,11 +226,11 @@ impl<'a> Rounds<'a> {
 
     fn next_portion(&mut self, requests: &[OutRequest]) -> Portion {
         let engine = self.engine;
-        if let Some(portion) = engine.try_paced_write(requests.iter().map(bytes_of)) {
+        if let Some(portion) = engine.try_paced_write(requests.iter().map(OutRequest::bytes)) {
             return portion;
         }
         self.finish_last();
-        engine.begin_paced_write(requests.iter().map(bytes_of))
+        engine.begin_paced_write(requests.iter().map(OutRequest::bytes))
     }
 
     /// In manual mode everything is written at once. So is what one request takes: that costs no other thread.
@@ -275,8 +275,4 @@ impl<'a> Rounds<'a> {
             self.result = result;
         }
     }
-}
-
-fn bytes_of(request: &OutRequest) -> u64 {
-    request.pages.len() as u64 * BLOCK_BYTES_U64
 }
