@@ -18,7 +18,7 @@ use crate::file::writeback::owed_filter;
 use crate::format::BLOCK_BYTES_U64;
 use crate::inode::Inode;
 use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{Arc, Clock, Condvar, JoinHandle, Mutex, spawn, wait_for};
+use crate::sync::{Arc, Clock, Condvar, JoinHandle, Mutex, give_way, spawn, wait_for};
 use crate::txn::Lsn;
 use crate::txn::checkpoint::Extent;
 use std::collections::VecDeque;
@@ -277,7 +277,10 @@ impl Engine {
         }
         for (name, body) in bodies {
             let engine = self.clone();
-            let thread = spawn(name, move || body(&engine))?;
+            let thread = spawn(name, move || {
+                give_way(0);
+                body(&engine);
+            })?;
             self.background.threads.lock().push(thread);
         }
         Ok(())

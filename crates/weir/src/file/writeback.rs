@@ -44,8 +44,8 @@ use crate::sync::atomic::Ordering;
 use crate::txn::{Lsn, Op};
 use crate::types::BackgroundMode;
 use output::{
-    OutRequest, REQUEST_PAGES, SHARED_REQUEST_PAGES, Written, note_failures, requests_of, to_device,
-    with_results,
+    OutRequest, REQUEST_PAGES, SHARED_REQUEST_PAGES, Written, note_failures, requests_of,
+    to_device, with_results,
 };
 use piece::{CUT_BYTES, Place, Segment};
 pub use piece::{PIECE_PAGES, Piece, PieceLimits, settle_bytes};

@@ -1,5 +1,4 @@
-//! How a thread of the engine asks to be scheduled: one that works in the background, and holds no lock meanwhile, gives way to whoever
-//! wakes up.
+//! How a thread of the engine asks to be scheduled: one that works in the background gives way to whoever wakes up.
 //!
 //! Linux does not take the processor from a running thread before its time slice is over (0.7 to 3 ms), not even for one that
 //! has just woken up and is owed time. Unless the one that wakes has a shorter slice (Linux 6.12, EEVDF with *custom slices*:

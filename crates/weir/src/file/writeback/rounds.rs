@@ -7,8 +7,8 @@
 //! **Invariant:** rounds are finished in the order in which they began; a batch that was handed over ends with its last round, or with the
 //! drain.
 
-use super::output::{OutRequest, Writes, Written, note_failures, requests_of, to_device};
 use super::is_paced;
+use super::output::{OutRequest, Writes, Written, note_failures, requests_of, to_device};
 use super::piece::{PIECE_PAGES, Piece};
 use crate::cache::map::RunFilter;
 use crate::device::IoClass;
