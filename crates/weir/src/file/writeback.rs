@@ -557,12 +557,12 @@ impl Engine {
     }
 }
 
-/// What `piece` maps.
 /// True for what keeps the pace of the background.
 pub(super) const fn is_paced(class: IoClass) -> bool {
     matches!(class, IoClass::Writeback | IoClass::Background)
 }
 
+/// What `piece` maps.
 fn mapped_runs(piece: &Piece) -> impl Iterator<Item = MappedRun> {
     let forgotten = mutation::active(Mutation::ForgetMapped);
     let segments = piece.segments.iter().filter(move |_| !forgotten);
