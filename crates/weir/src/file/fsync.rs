@@ -177,7 +177,7 @@ impl Engine {
         // page map is locked.
         let homes = self.homes(inode, pages, limit, Held::Map)?;
         inode.known_mapping.lock().forget();
-        self.log_pages(inode, pages, (count, &homes), admission)
+        self.log_pages(inode, pages, (count, &homes), (room, admission))
     }
 
     /// From how many new pages on a sync has them written beside its frame.
@@ -254,13 +254,14 @@ impl Engine {
         Ok(homes)
     }
 
-    /// One operation with the pages and the inode. The caller holds the `map` lock.
+    /// One operation with the pages and the inode. The caller holds the `map` lock. Who may not wait leaves the checksums to the writer of the
+    /// frame: others wait for that together.
     fn log_pages(
         &self,
         inode: &Arc<Inode>,
         range: &Range<u64>,
         (limit, homes): (usize, &[MappedRun]),
-        admission: Admission,
+        (room, admission): (Room, Admission),
     ) -> Result<Logged> {
         let mut map = inode.pages.write();
         // A page that the log holds may go home meanwhile.
@@ -279,7 +280,11 @@ impl Engine {
                     // More became dirty meanwhile: count again.
                     return Ok(Logged::Again);
                 }
-                op.payload(inode.number, index, home_of(homes, index), page.clone());
+                let (home, page) = (home_of(homes, index), page.clone());
+                match room {
+                    Room::Normal | Room::Reserve => op.payload(inode.number, index, home, page),
+                    Room::NoWait => op.payload_unsummed(inode.number, index, home, page),
+                }
                 logged.push(index);
             }
         }

@@ -13,6 +13,8 @@ pub const RECORD_HEADER_BYTES: usize = 4;
 pub const MAX_WROTE_BLOCKS: usize = 8192;
 /// Where the payload index lies in an encoded `payload` record, from the record's first byte.
 pub const PAYLOAD_INDEX_OFFSET: usize = RECORD_HEADER_BYTES + 24;
+/// Where its checksum lies.
+pub const PAYLOAD_CHECKSUM_OFFSET: usize = PAYLOAD_INDEX_OFFSET + 4;
 
 const KEY_BYTES: usize = 17;
 const PUT: u8 = 1;
@@ -402,6 +404,7 @@ mod tests {
         record.encode(&mut bytes).unwrap();
         assert_eq!(bytes[..4], [5, 0, 32, 0]);
         assert_eq!(bytes[PAYLOAD_INDEX_OFFSET..][..4], [1, 2, 3, 4]);
+        assert_eq!(bytes[PAYLOAD_CHECKSUM_OFFSET..], [6, 0, 0, 0]);
         bytes.clear();
         Record::Put { key: Key::new(1, Kind::Extent, 2), value: &[0xee] }
             .encode(&mut bytes)

@@ -6,8 +6,8 @@ use super::core::Lsn;
 use crate::cache::page::PageRef;
 use crate::device::buffer::AlignedBuf;
 use crate::format::frame::{FRAME_HEADER_BYTES, meta_blocks};
-use crate::format::record::{Checksums, PAYLOAD_INDEX_OFFSET, Record};
-use crate::format::{FormatError, Key};
+use crate::format::record::{Checksums, PAYLOAD_CHECKSUM_OFFSET, PAYLOAD_INDEX_OFFSET, Record};
+use crate::format::{FormatError, Key, checksum};
 
 /// Largest buffer of a written frame that is kept for the next.
 const SPARE_FRAME_BYTES: usize = 1 << 20;
@@ -21,6 +21,8 @@ pub struct OpRecords {
     /// Where in `bytes` the payload indices are; they count from 0 until `append` knows the frame.
     index_fields: Vec<u32>,
     payloads: Vec<PageRef>,
+    /// Which of them the writer of the frame has to sum.
+    unsummed: Vec<u32>,
     companions: Vec<Companions>,
 }
 
@@ -90,17 +92,21 @@ impl OpRecords {
         self.push_valid(&Record::Settled { inode, file_block, length_blocks });
     }
 
-    /// The page's content travels in the frame; `checksum` is its crc32c.
+    /// The page's content travels in the frame; `checksum` is its crc32c, or else whoever writes the frame computes it.
     pub fn payload(
         &mut self,
         inode: u64,
         file_block: u64,
         home_block: u64,
-        checksum: u32,
+        checksum: Option<u32>,
         page: PageRef,
     ) {
         let field = self.bytes.len() + PAYLOAD_INDEX_OFFSET;
         let index = self.payloads.len() as u32;
+        if checksum.is_none() {
+            self.unsummed.push(index);
+        }
+        let checksum = checksum.unwrap_or(0);
         let record = Record::Payload { inode, file_block, home_block, index, checksum };
         self.push_valid_any(&record);
         self.index_fields.push(field as u32);
@@ -137,6 +143,7 @@ impl OpRecords {
         self.record_count += other.record_count;
         self.index_fields.extend(other.index_fields.iter().map(|field| start + field));
         self.payloads.append(&mut other.payloads);
+        self.unsummed.extend(other.unsummed.iter().map(|index| base + index));
         self.companions.append(&mut other.companions);
     }
 
@@ -170,6 +177,7 @@ impl OpRecords {
         self.bytes.capacity()
             + self.index_fields.capacity() * size_of::<u32>()
             + self.payloads.capacity() * size_of::<PageRef>()
+            + self.unsummed.capacity() * size_of::<u32>()
     }
 
     /// Forgets everything, keeps the memory.
@@ -178,6 +186,7 @@ impl OpRecords {
         self.record_count = 0;
         self.index_fields.clear();
         self.payloads.clear();
+        self.unsummed.clear();
         self.companions.clear();
     }
 
@@ -193,6 +202,8 @@ pub(super) struct Frame {
     /// Room for the header, then the records.
     pub meta: AlignedBuf,
     pub payloads: Vec<PageRef>,
+    /// Payload pages that are not summed yet, and where in `meta` their checksums belong.
+    unsummed: Vec<(u32, u32)>,
     /// What is written at the same time.
     pub companions: Vec<Companions>,
     pub record_count: u32,
@@ -239,6 +250,11 @@ impl Frame {
                 shift_index(&mut self.meta[start + field as usize..], base);
             }
         }
+        for &index in &op.unsummed {
+            let field = op.index_fields[index as usize] as usize + start;
+            let field = field + PAYLOAD_CHECKSUM_OFFSET - PAYLOAD_INDEX_OFFSET;
+            self.unsummed.push((base + index, field as u32));
+        }
         self.payloads.append(&mut op.payloads);
         self.companions.append(&mut op.companions);
         self.record_count += op.record_count;
@@ -246,10 +262,19 @@ impl Frame {
         op.clear();
     }
 
+    /// Computes the checksums that were left to the writer of the frame. The pages are frozen, so it does not matter when.
+    pub fn sum_payloads(&mut self) {
+        for (index, field) in self.unsummed.drain(..) {
+            let sum = checksum(&self.payloads[index as usize]);
+            self.meta[field as usize..][..4].copy_from_slice(&sum.to_le_bytes());
+        }
+    }
+
     /// Makes the frame empty, keeping its memory. False when that is too much to keep.
     pub fn recycle(&mut self) -> bool {
         self.meta.clear();
         self.payloads.clear();
+        self.unsummed.clear();
         self.companions.clear();
         self.record_count = 0;
         self.continues = false;
@@ -279,7 +304,7 @@ mod tests {
             op.delete(Key::inode(lsn));
             for page in 0..lsn {
                 let page_ref = pool.alloc_zeroed().unwrap().freeze();
-                op.payload(lsn, page, 0, 0, page_ref);
+                op.payload(lsn, page, 0, Some(0), page_ref);
             }
             let expected = frame.blocks_with(&op);
             frame.add(&mut op, lsn, 1);
@@ -297,6 +322,40 @@ mod tests {
     }
 
     #[test]
+    fn a_frame_has_the_checksums_of_its_pages_whoever_computes_them() {
+        let pool = PagePool::new(64 * 4096);
+        let mut frame = Frame::default();
+        for lsn in 1..=4 {
+            let mut op = OpRecords::new();
+            op.delete(Key::inode(lsn));
+            for number in 0..3 {
+                let mut page = pool.alloc_zeroed().unwrap();
+                page.fill((16 * lsn + number) as u8);
+                let page = page.freeze();
+                let sum = checksum(&page);
+                op.payload(lsn, number, 0, (number != lsn % 3).then_some(sum), page);
+                op.next_inode(lsn);
+            }
+            let mut joined = OpRecords::new();
+            joined.append(op);
+            frame.add(&mut joined, lsn, 1);
+        }
+        assert_eq!(frame.unsummed.len(), 4);
+        frame.sum_payloads();
+        let mut seen = 0;
+        for record in Records::new(&frame.meta[FRAME_HEADER_BYTES..]) {
+            if let Record::Payload { inode, file_block, index, checksum: sum, .. } = record.unwrap()
+            {
+                let page = &frame.payloads[index as usize];
+                assert_eq!(page[0], (16 * inode + file_block) as u8);
+                assert_eq!(sum, checksum(page));
+                seen += 1;
+            }
+        }
+        assert_eq!((seen, frame.unsummed.len()), (12, 0));
+    }
+
+    #[test]
     fn appended_operations_are_as_if_they_were_one() {
         let pool = PagePool::new(64 * 4096);
         let (mut whole, mut parts) = (OpRecords::new(), OpRecords::new());
@@ -306,13 +365,14 @@ mod tests {
             whole.delete(Key::inode(number));
             for page in 0..number {
                 let page_ref = pool.alloc_zeroed().unwrap().freeze();
-                part.payload(number, page, 0, 0, page_ref.clone());
-                whole.payload(number, page, 0, 0, page_ref);
+                part.payload(number, page, 0, (page % 2 == 0).then_some(0), page_ref.clone());
+                whole.payload(number, page, 0, (page % 2 == 0).then_some(0), page_ref);
             }
             parts.append(part);
         }
         assert_eq!(parts.bytes, whole.bytes);
         assert_eq!(parts.index_fields, whole.index_fields);
+        assert_eq!(parts.unsummed, whole.unsummed);
         assert_eq!(parts.record_count, whole.record_count);
         assert_eq!(parts.payload_blocks(), whole.payload_blocks());
     }

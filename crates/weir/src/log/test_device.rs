@@ -180,7 +180,7 @@ pub(super) fn operation(pool: &PagePool, number: u64, filler: usize, pages: u64)
         page.fill(number as u8);
         let page: PageRef = page.freeze();
         let sum = checksum(&page);
-        op.payload(number, file_block, 0, sum, page);
+        op.payload(number, file_block, 0, Some(sum), page);
     }
     op
 }

@@ -280,6 +280,7 @@ impl Log {
     /// had to move: a flush then covers whatever the failed write left.
     fn write_frame(&self, frame: &mut Frame, fua: &mut bool, party: &mut Party) -> Result<()> {
         let blocks = frame.blocks();
+        frame.sum_payloads();
         // The padding of the records up to a whole block.
         let meta_bytes = frame.meta.len();
         frame.meta.resize_zeroed(meta_bytes.next_multiple_of(BLOCK_BYTES));

@@ -116,8 +116,20 @@ impl Op {
 
     /// Page `file_block` of `inode` has this content; `home_block` (0: none) is overwritten with it later.
     pub fn payload(&mut self, inode: u64, file_block: u64, home_block: u64, page: PageRef) {
-        let crc = checksum(&page);
-        self.records.payload(inode, file_block, home_block, crc, page);
+        let sum = checksum(&page);
+        self.records.payload(inode, file_block, home_block, Some(sum), page);
+        self.count_payload(1, Some(inode));
+    }
+
+    /// As [`Op::payload`]; whoever writes the frame computes the checksum, which is a good part of what the rest takes.
+    pub fn payload_unsummed(
+        &mut self,
+        inode: u64,
+        file_block: u64,
+        home_block: u64,
+        page: PageRef,
+    ) {
+        self.records.payload(inode, file_block, home_block, None, page);
         self.count_payload(1, Some(inode));
     }
 
