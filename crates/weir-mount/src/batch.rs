@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::mem::{offset_of, size_of};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use parking_lot::Mutex;
+use weir::sync::Mutex;
 use weir::{FileType, RenameMode, SetAttr, SetTime, Timestamp};
 
 use crate::errno::Errno;

@@ -11,7 +11,7 @@
 
 use std::collections::VecDeque;
 
-use parking_lot::Mutex;
+use weir::sync::Mutex;
 
 /// Data that is kept in memory.
 const KEEP_BYTES: u64 = 4 << 20;

@@ -27,7 +27,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use parking_lot::{Condvar, Mutex};
+use weir::sync::{Condvar, Mutex};
 
 /// How long a request may keep a transport thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

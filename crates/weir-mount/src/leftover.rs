@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use parking_lot::{Condvar, Mutex};
+use weir::sync::{Condvar, Mutex};
 
 use crate::tables::OpenFile;
 

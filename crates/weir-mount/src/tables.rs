@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::{Mutex, RwLock};
+use weir::sync::{Mutex, RwLock};
 use weir::{File, InodeHold, Volume};
 
 use crate::errno::Errno;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
 use weir::Volume;
+use weir::sync::{Condvar, Mutex};
 
 use crate::errno::Errno;
 use crate::ops::Done;

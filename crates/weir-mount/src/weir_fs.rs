@@ -23,8 +23,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use weir::stats::Report;
+use weir::sync::Mutex;
 use weir::{
     AllocateMode, Attr, DirEntry, Error, File, FileType, NewInode, RenameMode, SetAttr, StatFs,
     SyncKind, Volume, XattrMode,

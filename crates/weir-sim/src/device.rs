@@ -14,10 +14,10 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use parking_lot::{Mutex, MutexGuard};
 use weir::device::{
     Buffers, Device, DeviceError, DeviceInfo, DeviceResult, IoClass, OnDone, Operation, Request,
 };
+use weir::sync::{Mutex, MutexGuard};
 
 use crate::disk::{DiskState, Event, Write};
 use crate::fault::{FaultKind, FaultPlan};

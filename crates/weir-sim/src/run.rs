@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use serde::Serialize;
+use weir::sync::Mutex;
 
 use crate::explore::{Case, Failure, Limits, Tally, explore, prepare};
 use crate::fault::FaultPlan;

@@ -5,9 +5,9 @@
 
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use weir::device::buffer::AlignedBuf;
 use weir::device::{Device, IoClass};
+use weir::sync::Mutex;
 
 use crate::clock::SimClock;
 use crate::device::SimDevice;

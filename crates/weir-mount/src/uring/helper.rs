@@ -10,7 +10,7 @@ use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use parking_lot::{Condvar, Mutex};
+use weir::sync::{Condvar, Mutex};
 
 enum State<T> {
     Idle,

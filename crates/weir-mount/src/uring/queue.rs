@@ -23,8 +23,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::ThreadId;
 
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
-use parking_lot::Mutex;
 use rustix::event::EventfdFlags;
+use weir::sync::Mutex;
 
 use super::abi::{self, Fate, HEADER_BYTES, Request};
 use crate::errno::Errno;

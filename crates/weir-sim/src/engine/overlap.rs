@@ -7,9 +7,9 @@
 
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use weir::AllocateMode;
 use weir::device::IoClass;
+use weir::sync::Mutex;
 
 use super::EngineSession;
 use crate::device::SimDevice;
