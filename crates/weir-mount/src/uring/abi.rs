@@ -97,6 +97,8 @@ pub struct Request {
     pub uid: u32,
     /// Who asks.
     pub gid: u32,
+    /// Who asks: a thread; 0 when the kernel itself does, or somebody whom this process cannot see.
+    pub pid: u32,
     /// Names the entry to the kernel.
     pub commit_id: u64,
     /// Bytes of the payload.
@@ -136,6 +138,7 @@ pub fn request(header: &[u8]) -> Result<Request, Errno> {
         ino: fields.u64(16)?,
         uid: fields.u32(24)?,
         gid: fields.u32(28)?,
+        pid: fields.u32(32)?,
         commit_id: fields.u64(COMMIT_ID_AT)?,
         payload_bytes: fields.u32(PAYLOAD_LENGTH_AT)? as usize,
     })

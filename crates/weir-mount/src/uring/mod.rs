@@ -14,9 +14,11 @@
 //! | [`queue`] | one ring and its thread |
 //! | [`serve`] | one request |
 //! | [`helper`] | a sync that a core waits for |
+//! | [`hops`] | programs that change the core with every request |
 
 pub mod abi;
 pub mod helper;
+pub mod hops;
 pub mod queue;
 pub mod serve;
 
@@ -30,6 +32,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use hops::Hops;
 use queue::Queue;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
@@ -114,7 +117,9 @@ impl Rings {
         let text = fs::read_to_string("/sys/devices/system/cpu/possible").ok()?;
         let cores = possible_cores(&text).filter(|cores| *cores <= MAX_QUEUES)?;
         let payload_bytes = max_write_bytes as usize + PAYLOAD_MARGIN_BYTES;
-        let queues = (0..cores).map(|number| Queue::new(number as u16, ENTRIES, payload_bytes));
+        let hops = if cores > 1 { Hops::new().map(Arc::new) } else { None };
+        let queues = (0..cores)
+            .map(|number| Queue::new(number as u16, ENTRIES, payload_bytes, hops.clone()));
         queues.collect::<io::Result<Vec<_>>>().ok().map(Self)
     }
 

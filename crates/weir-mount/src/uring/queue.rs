@@ -21,12 +21,14 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::ThreadId;
+use std::time::Instant;
 
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use rustix::event::EventfdFlags;
-use weir::sync::Mutex;
+use weir::sync::{Mutex, SchedulingClass, set_scheduling_class};
 
 use super::abi::{self, Fate, HEADER_BYTES, Request};
+use super::hops::{Hops, LATE, LENT_ANSWERS};
 use crate::errno::Errno;
 
 /// The ring of a queue: commands need the large entries.
@@ -178,11 +180,20 @@ impl Drop for Held {
 pub struct Queue {
     ring: Ring,
     shared: Arc<Shared>,
+    /// Where programs come from; `None`: nothing can be done about it.
+    hops: Option<Arc<Hops>>,
+    /// For so many more answers the thread lends its place.
+    lent_answers: u32,
 }
 
 impl Queue {
     /// The ring and memory of queue `number`.
-    pub fn new(number: u16, entries: usize, payload_bytes: usize) -> io::Result<Self> {
+    pub fn new(
+        number: u16,
+        entries: usize,
+        payload_bytes: usize,
+        hops: Option<Arc<Hops>>,
+    ) -> io::Result<Self> {
         let depth = (entries + 1).next_power_of_two() as u32;
         let ring = IoUring::builder().setup_coop_taskrun().build(depth)?;
         let shared = Shared {
@@ -195,7 +206,7 @@ impl Queue {
             thread: Mutex::default(),
             open: AtomicUsize::new(0),
         };
-        Ok(Self { ring, shared: Arc::new(shared) })
+        Ok(Self { ring, shared: Arc::new(shared), hops, lent_answers: 0 })
     }
 
     /// Serves requests of the connection `device` until it ends.
@@ -234,6 +245,7 @@ impl Queue {
         let mut completed: Vec<(u64, i32)> = Vec::new();
         loop {
             let answered = std::mem::take(&mut *self.shared.answered.lock());
+            let answers = !answered.is_empty();
             for (index, commit_id) in answered {
                 let command = opcode::UringCmd80::new(device, abi::COMMIT_AND_FETCH)
                     .cmd(abi::command(commit_id, self.shared.number))
@@ -249,7 +261,7 @@ impl Queue {
                 // The read under way has an address of this function: it must end first.
                 rustix::io::write(&self.shared.wake, &1_u64.to_ne_bytes())?;
             }
-            match self.ring.submit_and_wait(1) {
+            match self.submit_and_wait(answers) {
                 Err(error) if !is_temporary(&error) => return Err(error),
                 _ => {}
             }
@@ -267,7 +279,9 @@ impl Queue {
                 match abi::fate(result) {
                     Fate::Request => {
                         used[index] = true;
-                        serve(self.held(index));
+                        let held = self.held(index);
+                        self.note(held.request.pid);
+                        serve(held);
                     }
                     Fate::Ended => ended = true,
                     Fate::Refused if used[index] => {
@@ -284,6 +298,30 @@ impl Queue {
         }
     }
 
+    /// Notes where a request comes from.
+    fn note(&mut self, pid: u32) {
+        if self.hops.as_ref().is_some_and(|hops| hops.note(pid, self.shared.number)) {
+            self.lent_answers = LENT_ANSWERS;
+        }
+    }
+
+    /// Submits what there is and waits for something. `answers`: programs are woken by it, who may have the place of this thread if it is
+    /// lent.
+    fn submit_and_wait(&mut self, answers: bool) -> io::Result<usize> {
+        if !answers || self.lent_answers == 0 || !set_scheduling_class(SchedulingClass::Idle) {
+            return self.ring.submit_and_wait(1);
+        }
+        let lent = Instant::now();
+        let result = self.ring.submit_and_wait(1);
+        if !set_scheduling_class(SchedulingClass::Ordinary) {
+            // It could a moment ago: no more of this.
+            self.hops = None;
+        }
+        let late = self.hops.is_none() || lent.elapsed() > LATE;
+        self.lent_answers = if late { 0 } else { self.lent_answers - 1 };
+        result
+    }
+
     /// The request that the kernel has put into an entry.
     fn held(&self, index: usize) -> Held {
         let header = self.shared.header(index);
@@ -296,6 +334,7 @@ impl Queue {
             ino: 0,
             uid: u32::MAX,
             gid: u32::MAX,
+            pid: 0,
             commit_id: 0,
             payload_bytes: 0,
         });

@@ -1,4 +1,5 @@
-//! How a thread of the engine asks to be scheduled: one that works in the background gives way to whoever wakes up.
+//! How a thread asks to be scheduled: one that works in the background gives way to whoever wakes up ([`give_way`]), and one that is about to
+//! wake others may count for nothing for a moment ([`set_scheduling_class`]).
 //!
 //! Linux does not take the processor from a running thread before its time slice is over (0.7 to 3 ms), not even for one that
 //! has just woken up and is owed time. Unless the one that wakes has a shorter slice (Linux 6.12, EEVDF with *custom slices*:
@@ -8,7 +9,7 @@
 //!
 //! Older kernels, other systems, and sandboxes that refuse: as if nothing had been asked for.
 //!
-//! This module contains `unsafe`: a system call without a wrapper.
+//! This module contains `unsafe`: system calls without a wrapper.
 
 /// Longer than the slice of any thread that asks for nothing (at most 2.8 ms), and not much: it is also how long others may come first.
 #[cfg(all(target_os = "linux", not(any(miri, feature = "shuttle"))))]
@@ -37,6 +38,39 @@ pub fn give_way(niceness: i32) {
     }
 }
 
+/// How the scheduler treats a thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SchedulingClass {
+    /// As any other (`SCHED_OTHER`), as nice as it was.
+    Ordinary,
+    /// It counts for nothing (`SCHED_IDLE`): a processor that has only such threads is idle to others.
+    Idle,
+}
+
+/// Makes the calling thread, which is of one of these classes, one of `class`. False: it may not, or is of another class.
+#[cfg(all(target_os = "linux", not(any(miri, feature = "shuttle"))))]
+pub fn set_scheduling_class(class: SchedulingClass) -> bool {
+    let policy = match class {
+        SchedulingClass::Ordinary => libc::SCHED_OTHER,
+        SchedulingClass::Idle => libc::SCHED_IDLE,
+    };
+    // SAFETY: 0 is the calling thread.
+    let present = unsafe { libc::sched_getscheduler(0) };
+    if ![libc::SCHED_OTHER, libc::SCHED_IDLE].contains(&present) {
+        return false;
+    }
+    // SAFETY: all zero is a valid parameter.
+    let parameter: libc::sched_param = unsafe { std::mem::zeroed() };
+    // SAFETY: the parameter outlives the call; 0 is the calling thread.
+    unsafe { libc::sched_setscheduler(0, policy, &raw const parameter) == 0 }
+}
+
+/// There is one class.
+#[cfg(not(all(target_os = "linux", not(any(miri, feature = "shuttle")))))]
+pub fn set_scheduling_class(_class: SchedulingClass) -> bool {
+    false
+}
+
 /// Nothing to ask for.
 #[cfg(not(all(target_os = "linux", not(any(miri, feature = "shuttle")))))]
 pub fn give_way(_niceness: i32) {}
@@ -47,6 +81,22 @@ mod tests {
 
     fn niceness() -> i32 {
         rustix::process::getpriority_process(None).expect("a thread has a niceness")
+    }
+
+    #[test]
+    fn a_thread_that_counts_for_nothing_may_count_again_and_is_as_nice_as_before() {
+        let thread = std::thread::spawn(|| {
+            let before = niceness();
+            if !set_scheduling_class(SchedulingClass::Idle) {
+                eprintln!("skipped: this process may not change the class of its threads");
+                return;
+            }
+            // Back it may only with `CAP_SYS_NICE`, or a limit of niceness that says so.
+            if set_scheduling_class(SchedulingClass::Ordinary) {
+                assert_eq!(niceness(), before);
+            }
+        });
+        thread.join().expect("the thread ends");
     }
 
     #[test]
