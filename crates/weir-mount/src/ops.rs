@@ -211,6 +211,11 @@ pub trait FileSystemOps: Send + Sync + 'static {
     fn write(&self, handle: Handle, offset: u64, data: &[u8], mode: WriteMode) -> OpResult<usize>;
     /// Makes `target` durable, and waits until it is.
     fn sync(&self, target: &SyncTarget) -> OpResult<()>;
+    /// As [`FileSystemOps::sync`], if there is nothing to wait for: all is durable already. `None`: that is not known without waiting.
+    fn sync_if_durable(&self, target: &SyncTarget) -> Option<OpResult<()>> {
+        let _ = target;
+        None
+    }
     /// As [`FileSystemOps::sync`], but answers at once; `done` hears of the end. Gives `done` back if the request cannot be
     /// submitted without waiting: nothing has been done then.
     fn submit_sync(&self, target: &SyncTarget, done: Done) -> Result<(), Done> {

@@ -645,6 +645,14 @@ impl FileSystemOps for WeirFs {
         }
     }
 
+    fn sync_if_durable(&self, target: &SyncTarget) -> Option<OpResult<()>> {
+        let SyncTarget::File { handle, range, data_only } = target else { return None };
+        let open = self.handles.get(*handle).ok()?;
+        let synced = open.file.fsync_if_durable(range.clone(), sync_kind(*data_only))?;
+        open.unsynced_bytes.store(0, Ordering::Relaxed);
+        Some(self.check(synced))
+    }
+
     fn submit_sync(&self, target: &SyncTarget, done: Done) -> Result<(), Done> {
         let (ticket, open) = match target {
             SyncTarget::File { handle, range, data_only } => {

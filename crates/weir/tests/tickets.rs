@@ -134,3 +134,40 @@ fn dropping_a_ticket_cancels_nothing() {
     }
     assert_eq!(content(&threads(&device), "/d"), b"still durable");
 }
+
+#[test]
+fn a_sync_of_what_is_durable_is_answered_at_once_and_no_other() {
+    let device = formatted(64 * MIB);
+    let manual = options(BackgroundMode::Manual);
+    let volume = Volume::open_device(device, manual).expect("open");
+    let file = volume.open_file("/f", OpenFlags::CREATE).expect("create");
+    let at_once = |range, kind| file.fsync_if_durable(range, kind);
+    let (all, full) = (0..u64::MAX, SyncKind::Full);
+    assert_eq!(at_once(all.clone(), full), None, "the file itself is not durable");
+    file.fsync().expect("durable");
+    let (flushes, fsyncs) = (volume.stats().log.flushes, volume.stats().fsyncs);
+    assert_eq!(at_once(all.clone(), full), Some(Ok(())));
+    assert_eq!((volume.stats().log.flushes, volume.stats().fsyncs), (flushes, fsyncs + 1));
+    // A dirty page, and the size.
+    file.write_at(0, &[1; 4096]).expect("write");
+    assert_eq!(at_once(all.clone(), full), None);
+    assert_eq!(at_once(all.clone(), SyncKind::Data), None);
+    // In the log's open frame, not durable.
+    let ticket = file.fsync_async(all.clone(), full).expect("submit");
+    assert_eq!(at_once(all.clone(), full), None);
+    while volume.background_step(BackgroundWork::Log).expect("step") {}
+    assert_eq!(ticket.wait(), Ok(()));
+    assert_eq!(at_once(all.clone(), full), Some(Ok(())));
+    // Attributes alone.
+    let mode = SetAttr { permissions: Some(0o600), ..SetAttr::default() };
+    volume.setattr(file.ino(), &mode).expect("chmod");
+    assert_eq!(at_once(all.clone(), full), None);
+    file.fsync().expect("durable");
+    // Pages beside the range do not matter to it.
+    file.write_at(0, &[2; 4096]).expect("write");
+    file.write_at(8192, &[3; 4096]).expect("write");
+    file.fsync().expect("durable");
+    file.write_at(8192, &[4; 4096]).expect("write");
+    assert_eq!(at_once(0..4096, SyncKind::Data), Some(Ok(())));
+    assert_eq!(at_once(8192..12288, SyncKind::Data), None);
+}

@@ -195,8 +195,11 @@ impl Server {
     }
 
     /// Makes `target` durable without waiting for it here: a lone sync on the helper of this queue, others as tickets, which share
-    /// flushes better than threads do.
+    /// flushes better than threads do. What is durable already needs neither.
     fn sync(&self, queue: usize, target: SyncTarget, done: Done) {
+        if let Some(result) = self.ops.sync_if_durable(&target) {
+            return done(result);
+        }
         let crowd = Arc::clone(&self.crowd);
         let alone = crowd.enter();
         let done: Done = Box::new(move |result| {

@@ -255,6 +255,17 @@ impl File {
         Ok(())
     }
 
+    /// [`File::fsync`] of bytes `range` if there is nothing to wait for, because all that it covers is durable already. `None`: something is not, and
+    /// nothing was done. Does not block. For whoever must not wait, and would pay for handing the sync over to somebody who may.
+    pub fn fsync_if_durable(
+        &self,
+        range: std::ops::Range<u64>,
+        kind: SyncKind,
+    ) -> Option<Result<()>> {
+        let is_durable = self.engine().fsync_if_durable(self.inode(), range, kind);
+        is_durable.then(|| self.report_errors())
+    }
+
     fn sync(&self, kind: SyncKind) -> Result<()> {
         let result = self.engine().fsync(self.inode(), 0..u64::MAX, kind);
         self.report_errors()?;
