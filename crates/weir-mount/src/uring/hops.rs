@@ -7,12 +7,13 @@
 //! A round trip takes more than twice as long then, and nothing ends it.
 //!
 //! A queue that sees a program hop [`HOPS`] times lends it its place: for the next [`LENT_ANSWERS`] its thread is of the class `SCHED_IDLE`
-//! while it answers. A core with nothing but such threads counts as idle, so the program is woken there, at once, and the queue's thread
-//! goes on when it waits again. Meanwhile the other core goes to sleep for good, and the program stays.
+//! while it hands in an answer. A core with nothing but such threads counts as idle, so the program is woken there, at once, and the
+//! queue's thread goes on when the program waits again. Meanwhile the other core goes to sleep for good, and the program stays.
 //!
 //! The class has a price: where others compute, such a thread gets next to nothing, and the core's requests would wait for it. But programs hop
 //! between idle cores only, it is for two milliseconds at a time, and a thread that was kept from its processor for long
-//! ([`LATE`]) stops at once.
+//! ([`LATE`]) stops at once. Before it waits it is an ordinary one again, and its slice is the shortest there is (`come_first`), by
+//! which the scheduler reckons how long such a thread may be passed over: some 30 ms for each of those that compute, once.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

@@ -142,6 +142,7 @@ impl Rings {
             let thread = std::thread::Builder::new().name(format!("weir-fuse-{core}"));
             running.threads.push(thread.spawn(move || {
                 stay_on(core);
+                weir::sync::come_first();
                 let serve = || queue.run(&device, &|held| server.serve(held));
                 let ended = catch_unwind(AssertUnwindSafe(serve)).unwrap_or_else(|payload| {
                     let text = panic_message(payload.as_ref());

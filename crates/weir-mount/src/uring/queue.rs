@@ -308,18 +308,19 @@ impl Queue {
     /// Submits what there is and waits for something. `answers`: programs are woken by it, who may have the place of this thread if it is
     /// lent.
     fn submit_and_wait(&mut self, answers: bool) -> io::Result<usize> {
-        if !answers || self.lent_answers == 0 || !set_scheduling_class(SchedulingClass::Idle) {
-            return self.ring.submit_and_wait(1);
+        if answers && self.lent_answers > 0 && set_scheduling_class(SchedulingClass::Idle) {
+            let lent = Instant::now();
+            let submitted = self.ring.submit();
+            // Whom that has woken runs before this line.
+            if !set_scheduling_class(SchedulingClass::Ordinary) {
+                // It could a moment ago: no more of this.
+                self.hops = None;
+            }
+            let late = self.hops.is_none() || lent.elapsed() > LATE;
+            self.lent_answers = if late { 0 } else { self.lent_answers - 1 };
+            submitted?;
         }
-        let lent = Instant::now();
-        let result = self.ring.submit_and_wait(1);
-        if !set_scheduling_class(SchedulingClass::Ordinary) {
-            // It could a moment ago: no more of this.
-            self.hops = None;
-        }
-        let late = self.hops.is_none() || lent.elapsed() > LATE;
-        self.lent_answers = if late { 0 } else { self.lent_answers - 1 };
-        result
+        self.ring.submit_and_wait(1)
     }
 
     /// The request that the kernel has put into an entry.

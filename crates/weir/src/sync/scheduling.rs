@@ -1,5 +1,5 @@
 //! How a thread asks to be scheduled: one that works in the background gives way to whoever wakes up ([`give_way`]), and one that is about to
-//! wake others may count for nothing for a moment ([`set_scheduling_class`]).
+//! wake others may count for nothing for a moment ([`set_scheduling_class`]), if it comes first otherwise ([`come_first`]).
 //!
 //! Linux does not take the processor from a running thread before its time slice is over (0.7 to 3 ms), not even for one that
 //! has just woken up and is owed time. Unless the one that wakes has a shorter slice (Linux 6.12, EEVDF with *custom slices*:
@@ -14,28 +14,43 @@
 /// Longer than the slice of any thread that asks for nothing (at most 2.8 ms), and not much: it is also how long others may come first.
 #[cfg(all(target_os = "linux", not(any(miri, feature = "shuttle"))))]
 const LONG_SLICE_NS: u64 = 4_000_000;
+/// The shortest there is.
+#[cfg(all(target_os = "linux", not(any(miri, feature = "shuttle"))))]
+const SHORT_SLICE_NS: u64 = 100_000;
 
 /// The calling thread gives way to others that wake up, and gets a smaller share where others compute too if `niceness` is above
 /// 0. Never makes a thread less nice than it is.
 #[cfg(all(target_os = "linux", not(any(miri, feature = "shuttle"))))]
 pub fn give_way(niceness: i32) {
     let niceness = rustix::process::getpriority_process(None).unwrap_or(0).max(niceness);
+    if !ask_for(niceness, LONG_SLICE_NS) {
+        // Then at least this; the thread is less polite.
+        let _ = rustix::process::setpriority_process(None, niceness);
+    }
+}
+
+/// The calling thread does little at a time, and others wait for it: it comes before those that compute, and is interrupted sooner.
+#[cfg(all(target_os = "linux", not(any(miri, feature = "shuttle"))))]
+pub fn come_first() {
+    ask_for(rustix::process::getpriority_process(None).unwrap_or(0), SHORT_SLICE_NS);
+}
+
+/// An ordinary thread of this niceness and slice. False: refused.
+#[cfg(all(target_os = "linux", not(any(miri, feature = "shuttle"))))]
+fn ask_for(niceness: i32, slice_ns: u64) -> bool {
     let attributes = libc::sched_attr {
         size: size_of::<libc::sched_attr>() as u32,
         sched_policy: libc::SCHED_OTHER as u32,
         sched_flags: 0,
         sched_nice: niceness,
         sched_priority: 0,
-        sched_runtime: LONG_SLICE_NS,
+        sched_runtime: slice_ns,
         sched_deadline: 0,
         sched_period: 0,
     };
     // SAFETY: the kernel reads `size` bytes of the attributes, which outlive the call; 0 is the calling thread.
     let refused = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
-    if refused != 0 {
-        // Then at least this; the thread is less polite.
-        let _ = rustix::process::setpriority_process(None, niceness);
-    }
+    refused == 0
 }
 
 /// How the scheduler treats a thread.
@@ -74,6 +89,10 @@ pub fn set_scheduling_class(_class: SchedulingClass) -> bool {
 /// Nothing to ask for.
 #[cfg(not(all(target_os = "linux", not(any(miri, feature = "shuttle")))))]
 pub fn give_way(_niceness: i32) {}
+
+/// Nothing to ask for.
+#[cfg(not(all(target_os = "linux", not(any(miri, feature = "shuttle")))))]
+pub fn come_first() {}
 
 #[cfg(all(test, target_os = "linux", not(any(miri, feature = "shuttle"))))]
 mod tests {
