@@ -29,9 +29,13 @@ pub fn give_way(niceness: i32) {
     }
 }
 
-/// The calling thread does little at a time, and others wait for it: it comes before those that compute, and is interrupted sooner.
+/// The calling thread does little at a time, and others wait for it: it comes before those that compute, and is interrupted sooner. One
+/// that comes before all of them already (real-time priority) stays what it is.
 #[cfg(all(target_os = "linux", not(any(miri, feature = "shuttle"))))]
 pub fn come_first() {
+    if !is_ordinary_or_idle() {
+        return;
+    }
     ask_for(rustix::process::getpriority_process(None).unwrap_or(0), SHORT_SLICE_NS);
 }
 
@@ -69,15 +73,21 @@ pub fn set_scheduling_class(class: SchedulingClass) -> bool {
         SchedulingClass::Ordinary => libc::SCHED_OTHER,
         SchedulingClass::Idle => libc::SCHED_IDLE,
     };
-    // SAFETY: 0 is the calling thread.
-    let present = unsafe { libc::sched_getscheduler(0) };
-    if ![libc::SCHED_OTHER, libc::SCHED_IDLE].contains(&present) {
+    if !is_ordinary_or_idle() {
         return false;
     }
     // SAFETY: all zero is a valid parameter.
     let parameter: libc::sched_param = unsafe { std::mem::zeroed() };
     // SAFETY: the parameter outlives the call; 0 is the calling thread.
     unsafe { libc::sched_setscheduler(0, policy, &raw const parameter) == 0 }
+}
+
+/// Whether the calling thread is of one of the classes of [`SchedulingClass`].
+#[cfg(all(target_os = "linux", not(any(miri, feature = "shuttle"))))]
+fn is_ordinary_or_idle() -> bool {
+    // SAFETY: 0 is the calling thread.
+    let present = unsafe { libc::sched_getscheduler(0) };
+    [libc::SCHED_OTHER, libc::SCHED_IDLE].contains(&present)
 }
 
 /// There is one class.
