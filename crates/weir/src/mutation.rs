@@ -58,11 +58,13 @@ pub enum Mutation {
     SettleNewer,
     /// A frame counts as written although the data that was written beside it is missing.
     CountWithoutData,
+    /// A sync that asks whether everything is durable already takes what the log's open frame holds for durable.
+    TakeLoggedForDurable,
 }
 
 impl Mutation {
     /// All of them.
-    pub const ALL: [Self; 27] = [
+    pub const ALL: [Self; 28] = [
         Self::AcknowledgeBeforeFlush,
         Self::SkipTailVerification,
         Self::AcceptStaleFrame,
@@ -90,6 +92,7 @@ impl Mutation {
         Self::ForgetMapped,
         Self::SettleNewer,
         Self::CountWithoutData,
+        Self::TakeLoggedForDurable,
     ];
 
     /// The name on the simulator's command line.
@@ -122,6 +125,7 @@ impl Mutation {
             Self::ForgetMapped => "forget-mapped",
             Self::SettleNewer => "settle-newer",
             Self::CountWithoutData => "count-without-data",
+            Self::TakeLoggedForDurable => "take-logged-for-durable",
         }
     }
 
