@@ -1,7 +1,7 @@
 //! Figures of the data path on this machine, for comparing two builds of the engine: run one, run the other, repeat.
 //!
-//! `cargo run --release -p weir --example figures -- PATH [fresh|memory|stream|sync|tickets|append|random|scattered]`: PATH is an image that is made if
-//! missing (4 GiB, written once, so that the host's allocation does not count).
+//! `cargo run --release -p weir --example figures -- PATH [fresh|memory|stream|sync|tickets|aged|append|random|scattered]`: PATH is an image that
+//! is made if missing (4 GiB, written once, so that the host's allocation does not count).
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,7 +16,9 @@ const JOBS: [usize; 3] = [1, 4, 16];
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
     let Some(path) = arguments.next() else {
-        println!("usage: figures PATH [fresh|memory|stream|sync|tickets|append|random|scattered]");
+        println!(
+            "usage: figures PATH [fresh|memory|stream|sync|tickets|aged|append|random|scattered]"
+        );
         return Ok(());
     };
     let which = arguments.next().unwrap_or_default();
@@ -44,6 +46,9 @@ fn main() -> Result<()> {
     }
     if wanted("tickets") {
         tickets(path)?;
+    }
+    if wanted("aged") {
+        aged(path)?;
     }
     for jobs in JOBS {
         if wanted("append") {
@@ -181,6 +186,66 @@ fn tickets(path: &Path) -> Result<()> {
         at(0.99),
     );
     drop((held, files));
+    volume.close()
+}
+
+/// Syncs of scattered writes over files that are scattered already, for long; and what large files get in the space that this leaves.
+fn aged(path: &Path) -> Result<()> {
+    const JOBS: usize = 4;
+    const FILE_BYTES: u64 = 384 << 20;
+    const TIME: Duration = Duration::from_secs(15);
+    const LARGE_MIB: u64 = 512;
+    let volume = Arc::new(Volume::open(path, VolumeOptions::default())?);
+    for name in (0..JOBS).map(|number| format!("/job{number}")) {
+        volume.open_file(name, OpenFlags::CREATE)?.truncate(0)?;
+    }
+    volume.sync()?;
+    let end = Instant::now() + TIME;
+    let job = |number: usize| {
+        let volume = volume.clone();
+        std::thread::spawn(move || random_writes(&volume, number, end, FILE_BYTES))
+    };
+    let threads: Vec<_> = (0..JOBS).map(job).collect();
+    let mut times = Vec::new();
+    for thread in threads {
+        times.extend(thread.join().map_err(|_| weir::Error::Invalid("a job panicked"))??);
+    }
+    times.sort_unstable();
+    let moved = volume.stats().sync_moved_pages as f64 / (times.len() * 16) as f64;
+    let p99_us = times[times.len() * 99 / 100].as_micros();
+    let per_s = times.len() as f64 / TIME.as_secs_f64();
+    println!(
+        "scattered for 15 s, {JOBS} jobs: {per_s:.0} fsyncs/s, p99 {p99_us} us, {moved:.2} of the pages moved"
+    );
+    volume.checkpoint()?;
+    let mut data = vec![7_u8; 1 << 20];
+    let rate = |began: Instant| LARGE_MIB as f64 / began.elapsed().as_secs_f64();
+    for number in 0..3 {
+        let file = volume.open_file(format!("/large{number}"), OpenFlags::CREATE)?;
+        file.truncate(0)?;
+        volume.checkpoint()?;
+        let began = Instant::now();
+        for mib in 0..LARGE_MIB {
+            file.write_at(mib << 20, &data)?;
+        }
+        file.fsync()?;
+        println!("the next large file, {number}: written at {:.0} MiB/s", rate(began));
+    }
+    volume.close()?;
+    drop(volume);
+    let options = VolumeOptions { memory_bytes: Some(64 << 20), ..VolumeOptions::default() };
+    let volume = Volume::open(path, options)?;
+    for number in 0..3 {
+        let file = volume.open_file(format!("/large{number}"), OpenFlags::READ)?;
+        let began = Instant::now();
+        for mib in 0..LARGE_MIB {
+            file.read_at(mib << 20, &mut data)?;
+        }
+        println!("the next large file, {number}: read cold at {:.0} MiB/s", rate(began));
+    }
+    for number in 0..3 {
+        volume.remove_file(format!("/large{number}"))?;
+    }
     volume.close()
 }
 

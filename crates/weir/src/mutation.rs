@@ -60,11 +60,13 @@ pub enum Mutation {
     CountWithoutData,
     /// A sync that asks whether everything is durable already takes what the log's open frame holds for durable.
     TakeLoggedForDurable,
+    /// The log goes on owing what it has of a page of which a newer version was written beside a frame: replay brings the older one back.
+    OweWhatIsBeside,
 }
 
 impl Mutation {
     /// All of them.
-    pub const ALL: [Self; 28] = [
+    pub const ALL: [Self; 29] = [
         Self::AcknowledgeBeforeFlush,
         Self::SkipTailVerification,
         Self::AcceptStaleFrame,
@@ -93,6 +95,7 @@ impl Mutation {
         Self::SettleNewer,
         Self::CountWithoutData,
         Self::TakeLoggedForDurable,
+        Self::OweWhatIsBeside,
     ];
 
     /// The name on the simulator's command line.
@@ -126,6 +129,7 @@ impl Mutation {
             Self::SettleNewer => "settle-newer",
             Self::CountWithoutData => "count-without-data",
             Self::TakeLoggedForDurable => "take-logged-for-durable",
+            Self::OweWhatIsBeside => "owe-what-is-beside",
         }
     }
 

@@ -89,8 +89,10 @@ pub struct Counters {
     pub memory_stalls: Counter,
     /// Pages written home because a range was handed over (`sync_range`, `expire`).
     pub handed_over_pages: Counter,
-    /// Pages of new data that a sync sent home before its frame.
+    /// Pages that a sync sent home, before its frame or beside it.
     pub sync_home_pages: Counter,
+    /// Of those beside their frame, the pages that had a home before, and have another now.
+    pub sync_moved_pages: Counter,
     /// Pages of a sync that went into the log.
     pub sync_logged_pages: Counter,
     /// Logged pages brought home ahead of a checkpoint.
@@ -156,8 +158,10 @@ pub struct Stats {
     pub handed_over_pages: u64,
     /// Dirty pages of such ranges that wait or are under way.
     pub handover_pages: u64,
-    /// Pages of new data that a sync sent home before its frame.
+    /// Pages that a sync sent home, before its frame or beside it.
     pub sync_home_pages: u64,
+    /// Of those beside their frame, the pages that had a home before, and have another now.
+    pub sync_moved_pages: u64,
     /// Pages of a sync that went into the log.
     pub sync_logged_pages: u64,
     /// Logged pages brought home ahead of a checkpoint.

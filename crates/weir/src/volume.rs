@@ -658,6 +658,7 @@ impl Engine {
             handed_over_pages: counters.handed_over_pages.get(),
             handover_pages: self.background.handover.pages(),
             sync_home_pages: counters.sync_home_pages.get(),
+            sync_moved_pages: counters.sync_moved_pages.get(),
             sync_logged_pages: counters.sync_logged_pages.get(),
             early_home_pages: counters.early_home_pages.get(),
             pacing: self.background.pacing.stats(),

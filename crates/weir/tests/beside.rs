@@ -171,6 +171,104 @@ fn new_pages_go_beside_the_frame_that_has_the_others() {
     holds_after_a_crash(probe, volume, &expected);
 }
 
+/// A file of 16 pages with nothing between them, and its content. Written to again with `seed`.
+fn write_scattered(file: &File, expected: &mut Vec<u8>, seed: u64) {
+    expected.resize((15 * 7 + 1) * PAGE, 0);
+    for place in 0..16 {
+        let (at, page) = (place * 7 * PAGE, pattern(seed + place as u64, PAGE));
+        file.write_at(at as u64, &page).expect("write");
+        expected[at..][..PAGE].copy_from_slice(&page);
+    }
+}
+
+#[test]
+fn pages_that_live_apart_move_and_leave_nothing_to_be_done() {
+    let (probe, volume) = volume_on_probe();
+    let (file, mut expected) = (create(&volume, "/f"), Vec::new());
+    write_scattered(&file, &mut expected, 1);
+    file.fsync().expect("fsync");
+    volume.checkpoint().expect("checkpoint");
+    let free_blocks = volume.stats().space.free_blocks;
+    for round in 1..20 {
+        let (before, writes) = (volume.stats(), probe.writes.load(Ordering::Relaxed));
+        write_scattered(&file, &mut expected, 100 * round);
+        file.fsync().expect("fsync");
+        let after = volume.stats();
+        assert_eq!(probe.writes.load(Ordering::Relaxed) - writes, 2, "all pages, and the frame");
+        assert_eq!(after.log.payload_blocks, before.log.payload_blocks);
+        assert_eq!(after.sync_moved_pages - before.sync_moved_pages, 16);
+        assert_eq!(after.space.pending_free_blocks, 16 * round, "until the next checkpoint");
+        assert_eq!(after.dirty_pages, 0, "all of it is home");
+    }
+    volume.checkpoint().expect("checkpoint");
+    assert_eq!(volume.stats().space.free_blocks, free_blocks);
+    write_scattered(&file, &mut expected, 9000);
+    file.fsync().expect("fsync");
+    drop(file);
+    holds_after_a_crash(probe, volume, &expected);
+}
+
+#[test]
+fn pages_that_live_in_one_extent_are_written_to_it_again() {
+    let (probe, volume) = volume_on_probe();
+    let (file, mut expected) = (create(&volume, "/f"), pattern(1, 64 * PAGE));
+    file.write_at(0, &expected).expect("write");
+    file.fsync().expect("fsync");
+    let before = volume.stats();
+    for place in (3..64).step_by(5) {
+        let page = pattern(place as u64, PAGE);
+        file.write_at((place * PAGE) as u64, &page).expect("write");
+        expected[place * PAGE..][..PAGE].copy_from_slice(&page);
+    }
+    file.fsync().expect("fsync");
+    let after = volume.stats();
+    assert_eq!(after.log.payload_blocks - before.log.payload_blocks, 13);
+    assert_eq!(after.sync_moved_pages, 0);
+    assert_eq!(after.space.pending_free_blocks, before.space.pending_free_blocks);
+    drop(file);
+    holds_after_a_crash(probe, volume, &expected);
+}
+
+#[test]
+fn pages_that_cannot_be_written_where_they_move_to_are_in_the_log() {
+    let (probe, volume) = volume_on_probe();
+    let (file, mut expected) = (create(&volume, "/f"), Vec::new());
+    write_scattered(&file, &mut expected, 1);
+    file.fsync().expect("fsync");
+    write_scattered(&file, &mut expected, 100);
+    probe.fail_data_writes.store(true, Ordering::Relaxed);
+    let before = volume.stats();
+    file.fsync().expect("the log has it");
+    let after = volume.stats();
+    assert_eq!(after.sync_moved_pages - before.sync_moved_pages, 16);
+    assert_eq!(after.log.payload_blocks - before.log.payload_blocks, 16);
+    assert!(after.shutdown_reason.is_none() && after.logged_pages == 16);
+    probe.fail_data_writes.store(false, Ordering::Relaxed);
+    drop(file);
+    holds_after_a_crash(probe, volume, &expected);
+}
+
+/// Where the free space is short, or mostly holes, pages stay.
+#[test]
+fn pages_stay_where_they_live_when_the_volume_is_nearly_full() {
+    let (probe, volume) = volume_on_probe();
+    let (file, mut expected) = (create(&volume, "/f"), Vec::new());
+    write_scattered(&file, &mut expected, 1);
+    file.fsync().expect("fsync");
+    let space = volume.stats().space;
+    let filler = create(&volume, "/filler");
+    let blocks = space.free_blocks - space.total_blocks / 5;
+    filler.allocate(AllocateMode::Extend, 0, blocks * PAGE as u64).expect("allocate");
+    write_scattered(&file, &mut expected, 100);
+    let before = volume.stats();
+    file.fsync().expect("fsync");
+    let after = volume.stats();
+    assert_eq!(after.sync_moved_pages, 0);
+    assert_eq!(after.log.payload_blocks - before.log.payload_blocks, 16);
+    drop((file, filler));
+    holds_after_a_crash(probe, volume, &expected);
+}
+
 /// Data whose frame is never written does not keep anybody waiting.
 #[test]
 fn after_a_failed_flush_nobody_waits_for_pages_that_have_no_frame() {

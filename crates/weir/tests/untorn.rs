@@ -37,7 +37,11 @@ impl Device for Recorder {
         self.inner.discard(offset, length)
     }
     fn submit(&self, request: Request, on_done: OnDone) {
-        assert!(!matches!(request.operation, Operation::Write { .. }), "manual mode");
+        // In manual mode: a frame, and the data beside it.
+        if matches!(request.operation, Operation::Write { .. }) {
+            let bytes = request.buffers.slices().concat();
+            self.writes.lock().expect("lock").push((request.offset_bytes, bytes));
+        }
         self.inner.submit(request, on_done);
     }
 }

@@ -34,6 +34,9 @@ pub struct SpaceTotals {
     pub reserved_blocks: u64,
     /// Blocks kept for metadata.
     pub metadata_reserve_blocks: u64,
+    /// Free blocks that lie in clear cells of [`crate::format::NODE_BLOCKS`]: the others are holes between what is in use. A
+    /// group that is not in memory is taken to have no holes.
+    pub unscattered_blocks: u64,
     /// What users can write before a checkpoint has to make room: none where the free space is too scattered for what is
     /// kept for metadata.
     pub room_blocks: u64,

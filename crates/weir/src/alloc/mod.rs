@@ -518,6 +518,7 @@ impl Allocator {
             pending_free_blocks: space.account.pending(),
             reserved_blocks: space.account.reserved(),
             metadata_reserve_blocks,
+            unscattered_blocks: space.cells() * NODE_BLOCKS,
             room_blocks: if is_scattered { 0 } else { room_blocks },
         }
     }

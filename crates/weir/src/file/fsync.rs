@@ -1,9 +1,9 @@
 //! Making a file durable.
 //!
 //! Few dirty pages go into the log frame as payload, together with the inode: one write and one
-//! flush, shared with everybody who syncs meanwhile. New ones among them are written beside the frame that maps them
-//! (`writeback/beside.rs`): [`super::placement_policy`]. Many go home first (in parallel, outside of the
-//! log), then a frame with the new mapping; the same one flush covers both.
+//! flush, shared with everybody who syncs meanwhile. New ones among them, and those that live apart from their neighbours in the
+//! file, are written beside the frame that maps them (`writeback/beside.rs`): [`super::placement_policy`]. Many go home first
+//! (in parallel, outside of the log), then a frame with the new mapping; the same one flush covers both.
 //!
 //! What has to be waited for: writeback of the pages in range that was under way already, because
 //! one version of a page is written at a time; but not where that goes in place what the log holds.
@@ -194,7 +194,7 @@ impl Engine {
         let _map = inode.map.lock();
         // The mapping cannot change from here on, so where the pages live can be looked up before the
         // page map is locked.
-        let homes = self.homes(inode, pages, limit, Held::Map)?;
+        let homes = self.homes(inode, &unlogged_runs(inode, pages, limit + 1), Held::Map)?;
         inode.known_mapping.lock().forget();
         self.log_pages(inode, pages, (count, &homes), (room, admission))
     }
@@ -215,13 +215,11 @@ impl Engine {
         if (count as u64) < least {
             return Ok(Vec::new());
         }
+        let runs = unlogged_runs(inode, pages, count);
         // Only a hint, so it needs no lock: where the pages go is decided when they are taken.
-        let homes = self.homes(inode, pages, count, Held::Nothing)?;
-        let runs: Vec<Range<u64>> = {
-            let map = inode.pages.read();
-            map.dirty_runs(pages.clone(), PIECE_PAGES, UNLOGGED).take(count).collect()
-        };
-        Ok(placement_policy::beside(&runs, least, |page| home_of(&homes, page) != 0))
+        let homes = self.homes(inode, &placement_policy::with_neighbours(&runs), Held::Nothing)?;
+        let moves = placement_policy::has_room_to_move(&self.alloc.totals());
+        Ok(placement_policy::beside(&runs, least, moves, |page| home_of(&homes, page)))
     }
 
     /// Without dirty pages that the log does not have: pages on their way home, or attributes that matter for `kind`.
@@ -247,27 +245,17 @@ impl Engine {
         if large.len() > 1 { large } else { Vec::new() }
     }
 
-    /// Where the dirty pages live now, in their order.
-    fn homes(
-        &self,
-        inode: &Inode,
-        pages: &Range<u64>,
-        limit: usize,
-        held: Held,
-    ) -> Result<Vec<MappedRun>> {
+    /// Where the blocks of `ranges`, which are in order, live now.
+    fn homes(&self, inode: &Inode, ranges: &[Range<u64>], held: Held) -> Result<Vec<MappedRun>> {
         if inode.meta.lock().item.blocks == 0 {
             return Ok(Vec::new());
         }
-        let runs: Vec<Range<u64>> = {
-            let map = inode.pages.read();
-            map.dirty_runs(pages.clone(), PIECE_PAGES, UNLOGGED).take(limit + 1).collect()
-        };
-        if let Some(homes) = self.known_homes(inode, &runs, held)? {
+        if let Some(homes) = self.known_homes(inode, ranges, held)? {
             return Ok(homes);
         }
-        let mut homes = Vec::with_capacity(runs.len());
-        for run in &runs {
-            let (pieces, _) = self.look_up_mapping(inode, run)?;
+        let mut homes = Vec::with_capacity(ranges.len());
+        for range in ranges {
+            let (pieces, _) = self.look_up_mapping(inode, range)?;
             homes.extend(pieces.iter().map(run_of));
         }
         Ok(homes)
@@ -405,6 +393,12 @@ fn count_unlogged(inode: &Inode, pages: &Range<u64>, limit: usize) -> usize {
         }
     }
     count
+}
+
+/// The first `most` runs of dirty pages of `pages` that the log does not have.
+fn unlogged_runs(inode: &Inode, pages: &Range<u64>, most: usize) -> Vec<Range<u64>> {
+    let map = inode.pages.read();
+    map.dirty_runs(pages.clone(), PIECE_PAGES, UNLOGGED).take(most).collect()
 }
 
 /// The block that page `index` is mapped to, 0 if none holds data of it.

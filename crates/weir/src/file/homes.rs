@@ -9,7 +9,7 @@ use crate::txn::mapping_moments::MappingMoment;
 use std::ops::Range;
 
 /// Longer ranges are not worth what is kept: one look-up in the store answers for many blocks.
-const LONGEST_BLOCKS: u64 = 32;
+const LONGEST_BLOCKS: u64 = 33;
 
 impl Engine {
     /// What `ranges` are mapped to. `None`: to be looked up in another way.

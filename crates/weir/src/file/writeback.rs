@@ -471,7 +471,8 @@ impl Engine {
         if drop_inline {
             op.delete(Key::inline(inode.number));
         }
-        for settled in piece.settled(&newer) {
+        let forgets = companions.is_some() && mutation::active(Mutation::OweWhatIsBeside);
+        for settled in piece.settled(&newer).into_iter().filter(|_| !forgets) {
             op.settled(inode.number, settled.start, settled.end - settled.start);
         }
         let mut meta = inode.meta.lock();
@@ -486,10 +487,12 @@ impl Engine {
             item.flags &= !INODE_INLINE;
         }
         op.put(Key::inode(inode.number), &item.encode());
+        let moved = if companions.is_some() { changed.removed } else { 0 };
         if let Some(companions) = companions {
             op.beside(companions);
         }
         let lsn = self.store.commit(op, admission)?;
+        self.counters.sync_moved_pages.add(moved);
         meta.logged(lsn, true);
         drop(meta);
         inode.known_mapping.lock().forget();

@@ -258,6 +258,7 @@ fn durability(stats: &Stats) -> Group {
         .count("async_commits", log.async_commits)
         .count("commits_found_durable", log.commits_found_durable)
         .count("sync_home_pages", stats.sync_home_pages)
+        .count("sync_moved_pages", stats.sync_moved_pages)
         .count("sync_logged_pages", stats.sync_logged_pages)
         .times("data_phase_ns", &stats.data_phase_ns)
         .times("queue_ns", &log.queue_ns)

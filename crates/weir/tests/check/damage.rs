@@ -518,11 +518,11 @@ fn a_lost_frame_from_before_the_checkpoint_is_found() {
     let volume = open(&device);
     for path in ["/old", "/new"] {
         let file = volume.open_file(path, OpenFlags::CREATE).expect("create");
-        // What has a home travels in the log.
-        for content in [6, 7] {
-            file.write_at(0, &vec![content; 12 * BLOCK_BYTES]).expect("write");
-            file.fsync().expect("fsync");
-        }
+        file.write_at(0, &vec![6; 14 * BLOCK_BYTES]).expect("write");
+        file.fsync().expect("fsync");
+        // What has a home between others travels in the log.
+        file.write_at(BLOCK_BYTES_U64, &vec![7; 12 * BLOCK_BYTES]).expect("write");
+        file.fsync().expect("fsync");
     }
     while volume.background_step(BackgroundWork::PartialCheckpoint).expect("a step") {}
     assert!(volume.stats().logged_pages > 0, "something is left in the log only");

@@ -1,4 +1,5 @@
-//! New pages of syncs, written home at the same time as the frame that maps them, by whoever writes that: see [`crate::log::companion`].
+//! Pages of syncs that are new, or move to new blocks, written at the same time as the frame that maps them, by whoever writes that: see
+//! [`crate::log::companion`].
 //!
 //! The operation is in the log, and everybody sees the new mapping, while the pages are still on their way. They stay under writeback until the
 //! frame counts as written, so they are neither evicted nor cut, and nobody reads them from the device. Whoever waits for them writes the
@@ -48,7 +49,7 @@ impl Companion for Beside {
 }
 
 impl Engine {
-    /// Sends the chosen pages of `range`, which are few and new, home beside the frame that maps them; before it where that is not
+    /// Sends the chosen pages of `range`, which are few and go to new blocks, home beside the frame that maps them; before it where that is not
     /// possible any more, and not at all for lack of log space. Waits for the device only if much waits for its frame already.
     pub fn sync_beside(&self, inode: &Arc<Inode>, range: &Range<u64>) -> Result<()> {
         self.delay_for_log(1);

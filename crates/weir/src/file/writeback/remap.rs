@@ -4,6 +4,7 @@
 //! store: so whatever begins before the end of the last run is looked up again, through the operation. An extent in which pages stay
 //! is held open until the runs leave it: it is decoded and put once, however many they are.
 
+use super::is_short;
 use super::piece::{Piece, Place, free_overlap};
 use crate::engine::Engine;
 use crate::error::Result;
@@ -147,6 +148,8 @@ impl<'a> Remapping<'a> {
         let (old, before) = self.mapped(number, &(start..end))?;
         self.close();
         let mut left = match (before, old.first()) {
+            // Placed with the others of the piece, not behind what is before it in the file.
+            _ if self.piece.runs.len() > 1 && is_short(run) => None,
             (Some(before), _) => before.adjoining(start)?,
             (None, Some(first)) if first.file_block == start => {
                 extents::left_neighbour(self.view(), &*inode, start)?
