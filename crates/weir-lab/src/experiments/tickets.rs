@@ -2,9 +2,9 @@
 //!
 //! *submit*: files that were written are submitted one after another, as fast as one thread can; each call is
 //! timed. *held*: the same many times over with the device's flushes held back, so that none can end; then
-//! what the process has grown by. Only for targets with an asynchronous sync of their own.
+//! what the process has grown by, since it had stopped growing for other reasons (a volume's threads prepare memory for pages). Only for targets with an asynchronous sync of their own.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::load::random_bytes;
 use super::{Better, Case, CaseResult, Cost, Env, Experiment, Size};
@@ -32,6 +32,9 @@ pub struct Tickets {
 /// Files of *held*: each is written once and submitted many times.
 const HELD_FILES: u64 = 1000;
 const FILE_BYTES: usize = 4096;
+/// Who has not grown for so long is done with that. Longer than the pauses of a thread that prepares memory at leisure.
+const STEADY_FOR: Duration = Duration::from_millis(300);
+const STEADY_PATIENCE: Duration = Duration::from_secs(10);
 const ROOT: &str = "tickets";
 
 impl Tickets {
@@ -85,6 +88,7 @@ impl Tickets {
     fn held(&self, env: &Env<'_>) -> LabResult<CaseResult> {
         let files = Self::written(env, HELD_FILES.min(self.tickets))?;
         let mut queue = env.fs.sync_queue(AsyncMethod::Native, self.tickets as usize)?;
+        await_steady_memory(env)?;
         env.fs.hold_flushes(true)?;
         let grown = self.submit_all(&mut *queue, &files);
         // Whatever happened: nothing else goes on without flushes.
@@ -118,6 +122,21 @@ impl Tickets {
 fn finish(queue: &mut dyn SyncQueue) -> LabResult<()> {
     while let Some(done) = queue.complete(true)? {
         done.result.map_err(|e| LabError::io("ticket", e))?;
+    }
+    Ok(())
+}
+
+/// Waits until this process has not grown for a while, but not for ever.
+fn await_steady_memory(env: &Env<'_>) -> LabResult<()> {
+    let begun = Instant::now();
+    let (mut largest_bytes, mut since) = (resident_bytes(), begun);
+    while since.elapsed() < STEADY_FOR && begun.elapsed() < STEADY_PATIENCE {
+        env.cancel.check()?;
+        std::thread::sleep(STEADY_FOR / 20);
+        let bytes = resident_bytes();
+        if bytes > largest_bytes {
+            (largest_bytes, since) = (bytes, Instant::now());
+        }
     }
     Ok(())
 }

@@ -726,19 +726,6 @@ impl PageMap {
         older.flatten().flatten()
     }
 
-    /// Forgets that the log holds a version of the page, and gives back its LSN. The page stays
-    /// as dirty as it is.
-    pub fn clear_logged(&mut self, index: u64) -> Option<u64> {
-        let (number, bit) = split(index);
-        let lsn = self.update(number, false, |chunk| {
-            let lsn = chunk.pay(bit)?;
-            chunk.marks.logged &= !(1 << bit);
-            chunk.marks.relogged &= !(1 << bit);
-            Some(lsn)
-        });
-        lsn.flatten()
-    }
-
     /// Pages of `range` whose newest version in the log is not home, with its LSN.
     pub fn logged(&self, range: Range<u64>) -> impl Iterator<Item = (u64, u64)> {
         let under_way = self.writeback_chunks.range(chunks_of(&range));

@@ -36,7 +36,6 @@ enum Step {
     BeginWriteback(u64, u64),
     EndWriteback(usize, bool),
     SetLogged(u64),
-    ClearLogged(u64),
     Remove(u64, u64),
     Truncate(u64),
     TakeClean(u64),
@@ -73,7 +72,6 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (index(), length()).prop_map(|(i, n)| Step::BeginWriteback(i, n)),
         4 => (any::<usize>(), prop::bool::weighted(0.7)).prop_map(|(n, ok)| Step::EndWriteback(n, ok)),
         3 => index().prop_map(Step::SetLogged),
-        1 => index().prop_map(Step::ClearLogged),
         1 => (index(), length()).prop_map(|(i, n)| Step::Remove(i, n)),
         1 => index().prop_map(Step::Truncate),
         2 => index().prop_map(Step::TakeClean),
@@ -156,13 +154,6 @@ impl Harness {
             Step::BeginWriteback(index, length) => self.begin_writeback(index..index + length),
             Step::EndWriteback(which, ok) => self.end_writeback(which, ok),
             Step::SetLogged(index) => self.set_logged(index),
-            Step::ClearLogged(index) => {
-                let expected = self.model_page(index).and_then(|page| {
-                    page.logged = false;
-                    page.owed.take()
-                });
-                assert_eq!(self.map.clear_logged(index), expected.map(|(lsn, _)| lsn));
-            }
             Step::Remove(index, length) => self.remove(index..index + length),
             Step::Truncate(index) => self.remove(index..u64::MAX),
             Step::TakeClean(index) => {

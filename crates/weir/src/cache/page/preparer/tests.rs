@@ -1,0 +1,158 @@
+//! When memory is prepared, and that the thread does it.
+
+use super::*;
+use crate::cache::page::{Growth, PAGE_BYTES as PAGE, PageMut};
+
+const PLENTY: usize = 1 << 20;
+
+#[test]
+fn a_pool_without_room_is_left_alone() {
+    for figures in [
+        Figures { capacity: SLAB_FRAMES - 1, total: 0, in_use: 0, ready: 0 },
+        Figures { capacity: PLENTY, total: PLENTY, in_use: PLENTY, ready: 0 },
+        Figures { capacity: 0, total: 0, in_use: 0, ready: 0 },
+    ] {
+        assert!(!Preparation::new().wants_slab(figures), "{figures:?}");
+    }
+}
+
+#[test]
+fn while_fresh_memory_is_dear_those_who_can_recycle_are_told_to() {
+    let slabs = 8;
+    let pool = PagePool::new(slabs * SLAB_FRAMES * PAGE);
+    let ahead = slabs * AHEAD_EIGHTHS / 8 * SLAB_FRAMES;
+    let take = |pages: &mut Vec<PageMut>, growth| pool.alloc_batch_for_overwrite(1, growth, pages);
+    let mut pages = Vec::new();
+    // Nobody knows what it costs, or it is cheap: the pool grows.
+    assert_eq!(pool.note_slab_cost(DEAR_SLAB_NS / 2), 0);
+    pool.alloc_batch_for_overwrite(ahead - 1, Growth::IfCheap, &mut pages);
+    for _ in 0..100 {
+        assert_eq!(pool.note_slab_cost(DEAR_SLAB_NS * 2), 0, "a burst's worth is prepared at once");
+    }
+    // Up to a burst's worth it grows all the same.
+    assert_eq!(take(&mut pages, Growth::IfCheap), 1);
+    assert_eq!(take(&mut pages, Growth::IfCheap), 0);
+    assert_eq!(pool.note_slab_cost(DEAR_SLAB_NS * 2), DEAR_SLAB_NS * 2 * DEAR_REST / 1000);
+    // Whoever has nothing to recycle gets it, and so does everybody once it is prepared or cheap.
+    assert_eq!(take(&mut pages, Growth::Allowed), 1);
+    let rest = pool.stats().ready;
+    assert_eq!(pool.alloc_batch_for_overwrite(rest, Growth::IfCheap, &mut pages), rest);
+    assert_eq!(take(&mut pages, Growth::IfCheap), 0);
+    assert!(pool.prepare_slab());
+    assert_eq!(take(&mut pages, Growth::IfCheap), 1);
+    for _ in 0..100 {
+        pool.note_slab_cost(DEAR_SLAB_NS / 2);
+    }
+    let rest = pool.stats().ready;
+    pool.alloc_batch_for_overwrite(rest + 1, Growth::IfCheap, &mut pages);
+    assert_eq!(pages.len(), pool.in_use_pages());
+    assert!(pool.in_use_pages() > ahead + SLAB_FRAMES);
+}
+
+#[test]
+fn dear_memory_that_nobody_is_short_of_is_prepared_at_leisure() {
+    let pool = PagePool::new(4 * FEW_FRAMES * PAGE);
+    let learn = |nanoseconds| pool.note_slab_cost(nanoseconds);
+    while pool.stats().ready < FEW_FRAMES {
+        for _ in 0..100 {
+            assert_eq!(learn(DEAR_SLAB_NS * 2), 0, "few are ready");
+        }
+        assert!(pool.prepare_slab());
+    }
+    assert_eq!(learn(DEAR_SLAB_NS * 2), DEAR_SLAB_NS * 2 * DEAR_REST / 1000);
+    let page = pool.alloc_zeroed();
+    assert_eq!(learn(DEAR_SLAB_NS * 2), 0, "one less");
+    drop(page);
+    for _ in 0..100 {
+        learn(DEAR_SLAB_NS / 2);
+    }
+    assert_eq!(learn(DEAR_SLAB_NS / 2), 0, "cheap memory is prepared at once");
+}
+
+#[cfg(not(any(miri, feature = "shuttle")))]
+#[test]
+fn the_preparer_fills_up_to_the_end_and_then_leaves_bursts_alone_until_few_are_left() {
+    let pool = PagePool::new(64 * SLAB_FRAMES * PAGE);
+    let wants = || {
+        let mut state = pool.0.state.lock();
+        let figures = state.figures();
+        state.preparation.wants_slab(figures)
+    };
+    let ahead = 64 * AHEAD_EIGHTHS / 8;
+    for _ in 0..ahead {
+        assert!(wants(), "nothing is ready yet");
+        assert!(pool.prepare_slab());
+    }
+    assert!(!wants(), "all is ready");
+    let mut used: Vec<PageMut> = Vec::new();
+    let mut begin_slab = || used.extend((0..SLAB_FRAMES).filter_map(|_| pool.alloc_zeroed()));
+    for left in (0..ahead).rev() {
+        begin_slab();
+        assert_eq!(wants(), left < ahead / LOW_PART, "{left} slabs are left");
+    }
+    while wants() {
+        assert!(pool.prepare_slab());
+    }
+    assert_eq!(pool.stats().ready, ahead * SLAB_FRAMES, "what was begun is finished");
+    begin_slab();
+    assert!(!wants());
+    // The burst is over.
+    pool.await_slab_taken(&mut pool.0.state.lock(), true);
+    assert!(wants());
+}
+
+#[test]
+fn nobody_waits_for_a_huge_page_while_these_are_dear() {
+    let pool = PagePool::new(4 * SLAB_FRAMES * PAGE);
+    assert_eq!(pool.0.state.lock().preparation.backing(), Backing::Huge);
+    for _ in 0..100 {
+        pool.note_slab_cost(DEAR_SLAB_NS * 2);
+    }
+    assert_eq!(pool.0.state.lock().preparation.backing(), Backing::Ordinary);
+    // Pages of both kinds are pages.
+    let mut pages: Vec<PageMut> = std::iter::from_fn(|| pool.alloc_zeroed()).collect();
+    for page in &mut pages {
+        page.fill(7);
+    }
+    assert_eq!(pages.len(), 4 * SLAB_FRAMES);
+    drop(pages);
+    pool.trim();
+    assert_eq!(pool.stats().allocated, 0);
+}
+
+#[cfg(not(any(miri, feature = "shuttle")))]
+#[test]
+fn the_preparer_keeps_slabs_ahead_within_the_capacity_and_stops_when_told() {
+    use crate::sync::SystemClock;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let slabs = 16;
+    let pool = PagePool::new(slabs * SLAB_FRAMES * PAGE);
+    let go_on = AtomicBool::new(true);
+    std::thread::scope(|scope| {
+        let preparer = scope.spawn(|| {
+            pool.run_preparer(&SystemClock::default(), || go_on.load(Ordering::Relaxed));
+        });
+        let ahead = slabs * AHEAD_EIGHTHS / 8 * SLAB_FRAMES;
+        while pool.stats().ready < ahead {
+            std::thread::yield_now();
+        }
+        let at_first = pool.stats().allocated;
+        // Using frames up makes it prepare more, up to the capacity.
+        let some: Vec<PageMut> = std::iter::from_fn(|| pool.alloc_for_overwrite())
+            .take(slabs * SLAB_FRAMES / 2)
+            .collect();
+        while pool.stats().ready < ahead {
+            std::thread::yield_now();
+        }
+        let rest: Vec<PageMut> = std::iter::from_fn(|| pool.alloc_for_overwrite()).collect();
+        let at_last = pool.stats().allocated;
+        // Nothing is asserted before the preparer has been told: the scope waits for it.
+        go_on.store(false, Ordering::Relaxed);
+        pool.wake_preparer();
+        assert!((ahead..=ahead + SLAB_FRAMES).contains(&at_first), "{at_first}");
+        assert_eq!(some.len() + rest.len(), slabs * SLAB_FRAMES);
+        // A slab may be in preparation while somebody needs the last one.
+        assert!((slabs..=slabs + 1).contains(&(at_last / SLAB_FRAMES)), "{at_last}");
+        preparer.join().expect("the preparer ends");
+    });
+}
