@@ -20,7 +20,7 @@ use crate::report::schema::{Report, SCHEMA};
 use crate::report::{check, claims_table, compare, html, machine, picture, table};
 use crate::run::{Cancel, Outcome, Plan, Planned, elapsed_text, run_plan};
 use crate::sys::is_root;
-use crate::target::TargetSpec;
+use crate::target::{TargetSpec, hollow};
 use crate::target::stage::{StageOptions, check_dir, preflight};
 
 /// Measure what happens to latency, on any file system, side by side.
@@ -184,14 +184,22 @@ enum LabCommand {
         /// Length of a flush
         flush_us: u64,
     },
+    /// Serve a file system without content (started by the lab itself)
+    #[command(hide = true)]
+    Hollow {
+        /// Where to mount it
+        mount_point: PathBuf,
+        /// Mount options
+        options: String,
+    },
 }
 
 /// Options that all experiments share.
 #[allow(clippy::struct_excessive_bools)] // Each is a switch of the command line.
 #[derive(Clone, Debug, Args)]
 pub struct RunArgs {
-    /// Target, repeatable: dir:PATH, xfs, ext4, btrfs, weir, weir-mount, weir-loop, weir-mount-loop, raw
-    /// [default: weir, and dir: of the work directory]
+    /// Target, repeatable: dir:PATH, xfs, ext4, btrfs, weir, weir-mount, weir-loop, weir-mount-loop,
+    /// hollow-mount, raw [default: weir, and dir: of the work directory]
     #[arg(long = "on", value_name = "TARGET", value_delimiter = ',')]
     on: Vec<String>,
     /// Directory for images and mount points
@@ -296,6 +304,10 @@ pub fn run(args: LabArgs) -> LabResult<ExitCode> {
         LabCommand::SlowDisk { mount_point, size_bytes, flush_us } => {
             slow::serve(&mount_point, size_bytes, Duration::from_micros(flush_us))
                 .during(|| format!("serving {}", mount_point.display()))?;
+            Ok(ExitCode::SUCCESS)
+        }
+        LabCommand::Hollow { mount_point, options } => {
+            hollow::serve(&mount_point, &options)?;
             Ok(ExitCode::SUCCESS)
         }
         LabCommand::Fsmark { run, options } => experiment(&run, |q, s| {
@@ -425,6 +437,8 @@ fn listing() -> String {
          \x20             the same on the loop device of the kernel file systems (root)\n\
          \x20 weir-mount+OPT+OPT\n\
          \x20             mounted with these options besides --mount-option\n\
+         \x20 hollow-mount\n\
+         \x20             a file system without content through FUSE: what any mount costs at least\n\
          \x20 raw         the run's disk without any file system, for foundation\n\
          disks (--disk), shared by all targets of a run except dir::\n\
          \x20 plain       a fully written image file in the work directory\n\

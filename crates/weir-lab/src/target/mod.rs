@@ -6,6 +6,8 @@
 //! nothing is emulated, since an emulation would measure the lab.
 
 pub mod freemap;
+pub mod hollow;
+mod hollow_fs;
 pub mod mounted;
 pub mod queue;
 pub mod raw;
@@ -290,6 +292,8 @@ pub enum TargetSpec {
         /// Words for `weir mount -o`.
         options: Vec<String>,
     },
+    /// A file system without content, through FUSE: what a mount costs before any file system has done anything.
+    HollowMount,
     /// The run's disk without any file system.
     Raw,
 }
@@ -307,6 +311,7 @@ impl FromStr for TargetSpec {
             "weir-loop" => TargetSpec::WeirLoop,
             "weir-mount" | "weir-mount-file" => TargetSpec::WeirMount,
             "weir-mount-loop" => TargetSpec::WeirMountLoop,
+            "hollow-mount" => TargetSpec::HollowMount,
             "raw" => TargetSpec::Raw,
             _ => match word.strip_prefix("dir:") {
                 Some(path) if !path.is_empty() => TargetSpec::Dir(PathBuf::from(path)),
@@ -360,6 +365,7 @@ impl TargetSpec {
                 let name = if *on_loop { "weir-mount-loop" } else { "weir-mount" };
                 format!("{name}+{}", options.join("+"))
             }
+            TargetSpec::HollowMount => "hollow-mount".into(),
             TargetSpec::Raw => "raw".into(),
         }
     }
@@ -393,7 +399,7 @@ mod tests {
     fn target_words_round_trip_and_unknown_ones_are_named() {
         let words = ["xfs", "ext4", "btrfs", "weir", "weir-loop", "weir-mount", "weir-mount-loop"];
         let mounts = ["weir-mount+writeback_cache", "weir-mount-loop+threads=3+no_io_uring"];
-        for word in words.into_iter().chain(mounts).chain(["raw", "dir:/mnt/a b"]) {
+        for word in words.into_iter().chain(mounts).chain(["hollow-mount", "raw", "dir:/mnt/a b"]) {
             assert_eq!(word.parse::<TargetSpec>().expect(word).name(), word);
         }
         for (older, name) in [("weir-file", "weir"), ("weir-mount-file", "weir-mount")] {

@@ -91,6 +91,7 @@ pub fn preflight(spec: &TargetSpec, options: &StageOptions) -> LabResult<()> {
         TargetSpec::WeirMount | TargetSpec::WeirMountLoop | TargetSpec::WeirMountWith { .. } => {
             super::weir_mount::preflight(spec, options)
         }
+        TargetSpec::HollowMount => super::weir_mount::preflight_fuse(spec, options),
     }
 }
 
@@ -146,6 +147,9 @@ impl Stage {
             }
             (spec, Some(disk)) if spec.is_weir_mount() => {
                 super::weir_mount::set_up(spec, disk, options, registry)
+            }
+            (TargetSpec::HollowMount, Some(disk)) => {
+                super::hollow::set_up(spec, disk, options, registry)
             }
             (TargetSpec::Raw, Some(disk)) => Ok(super::raw::set_up(spec, disk)),
             (_, Some(disk)) => set_up_kernel(spec, disk, registry),

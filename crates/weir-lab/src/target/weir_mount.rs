@@ -30,20 +30,27 @@ fn weir_bin(options: &StageOptions) -> Option<PathBuf> {
 }
 
 /// What `weir mount -o` is told: access times are off everywhere in the lab, then the run's options, then the target's.
-fn mount_list(spec: &TargetSpec, options: &StageOptions) -> String {
+pub(super) fn mount_list(spec: &TargetSpec, options: &StageOptions) -> String {
     let own = spec.own_mount_options().iter();
     let words = options.mount_options.iter().chain(own).map(String::as_str);
     ["noatime"].into_iter().chain(words).collect::<Vec<_>>().join(",")
 }
 
-/// Whether there is a program to mount with, and whether it will know the options.
-pub fn preflight(spec: &TargetSpec, options: &StageOptions) -> LabResult<()> {
+/// Whether there can be mounts, with these options.
+pub fn preflight_fuse(spec: &TargetSpec, options: &StageOptions) -> LabResult<()> {
     weir_mount::MountOptions::default()
         .apply(&mount_list(spec, options))
         .map_err(|error| LabError::BadOption(error.to_string()))?;
     if !std::path::Path::new("/dev/fuse").exists() {
-        return Err(LabError::BadOption("target 'weir-mount': there is no /dev/fuse".into()));
+        let target = spec.name();
+        return Err(LabError::BadOption(format!("target '{target}': there is no /dev/fuse")));
     }
+    Ok(())
+}
+
+/// Whether there is a program to mount with, and whether it will know the options.
+pub fn preflight(spec: &TargetSpec, options: &StageOptions) -> LabResult<()> {
+    preflight_fuse(spec, options)?;
     let bin = weir_bin(options).ok_or_else(|| {
         LabError::BadOption("target 'weir-mount': no `weir` program found; give --weir-bin".into())
     })?;
