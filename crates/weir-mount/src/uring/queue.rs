@@ -195,7 +195,7 @@ impl Queue {
         hops: Option<Arc<Hops>>,
     ) -> io::Result<Self> {
         let depth = (entries + 1).next_power_of_two() as u32;
-        let ring = IoUring::builder().setup_coop_taskrun().build(depth)?;
+        let ring = IoUring::builder().setup_single_issuer().setup_defer_taskrun().setup_r_disabled().build(depth)?;
         let shared = Shared {
             number,
             memory: Memory::new(entries * (super::PAGE_BYTES + payload_bytes))?,
@@ -212,6 +212,7 @@ impl Queue {
     /// Serves requests of the connection `device` until it ends.
     pub fn run(mut self, device: &OwnedFd, serve: &dyn Fn(Held)) -> io::Result<()> {
         *self.shared.thread.lock() = Some(std::thread::current().id());
+        self.ring.submitter().register_enable_rings()?;
         let device = types::Fd(device.as_raw_fd());
         let places: Vec<[libc::iovec; 2]> = (0..self.shared.entries)
             .map(|index| {
