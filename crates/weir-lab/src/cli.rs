@@ -20,8 +20,8 @@ use crate::report::schema::{Report, SCHEMA};
 use crate::report::{check, claims_table, compare, html, machine, picture, table};
 use crate::run::{Cancel, Outcome, Plan, Planned, elapsed_text, run_plan};
 use crate::sys::is_root;
-use crate::target::{TargetSpec, hollow};
 use crate::target::stage::{StageOptions, check_dir, preflight};
+use crate::target::{TargetSpec, hollow};
 
 /// Measure what happens to latency, on any file system, side by side.
 #[derive(Debug, Args)]

@@ -276,3 +276,10 @@ fn a_file_that_was_cut_after_a_barrier_does_not_grow_by_what_nobody_synced() {
     ];
     survives(Settings::SMALL, ops);
 }
+
+/// Of a block that is an extent of its own that is remembered, so that it can be replaced without a look at the extent. What joins it
+/// must end that.
+#[test]
+fn a_block_that_another_has_joined_is_not_replaced_alone() {
+    survives(Settings::SMALL, common::an_extent_grows_and_is_replaced());
+}

@@ -62,11 +62,13 @@ pub enum Mutation {
     TakeLoggedForDurable,
     /// The log goes on owing what it has of a page of which a newer version was written beside a frame: replay brings the older one back.
     OweWhatIsBeside,
+    /// A block that was an extent of its own is taken for one although others have joined it: to replace it forgets the others.
+    KeepOwnExtent,
 }
 
 impl Mutation {
     /// All of them.
-    pub const ALL: [Self; 29] = [
+    pub const ALL: [Self; 30] = [
         Self::AcknowledgeBeforeFlush,
         Self::SkipTailVerification,
         Self::AcceptStaleFrame,
@@ -96,6 +98,7 @@ impl Mutation {
         Self::CountWithoutData,
         Self::TakeLoggedForDurable,
         Self::OweWhatIsBeside,
+        Self::KeepOwnExtent,
     ];
 
     /// The name on the simulator's command line.
@@ -130,6 +133,7 @@ impl Mutation {
             Self::CountWithoutData => "count-without-data",
             Self::TakeLoggedForDurable => "take-logged-for-durable",
             Self::OweWhatIsBeside => "owe-what-is-beside",
+            Self::KeepOwnExtent => "keep-own-extent",
         }
     }
 

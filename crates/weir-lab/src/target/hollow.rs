@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use weir_mount::MountOptions;
 
+use super::TargetSpec;
 use super::hollow_fs::HollowFs;
 use super::mounted::{Cold, MountedFs};
 use super::stage::{Built, StageOptions, TargetInfo, counters_of, disks_below};
-use super::TargetSpec;
 use crate::disk::registry::{Registry, Resource, start_ticks};
 use crate::disk::{Disk, own_command, start_helper};
 use crate::error::{LabError, LabResult};

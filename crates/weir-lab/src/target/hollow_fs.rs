@@ -8,7 +8,9 @@ use std::ops::Bound;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use weir::{AllocateMode, Attr, DirEntry, FileType, RenameMode, SetAttr, SetTime, StatFs, Timestamp};
+use weir::{
+    AllocateMode, Attr, DirEntry, FileType, RenameMode, SetAttr, SetTime, StatFs, Timestamp,
+};
 use weir_mount::errno::Errno;
 use weir_mount::ops::{
     Caller, FileSystemOps, Handle, Make, OpResult, Open, Seek, SetXattr, SyncTarget, Visit,
@@ -144,8 +146,7 @@ impl Nodes {
 impl HollowFs {
     /// An empty one; the root belongs to root.
     pub fn new() -> Self {
-        let root =
-            Make { file_type: FileType::Directory, permissions: 0o755, umask: 0, rdev: 0 };
+        let root = Make { file_type: FileType::Directory, permissions: 0o755, umask: 0, rdev: 0 };
         let root = Node::new(ROOT, ROOT, Caller { uid: 0, gid: 0 }, &root);
         Self(Mutex::new(Nodes { by_number: HashMap::from([(ROOT, root)]), last: ROOT }))
     }
@@ -429,7 +430,8 @@ impl HollowFs {
         const FIRST: u64 = 3;
         let mut nodes = self.nodes();
         let node = nodes.node(dir)?;
-        let mut entries = BTreeMap::from([(1, (b".".to_vec(), dir)), (2, (b"..".to_vec(), node.parent))]);
+        let mut entries =
+            BTreeMap::from([(1, (b".".to_vec(), dir)), (2, (b"..".to_vec(), node.parent))]);
         for (name, ino) in &node.names {
             // Hard links in one directory share a number: the later one by name stands behind.
             let mut place = ino.saturating_mul(1 << 16) + FIRST;

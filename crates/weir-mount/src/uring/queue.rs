@@ -195,7 +195,11 @@ impl Queue {
         hops: Option<Arc<Hops>>,
     ) -> io::Result<Self> {
         let depth = (entries + 1).next_power_of_two() as u32;
-        let ring = IoUring::builder().setup_single_issuer().setup_defer_taskrun().setup_r_disabled().build(depth)?;
+        let ring = IoUring::builder()
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .setup_r_disabled()
+            .build(depth)?;
         let shared = Shared {
             number,
             memory: Memory::new(entries * (super::PAGE_BYTES + payload_bytes))?,

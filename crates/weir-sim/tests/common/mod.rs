@@ -1,9 +1,10 @@
-//! What the tests of single workloads share.
+//! What the tests of single workloads share. Each uses a part of it.
+#![allow(dead_code)]
 
 use weir_sim::engine::Engine;
-use weir_sim::explore::{Case, Limits, Tally, explore, prepare};
+use weir_sim::explore::{Case, Failure, Limits, Tally, explore, prepare};
 use weir_sim::fault::FaultPlan;
-use weir_sim::op::Op;
+use weir_sim::op::{Op, Sync, Target};
 use weir_sim::system::Settings;
 
 /// Executes `ops` on a volume where `before` was done and unmounted, on a disk with `faults`, and looks at the crash states.
@@ -15,6 +16,19 @@ pub fn survives_within(
     ops: Vec<Op>,
     faults: FaultPlan,
 ) -> Tally {
+    let (tally, result) = explored(limits, settings, before, ops, faults);
+    assert!(result.is_ok(), "{:#?}", result.err());
+    tally
+}
+
+/// The same, and what was found.
+pub fn explored(
+    limits: Limits,
+    settings: Settings,
+    before: &[Op],
+    ops: Vec<Op>,
+    faults: FaultPlan,
+) -> (Tally, Result<(), Failure>) {
     let (image, model) = prepare(&Engine, &settings, before).expect("a new volume");
     let case = Case {
         name: "test".to_owned(),
@@ -27,7 +41,26 @@ pub fn survives_within(
         silent_faults: false,
         limits,
     };
-    let (tally, result) = explore(&Engine, &case);
-    assert!(result.is_ok(), "{:#?}", result.err());
-    tally
+    explore(&Engine, &case)
+}
+
+/// Two scattered pages go home together, so that each is an extent of its own; another joins the second one, which then is written anew,
+/// again with a page that is far away.
+pub fn an_extent_grows_and_is_replaced() -> Vec<Op> {
+    let file = || Target::Path("/f".to_owned());
+    let page =
+        |number: u64, tag| Op::Write { target: file(), offset: number * 4096, length: 4096, tag };
+    vec![
+        Op::Create { path: "/f".to_owned(), permissions: 0o644 },
+        page(10, 1),
+        page(20, 2),
+        Op::Writeback,
+        page(21, 3),
+        Op::Writeback,
+        page(20, 4),
+        page(40, 5),
+        Op::Writeback,
+        Op::Sync(Sync::All),
+        Op::Read { target: file(), offset: 0, length: 41 * 4096 },
+    ]
 }

@@ -95,6 +95,11 @@ impl Piece {
         self.file_block - self.skip
     }
 
+    /// The piece is all of its extent.
+    pub fn is_whole(&self) -> bool {
+        self.skip == 0 && Extent::decode_head(&self.item).is_ok_and(|head| head.1 == self.blocks)
+    }
+
     /// Bytes of the whole extent's item.
     pub fn item_bytes(&self) -> usize {
         self.item.len()

@@ -57,20 +57,27 @@ impl Engine {
         Ok(())
     }
 
-    /// For each of `ranges`, which are in order, whether surely nothing of it is mapped. The caller holds the `map` lock.
-    pub(super) fn surely_unmapped(
+    /// What each of `ranges`, which are in order, can be replaced by without looking at extents. The caller holds the `map` lock.
+    pub(super) fn replaceable(
         &self,
         inode: &Inode,
         ranges: &[Range<u64>],
-    ) -> Result<Vec<bool>> {
+    ) -> Result<Vec<Replaceable>> {
         let Some(mapped) = self.known_homes(inode, ranges, Held::Map)? else {
-            return Ok(vec![false; ranges.len()]);
+            return Ok(vec![Replaceable::Unknown; ranges.len()]);
         };
-        let is_unmapped = |blocks: &Range<u64>| {
+        let of = |blocks: &Range<u64>| {
             let next = mapped.partition_point(|run| run.end() <= blocks.start);
-            mapped.get(next).is_none_or(|run| run.file_block >= blocks.end)
+            match mapped.get(next).filter(|run| run.file_block < blocks.end) {
+                None => Replaceable::Nothing,
+                // One of several blocks is no extent of its own.
+                Some(home) if home.is_own_extent && blocks.end - blocks.start == 1 => {
+                    Replaceable::Extent(*home)
+                }
+                Some(_) => Replaceable::Unknown,
+            }
         };
-        Ok(ranges.iter().map(is_unmapped).collect())
+        Ok(ranges.iter().map(of).collect())
     }
 
     /// Whether the store has exactly `mapped` in `ranges`.
@@ -85,12 +92,32 @@ impl Engine {
             };
             there.extend(pieces.iter().map(run_of));
         }
+        let own: Vec<u64> = own_extents(&there).collect();
         by_block(&there) == by_block(mapped)
+            && own_extents(mapped).all(|block| own.binary_search(&block).is_ok())
     }
+}
+
+/// The file blocks of those that are extents of their own.
+fn own_extents(runs: &[MappedRun]) -> impl Iterator<Item = u64> {
+    runs.iter().filter(|run| run.is_own_extent).map(|run| run.file_block)
+}
+
+/// What a range of file blocks is mapped to, as far as it matters to who maps it anew.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Replaceable {
+    /// Surely nothing.
+    Nothing,
+    /// It is one block, and that an extent of its own.
+    Extent(MappedRun),
+    /// That is to be looked up.
+    Unknown,
 }
 
 /// The piece, and no more of its extent.
 pub(super) fn run_of(piece: &extents::Piece) -> MappedRun {
     let (file_block, blocks) = (piece.file_block, piece.blocks);
-    MappedRun { file_block, blocks, block: if piece.unwritten { 0 } else { piece.block } }
+    let is_own_extent = blocks == 1 && !piece.unwritten && piece.is_whole();
+    let block = if piece.unwritten { 0 } else { piece.block };
+    MappedRun { file_block, blocks, block, is_own_extent }
 }

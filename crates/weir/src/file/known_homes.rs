@@ -5,6 +5,9 @@
 //! rest is not. Who does not find a group looks all of it up and puts it here ([`KnownHomes::fill`]). Of a file that had nothing when this
 //! began ([`KnownHomes::begin`]) all groups are here, until memory runs out: one that is not is empty.
 //!
+//! Of a block that is an extent of its own that is known too ([`MappedRun::is_own_extent`]): it can be mapped anew without looking at the extent, since
+//! nothing of that stays.
+//!
 //! What writeback maps is taken over from it ([`KnownHomes::carry_over`]); everything else that changes the file's mapping, as cuts do, makes
 //! what is known here void.
 //!
@@ -13,6 +16,7 @@
 
 use crate::format::GROUP_BLOCKS;
 use crate::format::geometry::MAX_GROUPS;
+use crate::mutation::{self, Mutation};
 use crate::number_map::NumberMap;
 use crate::sync::Arc;
 use crate::sync::atomic::{AtomicUsize, Ordering};
@@ -33,6 +37,8 @@ pub struct MappedRun {
     pub blocks: u64,
     /// First block of the volume; 0: unwritten.
     pub block: u64,
+    /// Surely one written block, and all of its extent. False says nothing.
+    pub is_own_extent: bool,
 }
 
 impl MappedRun {
@@ -49,6 +55,8 @@ impl MappedRun {
             file_block: start,
             blocks: end - start,
             block: if self.is_unwritten() { 0 } else { self.block + skip },
+            // It has but one block: there is no smaller part.
+            is_own_extent: self.is_own_extent,
         })
     }
 
@@ -107,23 +115,29 @@ pub struct LookedUp {
     pub missing: Vec<u64>,
 }
 
-/// A run within a group: its first block's place there, how many blocks, and the first block of the volume.
+/// A run within a group: its first block's place there, how many blocks, whether it is an extent of its own, and the first block of the volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Part(u64);
 
-const _: () = assert!(MAX_GROUPS * GROUP_BLOCKS < 1 << 48 && GROUP_FILE_BLOCKS < 1 << 8);
+/// In the byte of the number of blocks.
+const OWN_EXTENT: u64 = 1 << 7;
+
+const _: () = assert!(MAX_GROUPS * GROUP_BLOCKS < 1 << 48 && GROUP_FILE_BLOCKS < OWN_EXTENT);
 
 impl Part {
     fn new(base: u64, run: &MappedRun) -> Self {
         debug_assert!(run.file_block >= base && run.end() <= base + GROUP_FILE_BLOCKS);
-        Self(run.block << 16 | (run.file_block - base) << 8 | run.blocks)
+        debug_assert!(!run.is_own_extent || run.blocks == 1 && !run.is_unwritten());
+        let own = if run.is_own_extent { OWN_EXTENT } else { 0 };
+        Self(run.block << 16 | (run.file_block - base) << 8 | own | run.blocks)
     }
 
     fn run(self, base: u64) -> MappedRun {
         MappedRun {
             file_block: base + (self.0 >> 8 & 0xff),
-            blocks: self.0 & 0xff,
+            blocks: self.0 & (OWN_EXTENT - 1),
             block: self.0 >> 16,
+            is_own_extent: self.0 & OWN_EXTENT != 0,
         }
     }
 }
@@ -154,6 +168,22 @@ impl Group {
         let right = cut.last().and_then(|last| last.run(base).within(&(run.end()..u64::MAX)));
         let new = left.iter().chain([run]).chain(&right).map(|run| Part::new(base, run));
         self.0.splice(from..to, new.collect::<Vec<_>>());
+    }
+
+    /// The extent of `file_block` may have grown.
+    fn not_alone(&mut self, base: u64, file_block: u64) {
+        let place = self.0.partition_point(|part| part.run(base).end() <= file_block);
+        if let Some(part) = self.0.get_mut(place)
+            && part.run(base).file_block == file_block
+            && !mutation::active(Mutation::KeepOwnExtent)
+        {
+            part.0 &= !OWN_EXTENT;
+        }
+    }
+
+    /// The part that a search looks at first.
+    fn middle(&self) -> u64 {
+        self.0.get(self.0.len() / 2).map_or(0, |part| part.0)
     }
 
     fn look_up(&self, base: u64, blocks: &Range<u64>, found: &mut Vec<MappedRun>) {
@@ -187,14 +217,20 @@ impl KnownHomes {
         if self.as_of != Some(now) {
             return None;
         }
+        // All of them first, and then their parts: most are in nobody's cache, and the processor waits for several at a time.
+        let groups: Vec<(u64, &Range<u64>, Option<&Group>)> = ranges
+            .iter()
+            .flat_map(|blocks| groups_of(blocks).map(move |number| (number, blocks)))
+            .map(|(number, blocks)| (number, blocks, self.groups.get(&number)))
+            .collect();
+        let middles = groups.iter().filter_map(|(_, _, group)| group.map(Group::middle));
+        std::hint::black_box(middles.fold(0, |all, middle| all ^ middle));
         let mut answer = LookedUp::default();
-        for blocks in ranges {
-            for number in groups_of(blocks) {
-                if let Some(group) = self.groups.get(&number) {
-                    group.look_up(blocks_of(number).start, blocks, &mut answer.mapped);
-                } else if !self.is_complete && answer.missing.last() != Some(&number) {
-                    answer.missing.push(number);
-                }
+        for (number, blocks, group) in groups {
+            if let Some(group) = group {
+                group.look_up(blocks_of(number).start, blocks, &mut answer.mapped);
+            } else if !self.is_complete && answer.missing.last() != Some(&number) {
+                answer.missing.push(number);
             }
         }
         Some(answer)
@@ -234,7 +270,8 @@ impl KnownHomes {
         self.is_complete = true;
     }
 
-    /// Between the two moments the file has got `runs`, and nothing else of its mapping has changed: the caller has held its `map` lock.
+    /// Between the two moments the file has got `runs`, in order, and nothing else of its mapping has changed: the caller has held its `map` lock. The
+    /// extent before one that is no extent of its own may have been made longer by it.
     pub fn carry_over(
         &mut self,
         (before, after): (MappingMoment, MappingMoment),
@@ -247,6 +284,11 @@ impl KnownHomes {
         self.as_of = Some(after);
         let bytes_before = self.bytes;
         for run in runs {
+            if let Some(before) = run.file_block.checked_sub(1).filter(|_| !run.is_own_extent)
+                && let Some(group) = self.groups.get_mut(&(before / GROUP_FILE_BLOCKS))
+            {
+                group.not_alone(blocks_of(before / GROUP_FILE_BLOCKS).start, before);
+            }
             for number in groups_of(&(run.file_block..run.end())) {
                 let blocks = blocks_of(number);
                 if self.is_complete && !self.groups.contains_key(&number) {
@@ -312,7 +354,7 @@ mod tests {
     use crate::format::Key;
     use crate::txn::mapping_moments::MappingMoments;
     use proptest::prelude::*;
-    use std::collections::BTreeMap;
+    use std::collections::{BTreeMap, BTreeSet};
 
     const INODE: u64 = 3;
 
@@ -330,33 +372,67 @@ mod tests {
         runs.iter().flat_map(MappedRun::by_block).collect()
     }
 
-    /// What is mapped of `range`, block by block.
-    fn mapped_in(model: &BTreeMap<u64, u64>, range: &Range<u64>) -> Vec<(u64, u64)> {
-        model.range(range.clone()).map(|(&file_block, &block)| (file_block, block)).collect()
+    /// A run that says nothing of its extent.
+    fn run(file_block: u64, blocks: u64, block: u64) -> MappedRun {
+        MappedRun { file_block, blocks, block, is_own_extent: false }
     }
 
-    /// The same as a group is looked up: in runs.
-    fn group_of(model: &BTreeMap<u64, u64>, number: u64) -> Vec<MappedRun> {
-        let mut runs: Vec<MappedRun> = Vec::new();
-        for (file_block, block) in mapped_in(model, &blocks_of(number)) {
-            match runs.last_mut() {
-                Some(run)
-                    if run.end() == file_block
-                        && block != 0
-                        && !run.is_unwritten()
-                        && run.block + run.blocks == block =>
-                {
-                    run.blocks += 1;
-                }
-                _ => runs.push(MappedRun { file_block, blocks: 1, block }),
+    /// The truth: the block of each file block, and which are extents of their own.
+    #[derive(Default)]
+    struct Model {
+        blocks: BTreeMap<u64, u64>,
+        own: BTreeSet<u64>,
+    }
+
+    impl Model {
+        fn map(&mut self, run: &MappedRun) {
+            self.blocks.extend(run.by_block());
+            self.own.retain(|file_block| !(run.file_block..run.end()).contains(file_block));
+            if run.is_own_extent {
+                self.own.insert(run.file_block);
+            } else {
+                // The extent before it may have become longer.
+                self.own.remove(&run.file_block.wrapping_sub(1));
             }
         }
-        runs
+
+        fn cut(&mut self, cut: &Range<u64>) {
+            self.blocks.retain(|file_block, _| !cut.contains(file_block));
+            self.own.retain(|file_block| !cut.contains(file_block));
+        }
+
+        /// What is mapped of `range`, block by block.
+        fn mapped_in(&self, range: &Range<u64>) -> Vec<(u64, u64)> {
+            let mapped = self.blocks.range(range.clone());
+            mapped.map(|(&file_block, &block)| (file_block, block)).collect()
+        }
+
+        /// The same as a group is looked up: in runs.
+        fn group(&self, number: u64) -> Vec<MappedRun> {
+            let mut runs: Vec<MappedRun> = Vec::new();
+            for (file_block, block) in self.mapped_in(&blocks_of(number)) {
+                let is_own_extent = self.own.contains(&file_block);
+                match runs.last_mut() {
+                    Some(run)
+                        if run.end() == file_block
+                            && block != 0
+                            && !run.is_unwritten()
+                            && !run.is_own_extent
+                            && !is_own_extent
+                            && run.block + run.blocks == block =>
+                    {
+                        run.blocks += 1;
+                    }
+                    _ => runs.push(MappedRun { is_own_extent, ..run(file_block, 1, block) }),
+                }
+            }
+            runs
+        }
     }
 
     #[derive(Debug, Clone)]
     enum Step {
-        /// Writeback maps runs: file block, blocks, block.
+        /// Writeback maps runs: file block, blocks, block; one of a block is an extent of its own if its block is even.
         Map(Vec<(u64, u64, u64)>),
         /// Something else changes the mapping: a cut.
         Cut(u64, u64),
@@ -366,7 +442,7 @@ mod tests {
 
     fn steps() -> impl Strategy<Value = Vec<Step>> {
         let block = prop_oneof![3 => 1..1_u64 << 40, 1 => Just(0)];
-        let run = (0..300_u64, 1..90_u64, block);
+        let run = (0..300_u64, prop_oneof![Just(1), 1..90_u64], block);
         let step = prop_oneof![
             4 => prop::collection::vec(run, 1..4).prop_map(Step::Map),
             1 => (0..300_u64, 1..100_u64).prop_map(|(from, count)| Step::Cut(from, count)),
@@ -383,12 +459,12 @@ mod tests {
             steps in steps(),
         ) {
             let (moments, budget) = (MappingMoments::default(), budget(most_bytes));
-            let mut model: BTreeMap<u64, u64> = BTreeMap::new();
+            let mut model = Model::default();
             let mut known = KnownHomes::default();
             if begins_empty {
                 known.begin(moments.moment(INODE));
             } else {
-                model.extend((100..180).zip(5000..));
+                model.map(&run(100, 80, 5000));
             }
             for step in steps {
                 let before = moments.moment(INODE);
@@ -396,13 +472,18 @@ mod tests {
                     Step::Map(runs) => {
                         let runs: Vec<MappedRun> = runs
                             .into_iter()
-                            .map(|(file_block, blocks, block)| MappedRun { file_block, blocks, block })
+                            .map(|(file_block, blocks, block)| MappedRun {
+                                is_own_extent: blocks == 1 && block != 0 && block % 2 == 0,
+                                ..run(file_block, blocks, block)
+                            })
                             .collect();
-                        model.extend(by_block(&runs));
+                        for run in &runs {
+                            model.map(run);
+                        }
                         known.carry_over((before, later(&moments)), runs.into_iter(), &budget);
                     }
                     Step::Cut(from, count) => {
-                        model.retain(|file_block, _| !(from..from + count).contains(file_block));
+                        model.cut(&(from..from + count));
                         later(&moments);
                     }
                     Step::Ask(from, count) => {
@@ -413,7 +494,7 @@ mod tests {
                             |found| found.missing,
                         );
                         for number in missing {
-                            let runs = group_of(&model, number);
+                            let runs = model.group(number);
                             known.fill(before, number, &runs, Held::Map, &budget);
                         }
                         if most_bytes == 1 << 20 {
@@ -429,7 +510,9 @@ mod tests {
                     if let Some(found) = known.look_up(now, std::slice::from_ref(&range))
                         && found.missing.is_empty()
                     {
-                        prop_assert_eq!(by_block(&found.mapped), mapped_in(&model, &range));
+                        prop_assert_eq!(by_block(&found.mapped), model.mapped_in(&range));
+                        let mut own = found.mapped.iter().filter(|run| run.is_own_extent);
+                        prop_assert!(own.all(|run| run.blocks == 1 && model.own.contains(&run.file_block)));
                     }
                 }
                 let groups: usize = known.groups.values().map(Group::bytes).sum();
@@ -448,11 +531,11 @@ mod tests {
         let mut known = KnownHomes::default();
         let born = moments.moment(INODE);
         known.begin(born);
-        let run = MappedRun { file_block: 1000, blocks: 3, block: 77 };
+        let run_of_three = run(1000, 3, 77);
         let now = later(&moments);
-        known.carry_over((born, now), std::iter::once(run), &budget);
+        known.carry_over((born, now), std::iter::once(run_of_three), &budget);
         let asked = [0..10, 1001..1002, 1 << 40..(1 << 40) + 1];
-        let mapped = vec![MappedRun { file_block: 1001, blocks: 1, block: 78 }];
+        let mapped = vec![run(1001, 1, 78)];
         assert_eq!(known.look_up(now, &asked), Some(LookedUp { mapped, missing: vec![] }));
         let cut = later(&moments);
         assert_eq!(known.look_up(cut, &asked), None);
@@ -465,11 +548,36 @@ mod tests {
     }
 
     #[test]
+    fn an_extent_of_its_own_is_one_until_what_follows_may_have_made_it_longer() {
+        let (moments, budget) = (MappingMoments::default(), budget(1 << 20));
+        let mut known = KnownHomes::default();
+        let mut now = moments.moment(INODE);
+        known.begin(now);
+        let own =
+            |file_block, block| MappedRun { is_own_extent: true, ..run(file_block, 1, block) };
+        // Beside each other, and across the border of two groups.
+        let steps: [(&[MappedRun], &[u64]); 5] = [
+            (&[own(8, 500), own(63, 501)], &[8, 63]),
+            (&[own(9, 600), own(64, 601)], &[8, 9, 63, 64]),
+            (&[run(65, 20, 602)], &[8, 9, 63]),
+            (&[run(64, 1, 700)], &[8, 9]),
+            (&[own(64, 800), run(5, 4, 801)], &[9, 64]),
+        ];
+        for (runs, expected) in steps {
+            let before = now;
+            now = later(&moments);
+            known.carry_over((before, now), runs.iter().copied(), &budget);
+            let found = known.look_up(now, std::slice::from_ref(&(0..128))).unwrap_or_default();
+            let own = found.mapped.iter().filter(|run| run.is_own_extent);
+            assert_eq!(own.map(|run| run.file_block).collect::<Vec<_>>(), expected);
+        }
+    }
+
+    #[test]
     fn one_file_has_to_make_do_with_what_others_leave() {
         let (moments, budget) = (MappingMoments::default(), budget(2 * (GROUP_BYTES + 8)));
         let moment = moments.moment(INODE);
-        let run =
-            |number: u64| MappedRun { file_block: blocks_of(number).start, blocks: 1, block: 9 };
+        let run = |number: u64| run(blocks_of(number).start, 1, 9);
         let (mut one, mut other) = (KnownHomes::default(), KnownHomes::default());
         one.fill(moment, 1, &[run(1)], Held::Map, &budget);
         other.fill(moment, 1, &[run(1)], Held::Map, &budget);

@@ -26,6 +26,7 @@ mod remap;
 mod rounds;
 
 use super::extents::{self, Piece as Mapped};
+use super::homes::Replaceable;
 use super::known_homes::MappedRun;
 use super::known_mapping;
 use crate::alloc::{AllocKind, Run};
@@ -193,13 +194,15 @@ impl Engine {
         let mut planned = Vec::with_capacity(piece.runs.len());
         let mut near = None;
         let mut cut_bytes = 0;
-        let unmapped = self.unmapped_runs(piece)?;
-        for (run, is_unmapped) in piece.runs.iter().zip(unmapped) {
+        for (run, known) in piece.runs.iter().zip(self.replaceable_runs(piece)?) {
             let blocks = piece.file_blocks(run);
-            let (mapped, before) = if is_unmapped {
-                (Vec::new(), None)
-            } else {
-                self.look_up_mapping(&piece.inode, &blocks)?
+            let (mapped, before) = match known {
+                Replaceable::Nothing => (Vec::new(), None),
+                Replaceable::Extent(home) => (vec![Old::extent(&home)], None),
+                Replaceable::Unknown => {
+                    let (parts, before) = self.look_up_mapping(&piece.inode, &blocks)?;
+                    (parts.iter().map(Old::from).collect(), before)
+                }
             };
             let fits_inode = piece.size <= MAX_INLINE_BYTES as u64 && mapped.is_empty();
             if is_alone && blocks == (0..1) && fits_inode {
@@ -224,7 +227,7 @@ impl Engine {
         &self,
         piece: &Piece,
         run: &Range<usize>,
-        mapped: &[Mapped],
+        mapped: &[Old],
         planned: &mut Vec<Segment>,
     ) -> usize {
         let durable = self.log.durable_lsn();
@@ -242,7 +245,7 @@ impl Engine {
         for part in mapped {
             push(at, part.file_block, 0, Place::New);
             at = part.file_block;
-            while at < part.end() {
+            while at < part.end {
                 let place = |page: u64| {
                     let page = &piece.pages[run.start + (page - start) as usize];
                     let is_durable = page.logged_lsn.is_some_and(|lsn| lsn <= durable);
@@ -255,11 +258,11 @@ impl Engine {
                     }
                 };
                 let kind = place(at);
-                let stop = (at..part.end()).find(|&page| place(page) != kind).unwrap_or(part.end());
+                let stop = (at..part.end).find(|&page| place(page) != kind).unwrap_or(part.end);
                 let is_new = kind == Place::New;
                 let block = if is_new { 0 } else { part.block + (at - part.file_block) };
                 if is_new {
-                    cut_bytes += part.item_bytes();
+                    cut_bytes += part.item_bytes;
                 }
                 push(at, stop, block, kind);
                 at = stop;
@@ -269,20 +272,20 @@ impl Engine {
         cut_bytes
     }
 
-    /// For each run of `piece`, whether surely nothing is mapped there, and it does not matter what is before: short and scattered runs
+    /// What each run of `piece` replaces, where that is known and it does not matter what is before: short and scattered runs
     /// belong nowhere in particular. The caller holds the `map` lock.
-    fn unmapped_runs(&self, piece: &Piece) -> Result<Vec<bool>> {
+    fn replaceable_runs(&self, piece: &Piece) -> Result<Vec<Replaceable>> {
         let inode = &piece.inode;
         if inode.meta.lock().item.blocks == 0 {
-            return Ok(vec![true; piece.runs.len()]);
+            return Ok(vec![Replaceable::Nothing; piece.runs.len()]);
         }
-        if piece.runs.len() == 1 {
-            return Ok(vec![false]);
-        }
-        let short = piece.runs.iter().filter(|run| is_short(run));
-        let short: Vec<Range<u64>> = short.map(|run| piece.file_blocks(run)).collect();
-        let mut unmapped = self.surely_unmapped(inode, &short)?.into_iter();
-        let mut answer = |run: &Range<usize>| is_short(run) && unmapped.next().unwrap_or(false);
+        let scattered = piece.runs.iter().filter(|run| is_scattered(piece, run));
+        let scattered: Vec<Range<u64>> = scattered.map(|run| piece.file_blocks(run)).collect();
+        let mut known = self.replaceable(inode, &scattered)?.into_iter();
+        let mut answer = |run: &Range<usize>| {
+            let known = if is_scattered(piece, run) { known.next() } else { None };
+            known.unwrap_or(Replaceable::Unknown)
+        };
         Ok(piece.runs.iter().map(&mut answer).collect())
     }
 
@@ -565,15 +568,50 @@ pub(super) const fn is_paced(class: IoClass) -> bool {
     matches!(class, IoClass::Writeback | IoClass::Background)
 }
 
-/// What `piece` maps.
+/// What `piece` maps anew.
 fn mapped_runs(piece: &Piece) -> impl Iterator<Item = MappedRun> {
     let forgotten = mutation::active(Mutation::ForgetMapped);
-    let segments = piece.segments.iter().filter(move |_| !forgotten);
-    segments.map(|segment| MappedRun {
-        file_block: piece.pages[segment.first].index,
-        blocks: segment.pages as u64,
-        block: segment.block,
+    let anew = piece.runs.iter().filter(move |run| !forgotten && !piece.is_in_place(run));
+    anew.flat_map(move |run| {
+        let is_own_extent = run.len() == 1 && is_scattered(piece, run);
+        piece.segments_of(run).iter().map(move |segment| MappedRun {
+            file_block: piece.pages[segment.first].index,
+            blocks: segment.pages as u64,
+            block: segment.block,
+            is_own_extent,
+        })
     })
+}
+
+/// What a part of a run is mapped to before it is written.
+struct Old {
+    file_block: u64,
+    end: u64,
+    block: u64,
+    unwritten: bool,
+    /// Of what may be left of its extent.
+    item_bytes: usize,
+}
+
+impl From<&Mapped> for Old {
+    fn from(part: &Mapped) -> Self {
+        let (file_block, end) = (part.file_block, part.end());
+        let (block, unwritten) = (part.block, part.unwritten);
+        Self { file_block, end, block, unwritten, item_bytes: part.item_bytes() }
+    }
+}
+
+impl Old {
+    /// An extent of its own: nothing is left of it.
+    fn extent(home: &MappedRun) -> Self {
+        let (file_block, end, block) = (home.file_block, home.end(), home.block);
+        Self { file_block, end, block, unwritten: false, item_bytes: 0 }
+    }
+}
+
+/// The run is placed with the others of the piece, and no extent before it is made longer by it.
+fn is_scattered(piece: &Piece, run: &Range<usize>) -> bool {
+    piece.runs.len() > 1 && is_short(run)
 }
 
 /// Where such a run is placed has nothing to do with its neighbours in the file.

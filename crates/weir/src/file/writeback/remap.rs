@@ -4,11 +4,14 @@
 //! store: so whatever begins before the end of the last run is looked up again, through the operation. An extent in which pages stay
 //! is held open until the runs leave it: it is decoded and put once, however many they are.
 
-use super::is_short;
+use super::is_scattered;
 use super::piece::{Piece, Place, free_overlap};
+use crate::alloc::Run;
 use crate::engine::Engine;
 use crate::error::Result;
 use crate::file::extents::{self, Unmapped};
+use crate::file::homes::Replaceable;
+use crate::file::known_homes::MappedRun;
 use crate::file::known_mapping::Mapped;
 use crate::format::Key;
 use crate::format::item::Extent;
@@ -38,8 +41,8 @@ pub(super) struct Remapping<'a> {
     /// The extent in which pages stayed last; not in `op` yet.
     open: Option<(Key, Extent)>,
     changed: Changed,
-    /// Of each run, whether nothing was mapped there when this began, and what is before does not matter.
-    unmapped: Vec<bool>,
+    /// Of each run, what it replaces, where that was known when this began and what is before does not matter.
+    known: Vec<Replaceable>,
 }
 
 impl<'a> Remapping<'a> {
@@ -51,19 +54,8 @@ impl<'a> Remapping<'a> {
         let view = Overlay::new(&engine.store);
         let seen = op.change_count();
         let changed = Changed::default();
-        let unmapped = engine.unmapped_runs(piece)?;
-        Ok(Self {
-            engine,
-            piece,
-            newer,
-            op,
-            view,
-            seen,
-            changed_to: 0,
-            open: None,
-            changed,
-            unmapped,
-        })
+        let known = engine.replaceable_runs(piece)?;
+        Ok(Self { engine, piece, newer, op, view, seen, changed_to: 0, open: None, changed, known })
     }
 
     /// The blocks that all runs together added and removed.
@@ -89,7 +81,7 @@ impl<'a> Remapping<'a> {
 
     /// What the piece's run `number` is mapped to.
     fn mapped(&mut self, number: usize, blocks: &Range<u64>) -> Result<Mapped> {
-        if self.unmapped[number] {
+        if self.known[number] == Replaceable::Nothing {
             return Ok((Vec::new(), None));
         }
         let inode = &*self.piece.inode;
@@ -145,11 +137,16 @@ impl<'a> Remapping<'a> {
         let inode = self.piece.inode.clone();
         let run = &self.piece.runs[number];
         let Range { start, end } = self.piece.file_blocks(run);
+        if let Replaceable::Extent(home) = self.known[number] {
+            self.replace_extent(run, &home);
+            self.changed_to = end;
+            return Ok(());
+        }
         let (old, before) = self.mapped(number, &(start..end))?;
         self.close();
         let mut left = match (before, old.first()) {
             // Placed with the others of the piece, not behind what is before it in the file.
-            _ if self.piece.runs.len() > 1 && is_short(run) => None,
+            _ if is_scattered(self.piece, run) => None,
             (Some(before), _) => before.adjoining(start)?,
             (None, Some(first)) if first.file_block == start => {
                 extents::left_neighbour(self.view(), &*inode, start)?
@@ -169,5 +166,16 @@ impl<'a> Remapping<'a> {
         }
         self.changed_to = end;
         Ok(())
+    }
+
+    /// The run is one block, mapped to `home`, which is an extent of its own: its item is replaced.
+    fn replace_extent(&mut self, run: &Range<usize>, home: &MappedRun) {
+        self.close();
+        for (file_block, extent) in self.piece.extents_of(run) {
+            self.op.freed(Run { start: home.block, blocks: 1 });
+            self.op.put(Key::extent(self.piece.inode.number, file_block), &extent.encode());
+        }
+        self.changed.removed += 1;
+        self.changed.added += 1;
     }
 }
