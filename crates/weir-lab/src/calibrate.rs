@@ -216,7 +216,7 @@ pub fn run(
     std::fs::create_dir_all(&root).during(|| format!("creating {}", root.display()))?;
     let fio_dir = root.join("fio");
     let fs = Arc::new(MountedFs::new(root.clone(), None, Cold::Advise));
-    let env = Env { fs, seed: 1, cancel, registry, daemons: &Vec::new };
+    let env = Env { fs, seed: 1, cancel, registry, daemons: &Vec::new, disks: &[] };
     let disks: Vec<_> = disk_of(&root).into_iter().collect();
     let wanted = rounds.max(FEWEST_ROUNDS);
     let mut worst = Verdict::Agrees;

@@ -558,7 +558,14 @@ fn env_of<'a>(
     cancel: &'a Cancel,
     registry: &'a Arc<Registry>,
 ) -> Env<'a> {
-    Env { fs: Arc::clone(&stage.fs), seed: plan.seed, cancel, registry, daemons: &*stage.daemons }
+    Env {
+        fs: Arc::clone(&stage.fs),
+        seed: plan.seed,
+        cancel,
+        registry,
+        daemons: &*stage.daemons,
+        disks: &stage.disks,
+    }
 }
 
 /// How long something took, for messages.

@@ -9,13 +9,16 @@
 //! (ranged asynchronous fdatasync of every 256 KiB of a file, nothing at the end), *dontcache*
 //! (uncached buffered writes, then fsync).
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use super::fsmark::method_of;
-use super::load::{StartLine, Stop, WARM_UP, fill_file, merged, open_loop, pace, random_bytes};
+use super::load::{
+    StartLine, Stop, WARM_UP, fill_file, merged, open_loop, open_loop_into, pace, random_bytes,
+};
 use super::{Better, Case, CaseResult, Cost, Env, Experiment, Mark, Size};
 use crate::error::{LabError, LabResult};
-use crate::measure::{Recorder, Rng};
+use crate::measure::{PERCENTILES, Recorder, Rng, StandstillWatch};
 use crate::target::{FileRef, OpenHow, SyncQueue, SyncScope};
 
 /// Options.
@@ -44,6 +47,8 @@ const CACHED_PER_S: f64 = 500.0;
 const META_PER_S: f64 = 100.0;
 const SYNCS_IN_FLIGHT: usize = 16;
 const MIB: u64 = 1 << 20;
+/// How long those who were due while the disk stood still may keep others waiting.
+const BACKLOG: Duration = Duration::from_millis(20);
 /// The quick version runs the first four.
 const MODES: [&str; 5] = ["quiet", "end", "trickle", "async", "dontcache"];
 
@@ -228,7 +233,7 @@ impl Checkpoint {
         let rate = self.reads_per_s as f64 / READERS as f64;
         let epoch = line.ready();
         let file = file?;
-        open_loop(epoch, rate, stop, |i| {
+        open_loop_into(Recorder::keeping(epoch), (epoch, rate), stop, |i| {
             let block = scattered(i * READERS + thread, blocks, env.seed);
             file.read_at(&mut buf, block * READ_BYTES)?;
             Ok(())
@@ -253,7 +258,8 @@ impl Checkpoint {
         let data = random_bytes(PAGE_BYTES as usize, env.seed);
         let epoch = line.ready();
         let file = file?;
-        open_loop(epoch, self.appends_per_s as f64, stop, |_| {
+        let rate = self.appends_per_s as f64;
+        open_loop_into(Recorder::keeping(epoch), (epoch, rate), stop, |_| {
             file.append(&data)?;
             file.fdatasync()?;
             Ok(())
@@ -300,6 +306,31 @@ impl Checkpoint {
         let pending = vec![Vec::new(); files.len()];
         let what = self;
         Ok(Checkpointer { env, what, mode, files, pending, pending_pages: 0, queue, tag: 0 })
+    }
+}
+
+/// How often and how long the disk stood still, and the tails of what did not wait for that.
+fn standstills(
+    result: &mut CaseResult,
+    foreground: &Foreground,
+    still: &[Range<Instant>],
+    epoch: Instant,
+) {
+    let total: Duration = still.iter().map(|span| span.end - span.start).sum();
+    result.metric("disk_standstills", "", still.len() as f64, Better::Neither);
+    result.metric("disk_standstill_ms", "ms", total.as_secs_f64() * 1e3, Better::Neither);
+    let since = |at: Instant| at.saturating_duration_since(epoch);
+    let marks = still.iter().map(|s| Mark::new("disk stands still", since(s.start), since(s.end)));
+    result.marks.extend(marks);
+    // Who was due meanwhile is served after it, and whoever comes then waits behind them.
+    let spans: Vec<_> = still.iter().map(|span| span.start..span.end + BACKLOG).collect();
+    for (class, recorder) in [("read", &foreground.read), ("log", &foreground.log)] {
+        let moving = recorder.without(&spans);
+        for (name, percentile) in PERCENTILES.into_iter().filter(|(_, p)| [99.0, 99.9].contains(p))
+        {
+            let value = moving.percentile_us(percentile);
+            result.metric(&format!("{class}_moving_{name}_us"), "us", value, Better::Lower);
+        }
     }
 }
 
@@ -350,7 +381,8 @@ impl Experiment for Checkpoint {
         // Four kinds of foreground, who gathers them, and this thread.
         let line = StartLine::new(READERS as usize + 5);
         let cost = Cost::start(env);
-        let (foreground, written) = std::thread::scope(|scope| {
+        let watch = StandstillWatch::start(env.disks.last());
+        let (foreground, written, epoch) = std::thread::scope(|scope| {
             let foreground = scope.spawn(|| self.foreground(env, &line, &stop));
             let epoch = line.ready();
             std::thread::sleep(WARM_UP);
@@ -366,8 +398,9 @@ impl Experiment for Checkpoint {
             stop.now();
             let foreground =
                 foreground.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            (foreground, written)
+            (foreground, written, epoch)
         });
+        let still = watch.stop();
         drop(checkpointer);
         let (written, foreground) = (written?, foreground?);
         let mut result = CaseResult::default();
@@ -379,6 +412,7 @@ impl Experiment for Checkpoint {
             result.cost_per("page", cost.stop(env), pages, self.dirty_bytes);
             result.marks = marks;
         }
+        standstills(&mut result, &foreground, &still, epoch);
         result.latency("read", foreground.read);
         result.latency("cached_read", foreground.cached);
         result.latency("log", foreground.log);

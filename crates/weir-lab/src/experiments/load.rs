@@ -126,11 +126,20 @@ pub fn open_loop(
     epoch: Instant,
     per_second: f64,
     stop: &Stop,
+    op: impl FnMut(u64) -> LabResult<()>,
+) -> LabResult<Recorder> {
+    open_loop_into(Recorder::new(epoch), (epoch, per_second), stop, op)
+}
+
+/// The same, with a recorder of the caller's.
+pub fn open_loop_into(
+    mut recorder: Recorder,
+    (epoch, per_second): (Instant, f64),
+    stop: &Stop,
     mut op: impl FnMut(u64) -> LabResult<()>,
 ) -> LabResult<Recorder> {
     let begun = epoch.checked_sub(WARM_UP).unwrap_or(epoch);
     let mut schedule = Schedule::new(begun, per_second);
-    let mut recorder = Recorder::new(epoch);
     let mut i = 0;
     while let Some(due) = schedule.wait(stop) {
         op(i)?;

@@ -23,7 +23,7 @@ use serde_json::Value;
 use crate::disk::registry::Registry;
 use crate::error::LabResult;
 use crate::measure::device::cpu_us;
-use crate::measure::{DeviceCounters, PERCENTILES, Recorder};
+use crate::measure::{BlockDevice, DeviceCounters, PERCENTILES, Recorder};
 use crate::run::Cancel;
 use crate::target::Fs;
 
@@ -263,6 +263,8 @@ pub struct Env<'a> {
     pub registry: &'a Arc<Registry>,
     /// Processes that work for the target.
     pub daemons: &'a (dyn Fn() -> Vec<u32> + Send + Sync),
+    /// Disks that the target keeps busy, the lowest last.
+    pub disks: &'a [BlockDevice],
 }
 
 impl Env<'_> {

@@ -3,6 +3,7 @@
 //! Nanoseconds from 1 ns to 1000 s with three significant digits; larger values saturate and are
 //! counted. Recorders are per thread and merged at the end, so recording takes no lock.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
@@ -37,6 +38,8 @@ pub struct Recorder {
     epoch: Instant,
     /// Per step: operations, sum of ns, maximum ns.
     steps: Vec<(u64, u64, u64)>,
+    /// When each operation was due, and how long it took, if that is kept.
+    each: Option<Vec<(Instant, Duration)>>,
 }
 
 impl Recorder {
@@ -45,7 +48,24 @@ impl Recorder {
         let mut hist = Histogram::new_with_bounds(LOWEST_NS, HIGHEST_NS, DIGITS)
             .unwrap_or_else(|_| unreachable!("constant bounds are valid"));
         hist.auto(false);
-        Recorder { hist, epoch, steps: Vec::new() }
+        Recorder { hist, epoch, steps: Vec::new(), each: None }
+    }
+
+    /// The same, and each operation is kept: see [`Recorder::without`].
+    pub fn keeping(epoch: Instant) -> Self {
+        Recorder { each: Some(Vec::new()), ..Recorder::new(epoch) }
+    }
+
+    /// Only the operations that were not under way, or waited for, within any of `spans`. For a recorder that keeps them.
+    #[must_use]
+    pub fn without(&self, spans: &[Range<Instant>]) -> Recorder {
+        let mut rest = Recorder::new(self.epoch);
+        for &(from, took) in self.each.iter().flatten() {
+            if !spans.iter().any(|span| from < span.end && span.start < from + took) {
+                rest.record_at(from, took);
+            }
+        }
+        rest
     }
 
     /// Records an operation that was due (or began) at `from` and ended now.
@@ -59,6 +79,9 @@ impl Recorder {
     pub fn record_at(&mut self, from: Instant, took: Duration) {
         let ns = took.as_nanos() as u64;
         self.record_ns(ns);
+        if let Some(each) = &mut self.each {
+            each.push((from, took));
+        }
         let step = from.saturating_duration_since(self.epoch).as_millis() as usize
             / SERIES_STEP.as_millis() as usize;
         if step >= self.steps.len() {
@@ -79,6 +102,9 @@ impl Recorder {
     pub fn merge(&mut self, other: &Recorder) {
         // Same bounds on both sides: adding cannot fail.
         self.hist.add(&other.hist).unwrap_or_else(|_| unreachable!("same bounds"));
+        if let Some(each) = &other.each {
+            self.each.get_or_insert_default().extend(each);
+        }
         if other.steps.len() > self.steps.len() {
             self.steps.resize(other.steps.len(), (0, 0, 0));
         }
@@ -203,6 +229,22 @@ mod tests {
     fn curve_stops_where_the_sample_ends() {
         let last = filled(1..=1000).curve().last().map(|p| p.0);
         assert_eq!(last, Some(99.9));
+    }
+
+    #[test]
+    fn operations_that_met_a_span_are_left_out_and_all_others_are_not() {
+        let epoch = Instant::now();
+        let at = |ms: u64| epoch + Duration::from_millis(ms);
+        let (mut one, mut other) = (Recorder::keeping(epoch), Recorder::keeping(epoch));
+        for (due, took) in [(0, 9), (5, 10), (12, 1), (19, 30)] {
+            one.record_at(at(due), Duration::from_millis(took));
+        }
+        other.record_at(at(20), Duration::from_millis(2));
+        one.merge(&other);
+        let rest = one.without(std::slice::from_ref(&(at(10)..at(20))));
+        assert_eq!((one.count(), rest.count()), (5, 2));
+        assert!(close(rest.max_us(), 9000.0), "{}", rest.max_us());
+        assert_eq!(one.without(&[]).count(), 5);
     }
 
     #[test]
