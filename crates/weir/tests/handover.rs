@@ -100,6 +100,47 @@ fn what_is_trickled_at_random_goes_home_in_large_requests() {
     }
 }
 
+/// What was rewritten leaves holes of its size, and each would just take the next rewritten page.
+#[test]
+fn small_pieces_of_many_files_leave_in_large_requests_although_there_are_holes_for_each() {
+    const FILES: u64 = 48;
+    let device = Counting::new(128 * MIB);
+    let volume = Volume::open_device(device.clone(), manual(32 * MIB)).expect("open");
+    let files: Vec<File> =
+        (0..FILES).map(|number| create(&volume, &format!("/f{number}"))).collect();
+    let rewrite = |page: u64| {
+        for (number, file) in (0..).zip(&files) {
+            file.write_at(page * PAGE, &pattern(number + page, 4096)).expect("write");
+            file.sync_range(page * PAGE..(page + 1) * PAGE, SyncRangeFlags::WRITE)
+                .expect("hand over");
+        }
+        assert!(volume.background_step(BackgroundWork::Writeback).expect("writeback"));
+    };
+    for file in &files {
+        file.write_at(0, &pattern(1, 32 * 4096)).expect("write");
+        file.fsync().expect("fsync");
+    }
+    // As many as are packed side by side, before a place for more is looked for.
+    const PAGES: std::ops::Range<u64> = 2..20;
+    let mut writes = 0;
+    for page in PAGES {
+        let (before, _) = device.figures();
+        rewrite(page);
+        writes += device.figures().0 - before;
+        while volume.background_step(BackgroundWork::Checkpoint).expect("checkpoint") {}
+    }
+    assert!(writes <= 4 * (PAGES.end - PAGES.start), "{writes} writes");
+    volume.sync().expect("sync");
+    for (number, file) in (0..).zip(&files) {
+        let mut expected = pattern(1, 32 * 4096);
+        for page in PAGES {
+            let bytes = page as usize * 4096..(page as usize + 1) * 4096;
+            expected[bytes].copy_from_slice(&pattern(number + page, 4096));
+        }
+        assert_eq!(contents(file), expected);
+    }
+}
+
 #[test]
 fn the_budget_refuses_or_waits_and_expire_never_does() {
     let device = Counting::new(64 * MIB);

@@ -32,6 +32,8 @@
 //! **Untorn**: pages side by side in one unit go the same way, so that one operation holds all of them.
 //!
 //! **Invariant:** no extent is cut for what goes beside.
+//!
+//! The pieces of a batch of background writeback share runs of blocks on the same condition ([`batch_blocks`]).
 
 use crate::alloc::SpaceTotals;
 use crate::cache::map::UNTORN_PAGES;
@@ -44,11 +46,22 @@ const LEAST_FREE_PART: u64 = 4;
 /// ... and while no more than this part of the free space is holes: they leave more.
 const MOST_SCATTERED_PART: u64 = 4;
 
+/// Blocks for a batch of small pieces: a large request (1 MiB), and few that nobody has yet ...
+const BATCH_BLOCKS: u64 = 256;
+/// ... and no more than this part of what can be written now.
+const BATCH_PART: u64 = 16;
+
 /// Whether pages that have a home may get another.
 pub fn has_room_to_move(space: &SpaceTotals) -> bool {
     let scattered_blocks = space.free_blocks.saturating_sub(space.unscattered_blocks);
     space.free_blocks >= space.total_blocks / LEAST_FREE_PART
         && scattered_blocks <= space.free_blocks / MOST_SCATTERED_PART
+}
+
+/// How many blocks to take at a time for small pieces of many files that go home together; `None`: only what each needs, and holes are
+/// as good.
+pub fn batch_blocks(space: &SpaceTotals) -> Option<u64> {
+    has_room_to_move(space).then(|| (space.room_blocks / BATCH_PART).min(BATCH_BLOCKS))
 }
 
 /// The `runs`, which are in order, each with the page before and the one behind it: what [`beside`] asks the homes of.
@@ -241,6 +254,21 @@ mod tests {
             has_room_to_move(&space(250, 300)),
             "of groups that are not in memory less is known"
         );
+    }
+
+    #[test]
+    fn a_batch_takes_a_small_part_of_plenty_at_a_time() {
+        let space = |room_blocks, unscattered_blocks| SpaceTotals {
+            total_blocks: 100_000,
+            free_blocks: 50_000,
+            unscattered_blocks,
+            room_blocks,
+            ..SpaceTotals::default()
+        };
+        assert_eq!(batch_blocks(&space(40_000, 50_000)), Some(256));
+        assert_eq!(batch_blocks(&space(1600, 50_000)), Some(100));
+        assert_eq!(batch_blocks(&space(5, 50_000)), Some(0));
+        assert_eq!(batch_blocks(&space(40_000, 30_000)), None, "holes are to be filled");
     }
 
     #[test]

@@ -29,6 +29,7 @@ use super::extents::{self, Piece as Mapped};
 use super::homes::Replaceable;
 use super::known_homes::MappedRun;
 use super::known_mapping;
+use super::placement_policy;
 use crate::alloc::{AllocKind, Run};
 use crate::cache::map::{LoggedFilter, RunFilter};
 use crate::device::IoClass;
@@ -48,6 +49,7 @@ use output::{
     OutRequest, REQUEST_PAGES, SHARED_REQUEST_PAGES, Written, note_failures, requests_of,
     to_device, with_results,
 };
+use piece::Spare;
 use piece::{CUT_BYTES, Place, Segment};
 pub use piece::{PIECE_PAGES, Piece, PieceLimits, settle_bytes};
 use remap::{Changed, Remapping};
@@ -106,7 +108,10 @@ impl Engine {
                 }
                 other => other?,
             };
-            match self.take(inode, &runs, &range, admission) {
+            // One small piece goes wherever there is room for it. From the second on they are a batch.
+            let mut batch = Batch { goes_on: !pieces.is_empty(), spare: None };
+            batch.spare = pieces.last_mut().and_then(|piece| piece.spare.take());
+            match self.take(inode, &runs, (&range, batch), admission) {
                 Ok(taken) => {
                     from = taken.next;
                     if let Some(piece) = taken.piece {
@@ -145,7 +150,7 @@ impl Engine {
         &self,
         inode: &Arc<Inode>,
         runs: &[Range<u64>],
-        bounds: &Range<u64>,
+        (bounds, mut batch): (&Range<u64>, Batch),
         admission: Admission,
     ) -> Result<Taken> {
         let expected_bytes = settle_bytes(pages_of(runs), runs.len());
@@ -163,7 +168,9 @@ impl Engine {
         let mut piece = Piece::new(inode.clone(), admission, writeback, size);
         let bytes = settle_bytes(piece.pages.len() as u64, piece.runs.len());
         let more_bytes = bytes.saturating_sub(expected_bytes);
-        let placed = self.admit_more(&mut piece, more_bytes).and_then(|()| self.place(&mut piece));
+        let placed = self
+            .admit_more(&mut piece, more_bytes)
+            .and_then(|()| self.place(&mut piece, &mut batch));
         if let Err(error) = placed {
             for segment in piece.segments.iter().filter(|segment| segment.place == Place::New) {
                 self.alloc.cancel(segment.run());
@@ -171,6 +178,7 @@ impl Engine {
             self.end(&piece, false);
             return Err(error);
         }
+        piece.spare = batch.spare;
         let stays: Vec<u64> = piece.indices_in_place().collect();
         if !stays.is_empty() {
             inode.pages.write().note_in_place(stays.into_iter(), piece.token);
@@ -189,7 +197,7 @@ impl Engine {
     }
 
     /// Decides where the pages go. The caller holds the `map` lock.
-    fn place(&self, piece: &mut Piece) -> Result<()> {
+    fn place(&self, piece: &mut Piece, batch: &mut Batch) -> Result<()> {
         let is_alone = piece.runs.len() == 1;
         let mut planned = Vec::with_capacity(piece.runs.len());
         let mut near = None;
@@ -215,7 +223,7 @@ impl Engine {
             }
             cut_bytes += self.plan_segments(piece, run, &mapped, &mut planned);
         }
-        self.place_new(piece, &planned, near)?;
+        self.place_new(piece, &planned, near, batch)?;
         piece.checksums = piece.pages.iter().map(|page| checksum(&page.page)).collect();
         // Exact, because several runs may each leave two long parts of an extent.
         self.admit_more(piece, cut_bytes.saturating_sub(CUT_BYTES))
@@ -308,7 +316,13 @@ impl Engine {
     /// Gives the piece its segments: the `planned` ones, and blocks to those that are new. Space was reserved when the pages
     /// became dirty. New ones that follow one another are placed side by side: scattered pages leave in one write. `near`: the
     /// block behind what the file has before the piece, if that is near.
-    fn place_new(&self, piece: &mut Piece, planned: &[Segment], near: Option<u64>) -> Result<()> {
+    fn place_new(
+        &self,
+        piece: &mut Piece,
+        planned: &[Segment],
+        near: Option<u64>,
+        batch: &mut Batch,
+    ) -> Result<()> {
         let is_first = piece.inode.meta.lock().item.blocks == 0;
         let mut rest = planned;
         while let Some(segment) = rest.first() {
@@ -331,7 +345,7 @@ impl Engine {
                 None if (news[0].pages as u64) < FAR_HINT_PAGES => None,
                 None => extents::placement_hint(&self.store, piece.inode.number, index)?,
             };
-            self.allocate_side_by_side(piece, news, pages as u64, hint)?;
+            self.allocate_side_by_side(piece, news, (pages as u64, hint), batch)?;
         }
         Ok(())
     }
@@ -341,8 +355,8 @@ impl Engine {
         &self,
         piece: &mut Piece,
         news: &[Segment],
-        mut pages: u64,
-        hint: Option<u64>,
+        (mut pages, hint): (u64, Option<u64>),
+        batch: &mut Batch,
     ) -> Result<()> {
         let mut free = Run { start: 0, blocks: 0 };
         let mut hint = hint;
@@ -350,7 +364,7 @@ impl Engine {
             let mut done = 0;
             while done < segment.pages {
                 if free.blocks == 0 {
-                    free = self.alloc.allocate(pages, 1, hint, AllocKind::Data)?;
+                    free = self.allocate_of_batch(pages, hint, batch)?;
                 }
                 let blocks = free.blocks.min((segment.pages - done) as u64);
                 let first = segment.first + done;
@@ -368,6 +382,30 @@ impl Engine {
             }
         }
         Ok(())
+    }
+
+    /// Up to `pages` blocks. Those of small pieces that go anywhere come out of one run for all of the batch, as long as there is plenty of space
+    /// in long runs: packed into the holes that rewritten pages have left, each would be a write of its own.
+    fn allocate_of_batch(&self, pages: u64, hint: Option<u64>, batch: &mut Batch) -> Result<Run> {
+        let is_small = batch.goes_on && hint.is_none() && pages < FAR_HINT_PAGES;
+        if !is_small {
+            return self.alloc.allocate(pages, 1, hint, AllocKind::Data);
+        }
+        if let Some(spare) = &mut batch.spare {
+            let run = spare.take(pages);
+            if run.blocks > 0 {
+                return Ok(run);
+            }
+        }
+        let want = match placement_policy::batch_blocks(&self.alloc.totals()) {
+            Some(blocks) => blocks.max(pages),
+            None => pages,
+        };
+        let run = self.alloc.allocate(want, 1, None, AllocKind::Data)?;
+        let mut spare = Spare::new(self.alloc.clone(), run);
+        let taken = spare.take(pages);
+        batch.spare = Some(spare);
+        Ok(taken)
     }
 
     /// Writes all `pieces`. A piece that could not be written carries its error from here on.
@@ -621,6 +659,13 @@ fn is_short(run: &Range<usize>) -> bool {
 
 fn pages_of(runs: &[Range<u64>]) -> u64 {
     runs.iter().map(|run| run.end - run.start).sum()
+}
+
+/// What pieces that are collected one after the other have in common.
+struct Batch {
+    /// There was one before.
+    goes_on: bool,
+    spare: Option<Spare>,
 }
 
 /// What [`Engine::take`] took.

@@ -4,7 +4,7 @@
 //! the inode's item, a place in the log, a wake-up.
 
 use super::super::extents::Piece as Mapped;
-use crate::alloc::Run;
+use crate::alloc::{Allocator, Run};
 use crate::cache::map::{PageMap, UNTORN_PAGES, Writeback, WritebackPage};
 use crate::error::Error;
 use crate::format::GROUP_BLOCKS;
@@ -144,7 +144,38 @@ pub struct Piece {
     /// The file was this long when the pages were taken.
     pub(super) size: u64,
     pub(super) into_inode: bool,
+    /// Blocks for the next piece of the batch.
+    pub(super) spare: Option<Spare>,
     pub(super) failed: Option<Error>,
+}
+
+/// Blocks that were allocated for several small pieces, so that they lie side by side and leave in few writes: what none has taken yet. Nobody else has
+/// heard of them; dropping it gives them back.
+pub(super) struct Spare {
+    alloc: Arc<Allocator>,
+    run: Run,
+}
+
+impl Spare {
+    pub(super) fn new(alloc: Arc<Allocator>, run: Run) -> Self {
+        Self { alloc, run }
+    }
+
+    /// Up to `blocks` of it; none when it is used up.
+    pub(super) fn take(&mut self, blocks: u64) -> Run {
+        let blocks = blocks.min(self.run.blocks);
+        let taken = Run { start: self.run.start, blocks };
+        self.run = Run { start: taken.end(), blocks: self.run.blocks - blocks };
+        taken
+    }
+}
+
+impl Drop for Spare {
+    fn drop(&mut self) {
+        if self.run.blocks > 0 {
+            self.alloc.cancel(self.run);
+        }
+    }
 }
 
 impl Piece {
@@ -166,6 +197,7 @@ impl Piece {
             segments: Vec::new(),
             size,
             into_inode: false,
+            spare: None,
             failed: None,
         }
     }
