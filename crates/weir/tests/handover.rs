@@ -104,6 +104,8 @@ fn what_is_trickled_at_random_goes_home_in_large_requests() {
 #[test]
 fn small_pieces_of_many_files_leave_in_large_requests_although_there_are_holes_for_each() {
     const FILES: u64 = 48;
+    // As many as are packed side by side, and more, for which other places are looked for.
+    const PAGES: std::ops::Range<u64> = 2..20;
     let device = Counting::new(128 * MIB);
     let volume = Volume::open_device(device.clone(), manual(32 * MIB)).expect("open");
     let files: Vec<File> =
@@ -120,8 +122,6 @@ fn small_pieces_of_many_files_leave_in_large_requests_although_there_are_holes_f
         file.write_at(0, &pattern(1, 32 * 4096)).expect("write");
         file.fsync().expect("fsync");
     }
-    // As many as are packed side by side, before a place for more is looked for.
-    const PAGES: std::ops::Range<u64> = 2..20;
     let mut writes = 0;
     for page in PAGES {
         let (before, _) = device.figures();

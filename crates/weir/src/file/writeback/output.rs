@@ -130,6 +130,7 @@ mod tests {
             segments: Vec::new(),
             size: 0,
             into_inode: false,
+            spare: None,
             failed: None,
         };
         for &(block, pages) in runs {
