@@ -18,7 +18,7 @@ use super::load::{
 };
 use super::{Better, Case, CaseResult, Cost, Env, Experiment, Mark, Size};
 use crate::error::{LabError, LabResult};
-use crate::measure::{PERCENTILES, Recorder, Rng, StandstillWatch};
+use crate::measure::{Recorder, Rng, StandstillWatch};
 use crate::target::{FileRef, OpenHow, SyncQueue, SyncScope};
 
 /// Options.
@@ -324,14 +324,8 @@ fn standstills(
     result.marks.extend(marks);
     // Who was due meanwhile is served after it, and whoever comes then waits behind them.
     let spans: Vec<_> = still.iter().map(|span| span.start..span.end + BACKLOG).collect();
-    for (class, recorder) in [("read", &foreground.read), ("log", &foreground.log)] {
-        let moving = recorder.without(&spans);
-        for (name, percentile) in PERCENTILES.into_iter().filter(|(_, p)| [99.0, 99.9].contains(p))
-        {
-            let value = moving.percentile_us(percentile);
-            result.metric(&format!("{class}_moving_{name}_us"), "us", value, Better::Lower);
-        }
-    }
+    result.percentiles("read_moving", &foreground.read.without(&spans));
+    result.percentiles("log_moving", &foreground.log.without(&spans));
 }
 
 impl Experiment for Checkpoint {

@@ -175,6 +175,14 @@ impl CaseResult {
 
     /// Adds a class of latencies: its percentiles, its count and its curve.
     pub fn latency(&mut self, class: &str, recorder: Recorder) {
+        if recorder.count() > 0 {
+            self.percentiles(class, &recorder);
+            self.latencies.push((class.to_owned(), recorder));
+        }
+    }
+
+    /// The same without the curve.
+    pub fn percentiles(&mut self, class: &str, recorder: &Recorder) {
         if recorder.count() == 0 {
             return;
         }
@@ -188,7 +196,6 @@ impl CaseResult {
         }
         self.metric(&format!("{class}_max_us"), "us", recorder.max_us(), Better::Lower);
         self.metric(&format!("{class}_count"), "ops", recorder.count() as f64, Better::Neither);
-        self.latencies.push((class.to_owned(), recorder));
     }
 
     /// Adds what the device did and the CPU spent per `unit`; see [`CaseResult::device_per`].

@@ -49,8 +49,7 @@ use output::{
     OutRequest, REQUEST_PAGES, SHARED_REQUEST_PAGES, Written, note_failures, requests_of,
     to_device, with_results,
 };
-use piece::Spare;
-use piece::{CUT_BYTES, Place, Segment};
+use piece::{CUT_BYTES, Place, Segment, Spare};
 pub use piece::{PIECE_PAGES, Piece, PieceLimits, settle_bytes};
 use remap::{Changed, Remapping};
 use std::ops::Range;
@@ -286,6 +285,9 @@ impl Engine {
         let inode = &piece.inode;
         if inode.meta.lock().item.blocks == 0 {
             return Ok(vec![Replaceable::Nothing; piece.runs.len()]);
+        }
+        if piece.runs.len() == 1 {
+            return Ok(vec![Replaceable::Unknown]);
         }
         let scattered = piece.runs.iter().filter(|run| is_scattered(piece, run));
         let scattered: Vec<Range<u64>> = scattered.map(|run| piece.file_blocks(run)).collect();
