@@ -20,7 +20,7 @@ use crate::report::schema::{Report, SCHEMA};
 use crate::report::{check, claims_table, compare, html, machine, picture, table};
 use crate::run::{Cancel, Outcome, Plan, Planned, elapsed_text, run_plan};
 use crate::sys::is_root;
-use crate::target::stage::{StageOptions, check_dir, preflight};
+use crate::target::stage::{StageOptions, check_dir, check_options, preflight};
 use crate::target::{TargetSpec, hollow};
 
 /// Measure what happens to latency, on any file system, side by side.
@@ -478,11 +478,13 @@ fn targets_of(args: &RunArgs, stage: &StageOptions) -> LabResult<Vec<TargetSpec>
     let mut targets = Vec::new();
     for word in words {
         let target: TargetSpec = word.parse()?;
-        preflight(&target, stage)?;
         if !targets.contains(&target) {
             targets.push(target);
         }
     }
+    // What is wrong whatever the machine has is said first.
+    targets.iter().try_for_each(|target| check_options(target, stage))?;
+    targets.iter().try_for_each(|target| preflight(target, stage))?;
     Ok(targets)
 }
 

@@ -23,9 +23,11 @@ use crate::txn::Lsn;
 use crate::txn::checkpoint::Extent;
 use std::collections::VecDeque;
 
-/// Pages that one round of the flusher writes.
+/// Pages of given inodes that are written together.
 const FLUSH_PAGES: u64 = 4096;
-/// Inodes that one round of the flusher looks at.
+/// Pages that a flusher writes before it looks after something else: 64 MiB.
+const TURN_PAGES: u64 = 16_384;
+/// Inodes that are looked at together.
 const FLUSH_INODES: usize = 256;
 /// Pages that one round of bringing logged pages home writes: scattered ones hold a block of the log each meanwhile, and all of them
 /// may be on their way to the disk at once.
@@ -34,6 +36,9 @@ const HOME_PAGES: u64 = 256;
 const HOME_INODES: usize = 4096;
 /// Logged pages of an inode that are looked through one by one.
 const FEW_PAGES: usize = 8;
+/// How often, and for how long each time, a writer waits for a clean page where memory is dear: a millisecond in all.
+const CLEAN_PAUSES: u32 = 20;
+const CLEAN_PAUSE_US: u64 = 50;
 /// How often the flusher looks for old dirty pages.
 const FLUSH_INTERVAL_US: u64 = 1_000_000;
 /// Rounds of the flusher after which a page counts as old.
@@ -356,7 +361,7 @@ impl Engine {
                 return;
             }
             while self.wants_writeback() && !self.is_shutdown.load(Ordering::Acquire) {
-                if !matches!(self.flush_dirty(), Ok(1..)) {
+                if !matches!(self.flush_dirty(|| true), Ok(1..)) {
                     break;
                 }
             }
@@ -366,7 +371,9 @@ impl Engine {
     /// Writes some of what there is too much of: dirty pages in memory, logged pages in the log. Answers how many.
     fn relieve(&self) -> Result<u64> {
         let home_pages = self.bring_early_home()?;
-        let flushed_pages = if self.wants_writeback() { self.flush_dirty()? } else { 0 };
+        // What was handed over does not wait for the rest.
+        let is_alone = || !self.background.handover.is_due();
+        let flushed_pages = if self.wants_writeback() { self.flush_dirty(is_alone)? } else { 0 };
         Ok(home_pages + flushed_pages)
     }
 
@@ -526,19 +533,19 @@ impl Engine {
             return Ok(0);
         }
         match self.drain_handover()? {
-            0 => self.flush_dirty(),
+            0 => self.flush_dirty(|| true),
             pages => Ok(pages),
         }
     }
 
-    fn flush_dirty(&self) -> Result<u64> {
-        let inodes = self.dirty.next_batch(FLUSH_INODES);
-        let pages = self.flush_inodes(&inodes, UNLOGGED)?;
-        if pages > 0 {
-            return Ok(pages);
+    /// Writes dirty pages home, those first that the log does not have: about [`TURN_PAGES`], or less where there are not too many any
+    /// more, or not to `go_on`. Answers how many.
+    fn flush_dirty(&self, go_on: impl Fn() -> bool) -> Result<u64> {
+        let go_on = |pages| pages < TURN_PAGES && self.wants_writeback() && go_on();
+        match self.flush_while(UNLOGGED, go_on)? {
+            0 => self.flush_while(RunFilter::default(), go_on),
+            pages => Ok(pages),
         }
-        let inodes = self.dirty.next_batch(FLUSH_INODES);
-        self.flush_inodes(&inodes, RunFilter::default())
     }
 
     /// Writes dirty pages of `inodes` home, together.
@@ -683,6 +690,19 @@ impl Engine {
             self.background.wait_progress(moment);
             Ok(())
         })
+    }
+
+    /// Fresh memory is dear, and no page is clean: gives writeback, if there is any, a moment to clean some, as long as a few `pauses` may
+    /// take less than making the memory. False: the caller had better make it.
+    pub fn await_clean_page(&self, pauses: &mut u32) -> bool {
+        let is_coming = self.background.has_threads()
+            && (self.wants_writeback() || self.background.handover.pages() > 0);
+        if !is_coming || *pauses >= CLEAN_PAUSES {
+            return false;
+        }
+        *pauses += 1;
+        self.clock.sleep_us(CLEAN_PAUSE_US);
+        true
     }
 
     fn timed_stall<T>(&self, wait: impl FnOnce() -> Result<T>) -> Result<T> {

@@ -155,7 +155,7 @@ mod tests {
     use crate::device::Device;
     use crate::device::memory::MemoryDevice;
     use crate::sync::Arc;
-    use crate::{CreateOptions, File, OpenFlags, Volume, VolumeOptions};
+    use crate::{BackgroundMode, CreateOptions, File, OpenFlags, Volume, VolumeOptions};
     use std::sync::mpsc;
     use std::time::Duration;
 
@@ -193,6 +193,25 @@ mod tests {
         // Where the clock stands still, it ends too.
         let mut shortage = Shortage::default();
         assert!((0..=MAX_ATTEMPTS).any(|_| shortage.is_hopeless(7)));
+    }
+
+    #[test]
+    fn a_writer_hopes_for_a_clean_page_only_while_some_are_coming_and_not_for_long() {
+        let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(32 << 20));
+        Volume::format_device(&device, &CreateOptions::default()).expect("format");
+        for background in [BackgroundMode::Threads, BackgroundMode::Manual] {
+            let options = VolumeOptions { background, ..VolumeOptions::default() };
+            let volume = Volume::open_device(device.clone(), options).expect("open");
+            let file = volume.open_file("/f", OpenFlags::CREATE).expect("create");
+            file.write_at(0, &vec![7; 4096 * 5]).expect("write");
+            assert!(!file.engine().await_clean_page(&mut 0), "nothing is on its way home");
+            file.expire(0..u64::MAX).expect("hand over");
+            let mut pauses = 0;
+            while file.engine().await_clean_page(&mut pauses) {}
+            assert!(pauses <= 20, "{pauses}");
+            assert!(pauses == 0 || background == BackgroundMode::Threads);
+            volume.close().expect("close");
+        }
     }
 
     #[test]

@@ -266,6 +266,24 @@ pub fn start_helper(command: &mut Command, registry: &Arc<Registry>) -> LabResul
     Ok(pid)
 }
 
+/// What `look` finds once the helper `pid` has done what it was started for. `None`: the helper ended, or took longer than `patience`.
+pub fn await_helper<T>(
+    pid: u32,
+    patience: Duration,
+    mut look: impl FnMut() -> Option<T>,
+) -> Option<T> {
+    let begun = Instant::now();
+    loop {
+        // Asked first, so that what the helper did last is seen.
+        let is_over = start_ticks(pid).is_none() || begun.elapsed() > patience;
+        match look() {
+            Some(found) => return Some(found),
+            None if is_over => return None,
+            None => std::thread::sleep(Duration::from_millis(5)),
+        }
+    }
+}
+
 fn serve_slow(
     run_dir: &Path,
     size_bytes: u64,
@@ -288,15 +306,12 @@ fn serve_slow(
     let pid = start_helper(&mut command, registry)?;
     registry.add(Resource::Mount { path: mount_point.clone() })?;
     let file = mount_point.join(slow::FILE_NAME);
-    let begun = Instant::now();
-    while !file.exists() {
-        if start_ticks(pid).is_none() || begun.elapsed() > Duration::from_secs(10) {
-            return Err(LabError::Command {
-                command: "slow-disk".into(),
-                message: "the slow-flush disk could not be mounted (is /dev/fuse there?)".into(),
-            });
-        }
-        std::thread::sleep(Duration::from_millis(10));
+    let is_there = || file.exists().then_some(());
+    if await_helper(pid, Duration::from_secs(10), is_there).is_none() {
+        return Err(LabError::Command {
+            command: "slow-disk".into(),
+            message: "the slow-flush disk could not be mounted (is /dev/fuse there?)".into(),
+        });
     }
     Ok(file)
 }

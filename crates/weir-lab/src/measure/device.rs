@@ -132,6 +132,11 @@ pub fn mount_of(path: &Path) -> Option<MountInfo> {
         .map(|(_, m)| m)
 }
 
+/// The mount that `path` is on, if it goes through FUSE.
+pub fn fuse_mount_of(path: &Path) -> Option<MountInfo> {
+    mount_of(path).filter(|mount| mount.fs_type.starts_with("fuse"))
+}
+
 /// The disk that the file system of `path` is on, if it is on one.
 pub fn disk_of(path: &Path) -> Option<BlockDevice> {
     BlockDevice::of_node(Path::new(&mount_of(path)?.source))

@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use weir_mount::MountOptions;
 
@@ -14,10 +14,10 @@ use super::TargetSpec;
 use super::hollow_fs::HollowFs;
 use super::mounted::{Cold, MountedFs};
 use super::stage::{Built, StageOptions, TargetInfo, counters_of, disks_below};
-use crate::disk::registry::{Registry, Resource, start_ticks};
-use crate::disk::{Disk, own_command, start_helper};
+use crate::disk::registry::{Registry, Resource};
+use crate::disk::{Disk, await_helper, own_command, start_helper};
 use crate::error::{LabError, LabResult};
-use crate::measure::device::{disk_of, mount_of};
+use crate::measure::device::{disk_of, fuse_mount_of};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -46,19 +46,12 @@ pub fn set_up(
     command.arg("hollow").arg(&mount_point).arg(&list);
     let pid = start_helper(&mut command, registry)?;
     registry.add(Resource::Mount { path: mount_point.clone() })?;
-    let begun = Instant::now();
-    let mount = loop {
-        match mount_of(&mount_point) {
-            Some(mount) if mount.fs_type.starts_with("fuse") => break mount,
-            _ if start_ticks(pid).is_none() || begun.elapsed() > PATIENCE => {
-                return Err(LabError::Command {
-                    command: "hollow-mount".into(),
-                    message: "it could not be mounted (is /dev/fuse there?)".into(),
-                });
-            }
-            _ => std::thread::sleep(Duration::from_millis(5)),
+    let mount = await_helper(pid, PATIENCE, || fuse_mount_of(&mount_point)).ok_or_else(|| {
+        LabError::Command {
+            command: "hollow-mount".into(),
+            message: "it could not be mounted (is /dev/fuse there?)".into(),
         }
-    };
+    })?;
     let device = disk_of(&disk.run_dir);
     let info = TargetInfo {
         name: spec.name(),

@@ -65,6 +65,15 @@ pub struct Stage {
     settle: Option<PathBuf>,
 }
 
+/// Checks what was asked for, which no machine would make right.
+pub fn check_options(spec: &TargetSpec, options: &StageOptions) -> LabResult<()> {
+    match spec {
+        TargetSpec::HollowMount => super::weir_mount::check_options(spec, options),
+        weir if weir.is_weir_mount() => super::weir_mount::check_options(spec, options),
+        _ => Ok(()),
+    }
+}
+
 /// Checks, before any time is spent, that a target can be set up at all.
 pub fn preflight(spec: &TargetSpec, options: &StageOptions) -> LabResult<()> {
     if spec.needs_loop() && !is_root() {
@@ -91,7 +100,7 @@ pub fn preflight(spec: &TargetSpec, options: &StageOptions) -> LabResult<()> {
         TargetSpec::WeirMount | TargetSpec::WeirMountLoop | TargetSpec::WeirMountWith { .. } => {
             super::weir_mount::preflight(spec, options)
         }
-        TargetSpec::HollowMount => super::weir_mount::preflight_fuse(spec, options),
+        TargetSpec::HollowMount => super::weir_mount::preflight_fuse(spec),
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use weir::device::buffer::AlignedBuf;
 use weir::device::posix::PosixDevice;
+use weir::device::request::Underway;
 use weir::device::{
     Buffers, Device, DeviceError, DeviceInfo, DeviceResult, IoClass, OnDone, Operation, Request,
 };
@@ -117,6 +118,13 @@ impl Device for Severable {
             Err(error) => {
                 requests.into_iter().map(|each| (Err(error.clone()), each.buffers)).collect()
             }
+        }
+    }
+
+    fn begin_all(&self, requests: Vec<Request>) -> Underway<'_> {
+        match self.check("write") {
+            Ok(()) => self.inner.begin_all(requests),
+            Err(_) => Underway::new(|| self.run_all(requests)),
         }
     }
 }

@@ -11,10 +11,13 @@ use std::time::{Duration, Instant};
 use super::TargetSpec;
 use super::mounted::{Cold, MountedFs, Server};
 use super::stage::{Built, StageOptions, TargetInfo, counters_of, disks_below, run};
-use crate::disk::registry::{Registry, Resource, start_ticks};
-use crate::disk::{Disk, start_helper};
+use crate::disk::registry::{Registry, Resource};
+use crate::disk::{Disk, await_helper, start_helper};
 use crate::error::{LabError, LabResult};
-use crate::measure::device::{disk_of, mount_of};
+use crate::measure::device::{disk_of, fuse_mount_of, mount_of};
+
+/// A mount may have to recover its volume first.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The `weir` program: the option, this program itself, or its neighbour.
 fn weir_bin(options: &StageOptions) -> Option<PathBuf> {
@@ -36,11 +39,15 @@ pub(super) fn mount_list(spec: &TargetSpec, options: &StageOptions) -> String {
     ["noatime"].into_iter().chain(words).collect::<Vec<_>>().join(",")
 }
 
-/// Whether there can be mounts, with these options.
-pub fn preflight_fuse(spec: &TargetSpec, options: &StageOptions) -> LabResult<()> {
+/// Whether there are mounts with these options.
+pub fn check_options(spec: &TargetSpec, options: &StageOptions) -> LabResult<()> {
     weir_mount::MountOptions::default()
         .apply(&mount_list(spec, options))
-        .map_err(|error| LabError::BadOption(error.to_string()))?;
+        .map_err(|error| LabError::BadOption(error.to_string()))
+}
+
+/// Whether there can be mounts.
+pub fn preflight_fuse(spec: &TargetSpec) -> LabResult<()> {
     if !std::path::Path::new("/dev/fuse").exists() {
         let target = spec.name();
         return Err(LabError::BadOption(format!("target '{target}': there is no /dev/fuse")));
@@ -50,7 +57,7 @@ pub fn preflight_fuse(spec: &TargetSpec, options: &StageOptions) -> LabResult<()
 
 /// Whether there is a program to mount with, and whether it will know the options.
 pub fn preflight(spec: &TargetSpec, options: &StageOptions) -> LabResult<()> {
-    preflight_fuse(spec, options)?;
+    preflight_fuse(spec)?;
     let bin = weir_bin(options).ok_or_else(|| {
         LabError::BadOption("target 'weir-mount': no `weir` program found; give --weir-bin".into())
     })?;
@@ -94,18 +101,14 @@ impl Daemon {
         let pid = start_helper(&mut command, &self.registry)?;
         self.registry.add(Resource::Mount { path: self.mount_point.clone() })?;
         self.pid.store(pid, Ordering::Relaxed);
-        let begun = Instant::now();
-        while !mount_of(&self.mount_point).is_some_and(|m| m.fs_type.starts_with("fuse")) {
-            if start_ticks(pid).is_none() || begun.elapsed() > Duration::from_secs(20) {
-                return Err(LabError::Command {
-                    command: format!("weir mount {}", self.volume.display()),
-                    message: last_line(&self.log)
-                        .unwrap_or_else(|| "the volume was not mounted".into()),
-                });
-            }
-            std::thread::sleep(Duration::from_millis(5));
+        match await_helper(pid, PATIENCE, || fuse_mount_of(&self.mount_point)) {
+            Some(_) => Ok(()),
+            None => Err(LabError::Command {
+                command: format!("weir mount {}", self.volume.display()),
+                message: last_line(&self.log)
+                    .unwrap_or_else(|| "the volume was not mounted".into()),
+            }),
         }
-        Ok(())
     }
 
     fn memory_cap(&self) -> MutexGuard<'_, Option<u64>> {

@@ -18,6 +18,7 @@ pub mod stats;
 use crate::cache::page::PageRef;
 use crate::format::BLOCK_BYTES;
 use buffer::AlignedBuf;
+use request::Underway;
 
 /// Priority of a request, most urgent first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -182,5 +183,11 @@ pub trait Device: Send + Sync {
     /// and memory in the order of the requests. Blocks; not for a thread that the device calls completions on.
     fn run_all(&self, requests: Vec<Request>) -> Vec<(DeviceResult<()>, Buffers)> {
         request::submit_all(self, requests)
+    }
+    /// Begins `requests` and returns at once, as [`Device::run_all`] otherwise. Whoever has much to write sends a part on its way so, and
+    /// prepares the next meanwhile. Of very many, some may begin only when they are waited for.
+    fn begin_all(&self, requests: Vec<Request>) -> Underway<'_> {
+        let batch = request::submit_batch(self, requests);
+        Underway::new(|| batch.wait())
     }
 }

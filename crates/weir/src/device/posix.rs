@@ -30,7 +30,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use super::buffer::AlignedBuf;
-use super::request::{check_range, check_transfer};
+use super::request::{Underway, check_range, check_transfer};
 use super::stats::DeviceStats;
 use super::{Buffers, Device, DeviceError, DeviceInfo, DeviceResult, IoClass, OnDone, Request};
 use crate::format::BLOCK_BYTES_U64;
@@ -270,6 +270,16 @@ impl Device for PosixDevice {
         match self.rings.run(&self.disk, requests) {
             Ok(outcomes) => outcomes,
             Err(requests) => super::request::submit_all(self, requests),
+        }
+    }
+
+    fn begin_all(&self, requests: Vec<Request>) -> Underway<'_> {
+        match self.rings.begin(&self.disk, requests) {
+            Ok(underway) => underway,
+            Err(requests) => {
+                let batch = super::request::submit_batch(self, requests);
+                Underway::new(|| batch.wait())
+            }
         }
     }
 }

@@ -148,6 +148,23 @@ pub fn submit_batch<D: Device + ?Sized>(device: &D, requests: Vec<Request>) -> B
     Batch(latch)
 }
 
+/// Requests that began together ([`Device::begin_all`]), and the rest of what it takes to end them. Dropping it waits for what the
+/// kernel has in hand.
+#[must_use = "the memory of the requests comes back with their results"]
+pub struct Underway<'a>(Box<dyn FnOnce() -> Vec<Outcome> + 'a>);
+
+impl<'a> Underway<'a> {
+    /// `finish` waits for the last of the requests, and gives results and memory in their order.
+    pub fn new(finish: impl FnOnce() -> Vec<Outcome> + 'a) -> Self {
+        Self(Box::new(finish))
+    }
+
+    /// Waits for the last of them: results and memory in the order of the requests.
+    pub fn wait(self) -> Vec<Outcome> {
+        (self.0)()
+    }
+}
+
 /// Submits all of `requests`, and waits for the last.
 pub fn submit_all<D: Device + ?Sized>(device: &D, requests: Vec<Request>) -> Vec<Outcome> {
     submit_batch(device, requests).wait()

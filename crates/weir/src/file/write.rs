@@ -144,13 +144,14 @@ impl Engine {
         let mut done = 0;
         let mut shortage = Shortage::default();
         let mut growth = Growth::IfCheap;
+        let mut pauses = 0;
         let result = loop {
             let stopped = self.copy_in(inode, (offset, data), growth, &mut done, &mut newly_dirty);
             let relieved = match stopped {
                 None => break Ok(()),
                 Some(Stop::Fill(index)) => self.fill(inode, index..index + 1, IoClass::SyncRead),
                 Some(Stop::NoMemory) if growth == Growth::IfCheap => {
-                    if self.evict(BATCH_PAGES) == 0 {
+                    if self.evict(BATCH_PAGES) == 0 && !self.await_clean_page(&mut pauses) {
                         growth = Growth::Allowed;
                     }
                     Ok(())

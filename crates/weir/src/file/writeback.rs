@@ -153,7 +153,7 @@ impl Engine {
         admission: Admission,
     ) -> Result<Taken> {
         let expected_bytes = settle_bytes(pages_of(runs), runs.len());
-        let _map = inode.map.lock();
+        let map = inode.map.lock();
         let (writeback, done, size) = {
             let mut pages = inode.pages.write();
             let most_pages = self.max_piece_pages();
@@ -182,6 +182,9 @@ impl Engine {
         if !stays.is_empty() {
             inode.pages.write().note_in_place(stays.into_iter(), piece.token);
         }
+        drop(map);
+        // What is under writeback does not change: a writer gets a copy. So nobody else has to wait for this.
+        piece.checksums = piece.pages.iter().map(|page| checksum(&page.page)).collect();
         Ok(Taken { piece: Some(piece), next })
     }
 
@@ -223,7 +226,6 @@ impl Engine {
             cut_bytes += self.plan_segments(piece, run, &mapped, &mut planned);
         }
         self.place_new(piece, &planned, near, batch)?;
-        piece.checksums = piece.pages.iter().map(|page| checksum(&page.page)).collect();
         // Exact, because several runs may each leave two long parts of an extent.
         self.admit_more(piece, cut_bytes.saturating_sub(CUT_BYTES))
     }

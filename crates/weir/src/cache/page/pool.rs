@@ -14,7 +14,7 @@
 //!
 //! This module contains `unsafe`: it says which frames of which slabs are nobody's.
 
-use super::preparer::{Figures, Preparation};
+use super::preparer::{Figures, MANY_FRAMES, Preparation};
 use super::slab::{Frame, SLAB_FRAMES, Slab};
 use super::{PAGE_BYTES, PageMut};
 use crate::sync::{Arc, Condvar, Mutex};
@@ -118,7 +118,7 @@ impl State {
             self.next_fresh = 1;
             return Some(());
         }
-        if growth == Growth::IfCheap && self.preparation.prefers_recycling(self.figures()) {
+        if self.must_recycle(growth) {
             return None;
         }
         let missing = self.capacity.saturating_sub(self.total);
@@ -131,6 +131,18 @@ impl State {
         self.next_fresh = 1;
         self.total += frames;
         Some(())
+    }
+
+    /// Whether the next frame needs a full slab that nobody has made yet.
+    fn wants_own_slab(&self, class: Class, growth: Growth) -> bool {
+        let may_grow = self.in_use < self.limit(class)
+            && self.capacity >= SLAB_FRAMES
+            && self.total < self.capacity;
+        may_grow && self.ready() == 0 && !self.must_recycle(growth)
+    }
+
+    fn must_recycle(&self, growth: Growth) -> bool {
+        growth == Growth::IfCheap && self.preparation.prefers_recycling(self.figures())
     }
 
     pub(super) fn figures(&self) -> Figures {
@@ -321,6 +333,14 @@ impl PagePool {
         state.peak = state.peak.max(state.in_use);
         let mut taken = used;
         while taken < count {
+            if count >= MANY_FRAMES && state.wants_own_slab(class, growth) {
+                drop(state);
+                let made = self.prepare_slab();
+                state = self.0.state.lock();
+                if !made {
+                    break;
+                }
+            }
             let Some((frame, _)) = state.take(class, growth, Arc::as_ptr(&self.0)) else { break };
             pages.push(self.adopt(frame));
             taken += 1;

@@ -21,9 +21,12 @@ const AHEAD_EIGHTHS: usize = 3;
 const LOW_PART: usize = 4;
 /// A burst is over when no slab has been used up for so long.
 const BURST_PAUSE_US: u64 = 30_000;
-/// Fresh memory is dear when the kernel takes longer than this for a slab (1 GiB/s): writing a page home and reading it again
+/// Fresh memory is dear when the kernel takes longer than this for a slab (2 GiB/s): writing a page home and reading it again
 /// costs less.
-const DEAR_SLAB_NS: u64 = 2_000_000;
+const DEAR_SLAB_NS: u64 = 1_000_000;
+/// Whoever wants so many frames at once (64 KiB) makes a huge slab for them where there is none: its cost is spread over many pages, and
+/// requests of few segments are worth it.
+pub(super) const MANY_FRAMES: usize = 16;
 /// With fewer frames ready than this (32 MiB) somebody may soon be short of them.
 const FEW_FRAMES: usize = 16 * SLAB_FRAMES;
 /// While fresh memory is dear, and nobody is short of it or a burst's worth is in use, the preparer rests so many times as long as it
@@ -96,8 +99,8 @@ impl Preparation {
         self.is_dear() && pool.is_burst_in_use()
     }
 
-    /// What a slab is made of that somebody waits for: its header is touched under the lock, so where memory is dear, a huge page
-    /// would hold up everybody for milliseconds.
+    /// What a slab is made of that somebody waits for who wants few frames: its header is touched under the lock, so where memory is dear,
+    /// a huge page would hold up everybody for milliseconds.
     pub(super) fn backing(&self) -> Backing {
         if self.is_dear() { Backing::Ordinary } else { Backing::Huge }
     }

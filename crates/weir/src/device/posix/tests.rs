@@ -3,6 +3,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc;
 
 use super::*;
+use crate::device::request::Outcome;
 use crate::device::{Buffers, Operation};
 
 /// A path of its own in the temporary directory, removed at the end.
@@ -300,8 +301,20 @@ fn background_requests_leave_a_thread_for_urgent_ones() {
     }
 }
 
+/// Performs requests.
+type Run = fn(&PosixDevice, Vec<Request>) -> Vec<Outcome>;
+
+const ALL_AT_ONCE: Run = |device, requests| device.run_all(requests);
+const BEGUN: Run = |device, requests| device.begin_all(requests).wait();
+const BEGUN_IN_TWO: Run = |device, mut requests| {
+    let rest = requests.split_off(requests.len() / 3);
+    let first = device.begin_all(requests);
+    let rest = device.begin_all(rest).wait();
+    first.wait().into_iter().chain(rest).collect()
+};
+
 /// Writes `count` scattered pieces in one batch, reads them back in another, and compares.
-fn batches_round_trip(device: &PosixDevice, count: u64) {
+fn batches_round_trip(device: &PosixDevice, count: u64, run: Run) {
     let place = |number: u64| (number * 11 % count) * 16384;
     let length = |number: u64| if number.is_multiple_of(5) { 12288 } else { 4096 };
     let pool = crate::cache::page::PagePool::new(4 << 20);
@@ -321,7 +334,7 @@ fn batches_round_trip(device: &PosixDevice, count: u64) {
         let operation = Operation::Write { fua: number == 4 };
         Request { operation, offset_bytes: place(number), buffers, class: IoClass::Writeback }
     });
-    let results = device.run_all(writes.collect());
+    let results = run(device, writes.collect());
     assert!(results.iter().all(|(result, _)| result.is_ok()), "{results:?}");
     let reads = (0..count).map(|number| {
         let length = length(number);
@@ -333,7 +346,7 @@ fn batches_round_trip(device: &PosixDevice, count: u64) {
         let offset_bytes = place(number);
         Request { operation: Operation::Read, offset_bytes, buffers, class: IoClass::SyncRead }
     });
-    for (number, (result, buffers)) in device.run_all(reads.collect()).into_iter().enumerate() {
+    for (number, (result, buffers)) in run(device, reads.collect()).into_iter().enumerate() {
         assert_eq!(result, Ok(()));
         let bytes = match buffers {
             Buffers::Owned(buffer) => buffer.to_vec(),
@@ -354,12 +367,36 @@ fn batches_do_every_request_and_give_the_memory_back_in_order() {
         let path = TempPath::new();
         let device = PosixDevice::create(&path.0, 8 << 20).unwrap().with_io_uring(io_uring);
         for count in [0, 1, 2, 63, 64, 65, 300] {
-            batches_round_trip(&device, count);
+            batches_round_trip(&device, count, ALL_AT_ONCE);
+            batches_round_trip(&device, count, BEGUN);
+            batches_round_trip(&device, count, BEGUN_IN_TWO);
         }
         assert!(io_uring || !device.uses_io_uring());
         drop(device);
         std::fs::remove_file(&path.0).unwrap();
     }
+}
+
+#[test]
+fn a_batch_that_nobody_waits_for_has_let_go_of_its_memory_when_it_goes_away() {
+    let path = TempPath::new();
+    let device = PosixDevice::create(&path.0, 8 << 20).unwrap();
+    let pool = crate::cache::page::PagePool::new(1 << 20);
+    let page = || {
+        let mut page = pool.alloc_zeroed().unwrap();
+        page.fill(3);
+        Buffers::Pages(vec![page.freeze()])
+    };
+    let operation = Operation::Write { fua: false };
+    let class = IoClass::Writeback;
+    let request =
+        |number: u64| Request { operation, offset_bytes: number * 8192, buffers: page(), class };
+    drop(device.begin_all((0..20).map(request).collect()));
+    if device.uses_io_uring() {
+        assert_eq!(pool.in_use_pages(), 0, "the kernel may read what is not ours any more");
+    }
+    // Nothing is left of it that the next one could meet.
+    batches_round_trip(&device, 65, BEGUN);
 }
 
 #[test]
@@ -425,9 +462,11 @@ fn a_host_that_refuses_io_uring_is_served_by_threads() {
             let path = TempPath::new();
             let device = PosixDevice::create(&path.0, 2 << 20).unwrap();
             assert!(device.uses_io_uring());
-            batches_round_trip(&device, 40);
+            batches_round_trip(&device, 40, ALL_AT_ONCE);
+            batches_round_trip(&device, 40, BEGUN);
             assert!(!device.uses_io_uring());
-            batches_round_trip(&device, 40);
+            batches_round_trip(&device, 40, ALL_AT_ONCE);
+            batches_round_trip(&device, 40, BEGUN);
         });
         refused.join().unwrap();
     }
@@ -435,7 +474,7 @@ fn a_host_that_refuses_io_uring_is_served_by_threads() {
         refuse_io_uring(libc::ENOMEM);
         let path = TempPath::new();
         let device = PosixDevice::create(&path.0, 2 << 20).unwrap();
-        batches_round_trip(&device, 40);
+        batches_round_trip(&device, 40, BEGUN);
         assert!(device.uses_io_uring(), "the next batch may have more luck");
     });
     out_of_luck.join().unwrap();

@@ -1,5 +1,5 @@
 //! Batches of reads and writes through `io_uring`: the thread that has them submits and waits for them itself, so a
-//! request costs no hand-over to another thread.
+//! request costs no hand-over to another thread. Between the two it may do something else ([`Rings::begin`]).
 //!
 //! A batch takes a ring of its own, kept from an earlier one or new, for as long as it runs. Where the host refuses rings
 //! (an old kernel, a sandbox) the first attempt finds out and the device's threads do the work from then on. Whatever
@@ -13,7 +13,7 @@
 
 use super::segments::Segments;
 use super::{Disk, MAX_SEGMENTS, device_error};
-use crate::device::request::{check_transfer, perform};
+use crate::device::request::{Underway, check_transfer, perform};
 use crate::device::{Buffers, DeviceResult, IoClass, Operation, Request};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
@@ -88,7 +88,27 @@ impl Rings {
         requests: Vec<Request>,
     ) -> Result<Outcomes, Vec<Request>> {
         let Some(ring) = self.take() else { return Err(requests) };
+        Ok(self.end(Batch::new(ring, disk, requests)))
+    }
+
+    /// Begins the requests, as many as a ring takes at a time; the rest when they are waited for.
+    ///
+    /// # Errors
+    /// There is no ring to be had: the requests, unperformed.
+    pub(super) fn begin<'a>(
+        &'a self,
+        disk: &'a Disk,
+        requests: Vec<Request>,
+    ) -> Result<Underway<'a>, Vec<Request>> {
+        let Some(ring) = self.take() else { return Err(requests) };
         let mut batch = Batch::new(ring, disk, requests);
+        batch.fill();
+        batch.submit(0);
+        Ok(Underway::new(|| self.end(batch)))
+    }
+
+    /// Performs what is left of the batch, and keeps its ring for the next.
+    fn end(&self, mut batch: Batch<'_>) -> Outcomes {
         batch.run();
         let (outcomes, ring) = batch.finish();
         if let Some(ring) = ring {
@@ -97,7 +117,7 @@ impl Rings {
                 spare.push(ring);
             }
         }
-        Ok(outcomes)
+        outcomes
     }
 }
 
@@ -240,7 +260,10 @@ impl<'a> Batch<'a> {
 
     fn run(&mut self) {
         while self.ring.is_some() && (self.in_flight > 0 || !self.waiting.is_empty()) {
-            self.submit();
+            self.fill();
+            // Half of it, or all when nothing else is to be submitted.
+            let want = if self.waiting.is_empty() { self.in_flight } else { self.in_flight / 2 };
+            self.submit(want.max(1));
             self.reap();
         }
         for transfer in self.transfers.iter_mut().filter(|transfer| transfer.result.is_none()) {
@@ -248,8 +271,8 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Fills the ring, and waits until half of it has completed, or all when nothing else is to be submitted.
-    fn submit(&mut self) {
+    /// Fills the ring.
+    fn fill(&mut self) {
         let Some(ring) = &mut self.ring else { return };
         let file = types::Fd(self.disk.file.as_raw_fd());
         while self.in_flight < self.depth {
@@ -263,8 +286,12 @@ impl<'a> Batch<'a> {
             }
             self.in_flight += 1;
         }
-        let want = if self.waiting.is_empty() { self.in_flight } else { self.in_flight / 2 };
-        if let Err(error) = ring.submit_and_wait(want.max(1)) {
+    }
+
+    /// Hands what is in the ring to the kernel, and waits until `want` of it have completed.
+    fn submit(&mut self, want: usize) {
+        let Some(ring) = &mut self.ring else { return };
+        if let Err(error) = ring.submit_and_wait(want) {
             let passing = [libc::EINTR, libc::EAGAIN, libc::EBUSY];
             let passes = error.raw_os_error().is_some_and(|number| passing.contains(&number));
             self.refusals += 1;

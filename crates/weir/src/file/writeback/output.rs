@@ -3,7 +3,7 @@
 use super::piece::Piece;
 use crate::cache::pacing::SHARED_REQUEST_BYTES;
 use crate::cache::page::PageRef;
-use crate::device::request::{Batch, Outcome};
+use crate::device::request::{Outcome, Underway};
 use crate::device::{Buffers, IoClass, Operation, Request};
 use crate::error::{Error, Result};
 use crate::format::BLOCK_BYTES_U64;
@@ -31,16 +31,16 @@ impl OutRequest {
 pub(super) type Written = Vec<(Vec<usize>, Result<()>)>;
 
 /// Writes that may be on their way.
-pub(super) enum Writes {
+pub(super) enum Writes<'a> {
     /// Which pieces each request of the batch is for.
-    Submitted(Vec<Vec<usize>>, Batch),
+    Begun(Vec<Vec<usize>>, Underway<'a>),
     Done(Written),
 }
 
-impl Writes {
+impl Writes<'_> {
     pub(super) fn wait(self) -> Written {
         match self {
-            Self::Submitted(numbers, batch) => with_results(numbers, batch.wait()),
+            Self::Begun(numbers, underway) => with_results(numbers, underway.wait()),
             Self::Done(results) => results,
         }
     }

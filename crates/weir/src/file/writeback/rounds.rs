@@ -1,6 +1,6 @@
 //! Writeback of much: in rounds, one of them on its way to the disk while the next is collected, so that the disk does not wait
-//! for checksums and commits. For a sync ([`Engine::write_back`]), for all of them ([`Engine::send_home_together`]), and for what was
-//! handed over ([`Engine::drain_handover`]), which keeps the pace of the background.
+//! for checksums and commits. For a sync ([`Engine::write_back`]), for all of them ([`Engine::send_home_together`]); and at the pace of the
+//! background for what was handed over ([`Engine::drain_handover`]) and what is too much in memory ([`Engine::flush_while`]).
 //!
 //! **Invariant:** whoever waits for something that he may hold himself, be it the pacer's portion or log space, finishes what he has
 //! under way first.
@@ -12,7 +12,6 @@ use super::output::{OutRequest, Writes, Written, note_failures, requests_of, to_
 use super::piece::{PIECE_PAGES, Piece};
 use crate::cache::map::RunFilter;
 use crate::device::IoClass;
-use crate::device::request::submit_batch;
 use crate::engine::{Engine, Room};
 use crate::error::{Error, Result};
 use crate::file::handover::{Batch, TO_WRITE};
@@ -28,6 +27,8 @@ const SYNC_ROUND_PAGES: u64 = 8 * PIECE_PAGES;
 const SHARED_ROUND_PAGES: u64 = PIECE_PAGES / 2;
 /// Pages of one round of what was handed over: 4 MiB.
 const DRAIN_ROUND_PAGES: u64 = 4 * PIECE_PAGES;
+/// Files that the background looks at together.
+const FLUSH_INODES: usize = 256;
 /// Batches that one call writes while more and more are handed over: the thread has other things to do as well.
 const MOST_BATCHES: usize = 16;
 
@@ -36,19 +37,27 @@ struct Rounds<'a> {
     engine: &'a Engine,
     filter: RunFilter,
     class: IoClass,
+    /// Home, but not settled: that happens while the next one is on its way, so that the disk does not wait for it.
+    home: Option<Home>,
     /// The round before the one that is being collected.
-    last: Option<Round>,
+    last: Option<Round<'a>>,
     /// The first error.
     result: Result<()>,
 }
 
 /// Pieces on their way. Hold their log space, and must be finished.
-struct Round {
+struct Round<'a> {
     pieces: Vec<Piece>,
     /// How the portions of it ended that have been written already.
     earlier: Written,
-    writes: Writes,
+    writes: Writes<'a>,
     share: Share,
+    ends_batch: bool,
+}
+
+/// Pieces that are written, or failed. Hold their log space.
+struct Home {
+    pieces: Vec<Piece>,
     ends_batch: bool,
 }
 
@@ -72,14 +81,14 @@ impl Engine {
         class: IoClass,
     ) -> Result<()> {
         let mut rounds = Rounds::new(self, filter, class);
-        rounds.write(&[(inode.clone(), range)], Then::End);
+        rounds.write(&[(inode.clone(), range)], Then::End, |_| true);
         rounds.end()
     }
 
     /// Sends the dirty pages of many files home that the log does not have, together, for a sync. What fails stays dirty.
     pub fn send_home_together(&self, files: &[(Arc<Inode>, Range<u64>)]) -> Result<()> {
         let mut rounds = Rounds::new(self, TO_WRITE, IoClass::SyncWrite);
-        rounds.write(files, Then::End);
+        rounds.write(files, Then::End, |_| true);
         rounds.end()
     }
 
@@ -98,13 +107,33 @@ impl Engine {
                 break;
             }
             let Some(batch) = handover.take_batch() else { break };
-            pages += rounds.write(&batch, Then::NextBatch);
+            pages += rounds.write(&batch, Then::NextBatch, |_| true);
         }
         let result = rounds.end();
         // After an error, or where the end of a batch had nothing to write any more.
         while self.end_handed_over_batch() {}
         self.counters.handed_over_pages.add(pages);
         result.map(|()| pages)
+    }
+
+    /// Writes dirty pages that pass `filter` home, of all files that have some, until there are none or `go_on` says no, which hears
+    /// how many there were. Answers that.
+    ///
+    /// # Errors
+    /// The first that struck; the file's owner hears of it, and the pages stay dirty.
+    pub fn flush_while(&self, filter: RunFilter, go_on: impl Fn(u64) -> bool) -> Result<u64> {
+        let mut rounds = Rounds::new(self, filter, IoClass::Writeback);
+        let mut pages = 0;
+        loop {
+            let inodes = self.dirty.next_batch(FLUSH_INODES).into_iter();
+            let files: Vec<_> = inodes.map(|inode| (inode, 0..u64::MAX)).collect();
+            let written = rounds.write(&files, Then::More, |more| go_on(pages + more));
+            pages += written;
+            if written == 0 || rounds.result.is_err() || !go_on(pages) {
+                break;
+            }
+        }
+        rounds.end().map(|()| pages)
     }
 
     /// The oldest batch under way is home, or given up. False: there is none.
@@ -125,22 +154,30 @@ enum Then {
     End,
     /// The end of a batch that was handed over, and maybe another.
     NextBatch,
+    /// Maybe more.
+    More,
 }
 
 impl<'a> Rounds<'a> {
     fn new(engine: &'a Engine, filter: RunFilter, class: IoClass) -> Self {
-        Self { engine, filter, class, last: None, result: Ok(()) }
+        Self { engine, filter, class, home: None, last: None, result: Ok(()) }
     }
 
-    /// Sends the dirty pages of `ranges` on their way. Answers how many were collected. Stops at the first error.
-    fn write(&mut self, ranges: &[(Arc<Inode>, Range<u64>)], then: Then) -> u64 {
+    /// Sends the dirty pages of `ranges` on their way. Answers how many were collected. Stops at the first error, and after a round
+    /// where `go_on` says no, which hears how many there were.
+    fn write(
+        &mut self,
+        ranges: &[(Arc<Inode>, Range<u64>)],
+        then: Then,
+        go_on: impl Fn(u64) -> bool,
+    ) -> u64 {
         let mut pages = 0;
         let mut rest = ranges;
-        while !rest.is_empty() && self.result.is_ok() {
+        while !rest.is_empty() && self.result.is_ok() && (pages == 0 || go_on(pages)) {
             let mut pieces = Vec::new();
             pages += self.collect(&mut rest, &mut pieces);
             let is_last = rest.is_empty() || self.result.is_err();
-            let goes_on = !is_last || then == Then::NextBatch;
+            let goes_on = !is_last || then != Then::End;
             self.begin(pieces, goes_on, is_last && then == Then::NextBatch);
         }
         pages
@@ -148,14 +185,23 @@ impl<'a> Rounds<'a> {
 
     /// The end of all rounds.
     fn end(mut self) -> Result<()> {
-        self.finish_last();
+        self.finish();
         self.result
+    }
+
+    /// Pieces under way hold log space, and maybe a portion.
+    fn holds_something(&self) -> bool {
+        self.home.is_some() || self.last.is_some()
     }
 
     fn round_pages(&self) -> u64 {
         let engine = self.engine;
         if self.is_paced() {
-            return DRAIN_ROUND_PAGES;
+            return if engine.is_foreground_active() {
+                DRAIN_ROUND_PAGES
+            } else {
+                SYNC_ROUND_PAGES
+            };
         }
         let is_shared = engine.background.has_threads() && engine.is_foreground_active();
         if is_shared { SHARED_ROUND_PAGES } else { SYNC_ROUND_PAGES }
@@ -171,7 +217,7 @@ impl<'a> Rounds<'a> {
         let mut pages = 0;
         while let Some((inode, range)) = rest.first() {
             // What is under way holds log space.
-            let room = if self.last.is_some() { Room::NoWait } else { Room::Normal };
+            let room = if self.holds_something() { Room::NoWait } else { Room::Normal };
             let budget = (most_pages.saturating_sub(pages), room);
             match self.engine.collect(inode, range.clone(), self.filter, budget, pieces) {
                 Ok(collected) => {
@@ -180,8 +226,8 @@ impl<'a> Rounds<'a> {
                         break;
                     }
                 }
-                Err(Error::WouldBlock) if self.last.is_some() => {
-                    self.finish_last();
+                Err(Error::WouldBlock) if self.holds_something() => {
+                    self.finish();
                     if self.result.is_err() {
                         break;
                     }
@@ -197,7 +243,7 @@ impl<'a> Rounds<'a> {
         pages
     }
 
-    /// Sends a round on its way and finishes the one before. Unless it `goes_on`, the round is written here and now.
+    /// Sends a round on its way, settles what is home, and waits for the round before. Unless it `goes_on`, the round is written here and now.
     fn begin(&mut self, pieces: Vec<Piece>, goes_on: bool, ends_batch: bool) {
         let mut requests = requests_of(&pieces, self.engine.most_request_pages(self.class));
         let mut earlier = Vec::new();
@@ -220,8 +266,9 @@ impl<'a> Rounds<'a> {
             share = Share::Sync(bytes);
         }
         let writes = self.send(requests, goes_on);
+        self.settle_home();
         let before = self.last.replace(Round { pieces, earlier, writes, share, ends_batch });
-        self.finish(before);
+        self.home = before.map(|round| self.wait(round));
     }
 
     fn next_portion(&mut self, requests: &[OutRequest]) -> Portion {
@@ -229,29 +276,31 @@ impl<'a> Rounds<'a> {
         if let Some(portion) = engine.try_paced_write(requests.iter().map(OutRequest::bytes)) {
             return portion;
         }
-        self.finish_last();
+        self.finish();
         engine.begin_paced_write(requests.iter().map(OutRequest::bytes))
     }
 
-    /// In manual mode everything is written at once. So is what one request takes: that costs no other thread.
-    fn send(&self, requests: Vec<OutRequest>, goes_on: bool) -> Writes {
+    /// In manual mode everything is written at once.
+    fn send(&self, requests: Vec<OutRequest>, goes_on: bool) -> Writes<'a> {
         let engine = self.engine;
         let is_manual = engine.options.background == BackgroundMode::Manual;
-        if is_manual || !goes_on || requests.len() <= 1 {
+        if is_manual || !goes_on || requests.is_empty() {
             return Writes::Done(engine.run_requests(requests, self.class));
         }
         let (numbers, requests) = to_device(requests, self.class);
-        Writes::Submitted(numbers, submit_batch(&*engine.device, requests))
+        Writes::Begun(numbers, engine.device.begin_all(requests))
     }
 
-    fn finish_last(&mut self) {
-        let last = self.last.take();
-        self.finish(last);
+    /// Waits for everything, and settles it.
+    fn finish(&mut self) {
+        self.settle_home();
+        self.home = self.last.take().map(|round| self.wait(round));
+        self.settle_home();
     }
 
-    /// Waits until a round is written, and settles it.
-    fn finish(&mut self, round: Option<Round>) {
-        let Some(Round { mut pieces, earlier, writes, share, ends_batch }) = round else { return };
+    /// Waits until a round is written.
+    fn wait(&self, round: Round<'a>) -> Home {
+        let Round { mut pieces, earlier, writes, share, ends_batch } = round;
         let results = writes.wait();
         match share {
             Share::Sync(bytes) => self.engine.end_sync_write(bytes),
@@ -263,6 +312,11 @@ impl<'a> Rounds<'a> {
         }
         note_failures(&mut pieces, earlier);
         note_failures(&mut pieces, results);
+        Home { pieces, ends_batch }
+    }
+
+    fn settle_home(&mut self) {
+        let Some(Home { pieces, ends_batch }) = self.home.take() else { return };
         let settled = self.engine.settle(pieces);
         self.note(settled);
         if ends_batch {

@@ -50,6 +50,30 @@ fn while_fresh_memory_is_dear_those_who_can_recycle_are_told_to() {
 }
 
 #[test]
+fn who_wants_many_frames_gets_a_slab_made_outside_of_the_lock_and_within_the_limits() {
+    let slabs = 8;
+    let pool = PagePool::with_reserve(slabs * SLAB_FRAMES * PAGE, SLAB_FRAMES * PAGE);
+    for _ in 0..100 {
+        pool.note_slab_cost(DEAR_SLAB_NS * 2);
+    }
+    let take = |pages: &mut Vec<PageMut>, growth| {
+        pool.alloc_batch_for_overwrite(MANY_FRAMES, growth, pages)
+    };
+    let mut pages = Vec::new();
+    assert_eq!(take(&mut pages, Growth::IfCheap), MANY_FRAMES);
+    assert_eq!(pool.stats().allocated, SLAB_FRAMES);
+    let neighbours = |pair: &[PageMut]| pair[0].as_ptr_range().end == pair[1].as_ptr();
+    assert!(pages.windows(2).all(neighbours), "one segment");
+    while take(&mut pages, Growth::IfCheap) == MANY_FRAMES {}
+    let ahead = slabs * AHEAD_EIGHTHS / 8 * SLAB_FRAMES;
+    assert!((ahead..ahead + SLAB_FRAMES).contains(&pages.len()), "{}", pages.len());
+    assert!(pool.stats().ready < MANY_FRAMES);
+    while take(&mut pages, Growth::Allowed) == MANY_FRAMES {}
+    assert_eq!(pages.len(), (slabs - 1) * SLAB_FRAMES, "the reserve is not for everybody");
+    assert_eq!(pool.stats().allocated, (slabs - 1) * SLAB_FRAMES);
+}
+
+#[test]
 fn dear_memory_that_nobody_is_short_of_is_prepared_at_leisure() {
     let pool = PagePool::new(4 * FEW_FRAMES * PAGE);
     let learn = |nanoseconds| pool.note_slab_cost(nanoseconds);
