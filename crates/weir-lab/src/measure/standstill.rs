@@ -3,7 +3,8 @@
 //! A disk that is busy ends something every millisecond, since nobody's requests are larger than a megabyte. The disk of a virtual machine now and then
 //! ends nothing for 20 to 300 ms, whoever uses it and through whatever file system. A single such moment is the p99.9 of half a minute of
 //! open-loop operations. So they are watched for, reported, and percentiles are given with and without the operations that they struck.
-//! What a file system makes others wait for is not hidden by that: as long as its own requests end, the disk moves.
+//! What a file system makes others wait for is not hidden by that: as long as its own requests end, the disk moves. A shorter pause counts
+//! too, if so little is in flight that it takes a disk of 3 GiB/s no such time, however large each request is.
 
 use std::fs;
 use std::ops::Range;
@@ -15,10 +16,14 @@ use std::time::{Duration, Instant};
 
 use super::BlockDevice;
 
-/// A shorter pause is none.
+/// A shorter pause is none ...
 const LEAST: Duration = Duration::from_millis(15);
+/// ... but where at most so many requests were in flight all the time, which are 20 MiB if the kernel has made each as large as it can, ...
+const FEW: u64 = 5;
+/// ... it is one from here on.
+const LEAST_OF_FEW: Duration = Duration::from_millis(8);
 /// How often is looked.
-const STEP: Duration = Duration::from_millis(2);
+const STEP: Duration = Duration::from_millis(1);
 
 /// What `/sys/block/*/stat` says that matters here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,12 +45,15 @@ struct Tracker {
     /// When the disk was last seen to move or to be idle.
     since: Instant,
     last: Progress,
+    /// Most that was in flight since then.
+    most_in_flight: u64,
     found: Vec<Range<Instant>>,
 }
 
 impl Tracker {
     fn new(at: Instant, progress: Progress) -> Self {
-        Tracker { since: at, last: progress, found: Vec::new() }
+        let most_in_flight = progress.in_flight;
+        Tracker { since: at, last: progress, most_in_flight, found: Vec::new() }
     }
 
     fn see(&mut self, at: Instant, progress: Progress) {
@@ -57,11 +65,14 @@ impl Tracker {
         }
         if moves || was_idle {
             self.since = at;
+            self.most_in_flight = 0;
         }
+        self.most_in_flight = self.most_in_flight.max(progress.in_flight);
     }
 
     fn close(&mut self, at: Instant) {
-        if at.saturating_duration_since(self.since) >= LEAST {
+        let least = if self.most_in_flight <= FEW { LEAST_OF_FEW } else { LEAST };
+        if at.saturating_duration_since(self.since) >= least {
             self.found.push(self.since..at);
         }
     }
@@ -115,23 +126,27 @@ mod tests {
         let begun = Instant::now();
         let at = |ms: u64| begun + Duration::from_millis(ms);
         let mut tracker = Tracker::new(begun, Progress { ended: 5, in_flight: 1 });
-        // (ms, ended, in flight): a short pause, a long one, idleness, a long one that begins after idleness.
+        // (ms, ended, in flight): a short pause of many, a long one, idleness, a long one that begins after idleness, short ones of few.
         let seen = [
             (2, 6, 1),
-            (14, 6, 2),
+            (14, 6, 6),
             (16, 7, 2),
             (30, 7, 3),
-            (50, 7, 4),
+            (50, 7, 40),
             (52, 9, 0),
             (100, 9, 0),
             (102, 9, 1),
             (140, 9, 1),
             (141, 10, 1),
+            (148, 11, 5),
+            (152, 11, 5),
+            (156, 12, 6),
+            (163, 13, 0),
         ];
         for (ms, ended, in_flight) in seen {
             tracker.see(at(ms), Progress { ended, in_flight });
         }
-        assert_eq!(tracker.found, [at(16)..at(52), at(102)..at(141)]);
+        assert_eq!(tracker.found, [at(16)..at(52), at(102)..at(141), at(148)..at(156)]);
     }
 
     #[test]
