@@ -283,3 +283,22 @@ fn a_file_that_was_cut_after_a_barrier_does_not_grow_by_what_nobody_synced() {
 fn a_block_that_another_has_joined_is_not_replaced_alone() {
     survives(Settings::SMALL, common::an_extent_grows_and_is_replaced());
 }
+
+/// A sync takes others along that were closed before they were synced: what each sync has acknowledged is there, and no more is lost than before.
+#[test]
+fn files_that_were_closed_and_are_synced_one_by_one_are_durable_when_their_sync_returns() {
+    let path = |number: u32| Target::Path(format!("/f{number}"));
+    let mut ops = Vec::new();
+    for number in 0..14_u32 {
+        ops.push(Op::Create { path: format!("/f{number}"), permissions: 0o644 });
+        ops.push(Op::Write { target: path(number), offset: 0, length: 5000, tag: number });
+    }
+    ops.push(Op::Sync(Sync::Full(path(3))));
+    // One that was taken along changes before its own sync.
+    ops.push(Op::Write { target: path(0), offset: 100, length: 100, tag: 20 });
+    ops.push(Op::Unlink { path: "/f1".to_owned() });
+    for number in (0..14_u32).filter(|&number| number != 1 && number != 3) {
+        ops.push(Op::Sync(Sync::Full(path(number))));
+    }
+    survives(Settings::SMALL, ops);
+}

@@ -15,6 +15,7 @@ use crate::cache::page::{PageMut, PagePool};
 use crate::device::Device;
 use crate::dirty_list::DirtyList;
 use crate::error::{Error, Result};
+use crate::file::closed::ClosedFiles;
 use crate::file::known_homes::HomesBudget;
 use crate::format::geometry::Geometry;
 use crate::format::item::InodeItem;
@@ -62,6 +63,8 @@ pub struct Engine {
     pub homes_budget: Arc<HomesBudget>,
     /// Inodes with dirty pages or attributes.
     pub dirty: DirtyList,
+    /// Files that were closed before they were synced.
+    pub closed_files: ClosedFiles,
     /// Serialises renames between directories, and removals of directories.
     pub tree_lock: Mutex<()>,
     /// Checkpoints.

@@ -19,6 +19,7 @@
 
 use crate::cache::map::PageMap;
 use crate::error::{Error, Result};
+use crate::file::closed::Mark;
 use crate::file::known_homes::KnownHomes;
 use crate::file::known_mapping::KnownMapping;
 use crate::format::item::InodeItem;
@@ -82,6 +83,8 @@ pub struct Inode {
     pub unwritten: AtomicBool,
     /// Used since the table's hand passed.
     pub referenced: AtomicBool,
+    /// Closed before it was synced: see [`crate::file::closed`].
+    pub closed: Mark,
     /// The error of a failed background writeback, to be reported by each handle once: (epoch, what).
     pub write_error: Mutex<(u64, Option<Error>)>,
     /// What was looked up of its mapping. A leaf.
@@ -117,6 +120,7 @@ impl Inode {
             atime_settled: AtomicBool::new(false),
             unwritten: AtomicBool::new(item.blocks > 0),
             referenced: AtomicBool::new(false),
+            closed: Mark::default(),
             write_error: Mutex::new((0, None)),
             known_mapping: Mutex::default(),
             known_homes: Mutex::default(),

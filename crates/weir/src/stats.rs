@@ -89,6 +89,8 @@ pub struct Counters {
     pub memory_stalls: Counter,
     /// Pages written home because a range was handed over (`sync_range`, `expire`).
     pub handed_over_pages: Counter,
+    /// Files that a sync of another took along.
+    pub taken_along: Counter,
     /// Pages that a sync sent home, before its frame or beside it.
     pub sync_home_pages: Counter,
     /// Of those beside their frame, the pages that had a home before, and have another now.
@@ -156,6 +158,8 @@ pub struct Stats {
     pub memory_stalls: u64,
     /// Pages written home because a range was handed over (`sync_range`, `expire`).
     pub handed_over_pages: u64,
+    /// New files that were closed unsynced and taken along by the sync of another: their own finds everything durable.
+    pub taken_along: u64,
     /// Dirty pages of such ranges that wait or are under way.
     pub handover_pages: u64,
     /// Pages that a sync sent home, before its frame or beside it.

@@ -656,6 +656,7 @@ impl Engine {
             space_stalls: counters.space_stalls.get(),
             memory_stalls: counters.memory_stalls.get(),
             handed_over_pages: counters.handed_over_pages.get(),
+            taken_along: counters.taken_along.get(),
             handover_pages: self.background.handover.pages(),
             sync_home_pages: counters.sync_home_pages.get(),
             sync_moved_pages: counters.sync_moved_pages.get(),

@@ -64,6 +64,7 @@ impl Engine {
         let began_ns = self.clock.monotonic_ns();
         let lsn = self.prepare_sync(inode, range, kind)?;
         self.counters.count_sync(self.clock.monotonic_ns().saturating_sub(began_ns));
+        self.take_others_along(inode);
         self.commit_log(lsn)
     }
 
@@ -81,6 +82,7 @@ impl Engine {
             && (last_lsn(inode, kind) <= self.log.durable_lsn()
                 || mutation::active(Mutation::TakeLoggedForDurable));
         if is_durable {
+            self.note_found_durable(inode);
             self.counters.count_sync(self.clock.monotonic_ns().saturating_sub(began_ns));
         }
         is_durable
@@ -380,7 +382,7 @@ fn last_lsn(inode: &Inode, kind: SyncKind) -> Lsn {
 }
 
 /// Dirty pages of `pages` that the log does not have; stops counting beyond `limit`.
-fn count_unlogged(inode: &Inode, pages: &Range<u64>, limit: usize) -> usize {
+pub(super) fn count_unlogged(inode: &Inode, pages: &Range<u64>, limit: usize) -> usize {
     let map = inode.pages.read();
     if map.counts().dirty == 0 {
         return 0;

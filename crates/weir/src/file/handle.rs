@@ -58,6 +58,14 @@ struct Handle {
     errors_seen: AtomicU64,
 }
 
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if self.writable {
+            self.hold.engine.note_closed(&self.hold.inode);
+        }
+    }
+}
+
 /// An open regular file. Cheap to clone; clones share the state of read-ahead and write-behind and are one handle. `Send` and
 /// `Sync`: all calls may be made from any thread at any time.
 ///
@@ -195,7 +203,8 @@ impl File {
 
     /// Makes data and attributes durable, and every metadata operation of the volume that came before. Blocks: one
     /// device write and one flush, shared with all concurrent callers, and before that the writing of
-    /// large amounts of dirty data.
+    /// large amounts of dirty data. Of a new file that was closed unsynced and opened again, the sync takes along some of the others that
+    /// were closed like it: whoever syncs them one by one finds most of them durable.
     ///
     /// # Errors
     /// An error of background writeback is reported once to every handle; the data stays dirty and readable, and a

@@ -4,6 +4,7 @@
 //! * [`write`]: buffered writes (delayed allocation)
 //! * [`fsync`]: making data durable: payload in the log, or home and then the log
 //! * [`placement_policy`]: what travels in the log
+//! * [`closed`]: files that were closed before they were synced, and are then synced one by one
 //! * [`submit`]: the same asynchronously, with tickets
 //! * [`writeback`]: dirty pages go home
 //! * [`handover`]: ranges handed to background writeback: sorted, merged, bounded
@@ -26,6 +27,7 @@
 //! page lives: then neither the mapping nor what the log has to repair it with depends on how that ends.
 
 pub mod allocate;
+pub mod closed;
 pub mod extents;
 pub mod fsync;
 pub mod handle;

@@ -325,6 +325,7 @@ fn writeback(stats: &Stats) -> Group {
         .gauge("in_flight_bytes", stats.pacing.in_flight_bytes)
         .gauge("handover_pages", stats.handover_pages)
         .count("handed_over_pages", stats.handed_over_pages)
+        .count("taken_along", stats.taken_along)
         .count("early_home_pages", stats.early_home_pages)
         .times("pacing_wait_us", &stats.pacing_wait_us)
         .times("read_us", &stats.read_us)

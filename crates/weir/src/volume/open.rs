@@ -11,6 +11,7 @@ use crate::device::{Device, IoClass};
 use crate::dirty_list::DirtyList;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
+use crate::file::closed::ClosedFiles;
 use crate::file::known_homes::HomesBudget;
 use crate::format::root::Root;
 use crate::format::superblock::{Superblock, choose_superblock};
@@ -147,6 +148,7 @@ pub(super) fn assemble(
         inodes: InodeTable::new(shares.inodes),
         homes_budget: Arc::new(HomesBudget::new(shares.home_bytes)),
         dirty: DirtyList::default(),
+        closed_files: ClosedFiles::default(),
         tree_lock: Mutex::new(()),
         checkpointer,
         background: Background::new(limits),
