@@ -26,7 +26,7 @@ fn write_and_close(volume: &Volume, number: u64) {
 
 fn open_and_sync(volume: &Volume, number: u64) {
     volume
-        .open_file(&path(number), OpenFlags::READ_WRITE)
+        .open_file(path(number), OpenFlags::READ_WRITE)
         .and_then(|file| file.fsync())
         .expect("sync");
 }
@@ -51,7 +51,7 @@ fn a_pass_over_closed_files_takes_few_flushes_and_each_file_is_durable_when_its_
         assert!(report.is_clean(), "{:#?}", report.problems);
         let volume = open(&device, manual(8 * MIB));
         for number in 0..synced {
-            let file = volume.open_file(&path(number), OpenFlags::READ).expect("open");
+            let file = volume.open_file(path(number), OpenFlags::READ).expect("open");
             assert!(contents(&file) == pattern(number, PAGE), "file {number} of {synced}");
         }
     }
@@ -84,7 +84,7 @@ fn only_new_files_with_a_name_that_fit_into_a_frame_are_taken_along() {
     create(&volume, "/large").write_at(0, &pattern(3, 200 * PAGE)).expect("write");
     write_and_close(&volume, 1);
     write_and_close(&volume, 2);
-    volume.remove_file(&path(2)).expect("remove");
+    volume.remove_file(path(2)).expect("remove");
     write_and_close(&volume, 3);
     open_and_sync(&volume, 3);
     assert_eq!(volume.stats().taken_along, 1, "file 1");
