@@ -91,13 +91,13 @@ impl Floor {
     pub fn ratio_of(&self, row: &Row) -> Option<f64> {
         let one_at_a_time = row.params.get("threads").is_none_or(|t| t == 1)
             && row.params.get("jobs").is_none_or(|j| j == 1);
-        let sync_mode = matches!(row.mode.as_str(), "pass" | "each" | "seq" | "rand" | "overwrite");
+        let sync_mode = matches!(row.mode.as_str(), "each" | "seq" | "rand" | "overwrite");
         let floor = match (row.experiment.as_str(), row.metric.as_str()) {
             ("fsmark", "fsync_p50_us") if one_at_a_time && sync_mode => {
                 self.get("write_fdatasync_4k_us")?
             }
-            ("fsmark", "files_per_s") if row.mode == "async" => {
-                // Their data, one after the other in a log.
+            ("fsmark", "files_per_s") if matches!(row.mode.as_str(), "async" | "pass") => {
+                // Their data, one after the other in a log: a flush is for as many of them as are there, and of a pass all are.
                 self.get("sequential_write_mib_per_s")? * 256.0
             }
             ("fsmark", "files_per_s") if sync_mode => self.synced_per_s("4k", row, "threads")?,
@@ -418,7 +418,12 @@ mod tests {
         let mut parallel = row("fsmark", "each", "files_per_s", Better::Higher, 5000.0);
         parallel.params.insert("threads".into(), 4.into());
         assert_eq!(f.ratio_of(&parallel), None);
-        let asynchronous = row("fsmark", "async", "files_per_s", Better::Higher, 5000.0);
-        assert_eq!(f.ratio_of(&asynchronous), None);
+        for shared in ["async", "pass"] {
+            let asynchronous = row("fsmark", shared, "files_per_s", Better::Higher, 5000.0);
+            assert_eq!(f.ratio_of(&asynchronous), None);
+            let mut fast = f.clone();
+            fast.add("sequential_write_mib_per_s", "MiB/s", 1000.0, Better::Higher);
+            assert_eq!(fast.ratio_of(&asynchronous), Some(51.2));
+        }
     }
 }
