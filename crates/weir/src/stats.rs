@@ -44,12 +44,7 @@ struct Padded(AtomicU64);
 impl HotCounter {
     /// Adds `count`.
     pub fn add(&self, count: u64) {
-        thread_local!(static PART: usize = {
-            static NEXT: AtomicU64Static = AtomicU64Static::new(0);
-            NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed) as usize % 8
-        });
-        let part = PART.with(|part| *part);
-        self.0[part].0.fetch_add(count, Ordering::Relaxed);
+        self.0[thread_part() % self.0.len()].0.fetch_add(count, Ordering::Relaxed);
     }
     /// The value now.
     pub fn get(&self) -> u64 {
@@ -57,8 +52,14 @@ impl HotCounter {
     }
 }
 
-/// Numbers threads; not an engine primitive, so it is not part of the deterministic scheduler's world.
-type AtomicU64Static = std::sync::atomic::AtomicU64;
+/// A number of the calling thread, for what is spread over threads. Not an engine primitive, so it is not part of the deterministic
+/// scheduler's world.
+pub fn thread_part() -> usize {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local!(static PART: usize = NEXT.fetch_add(1, Ordering::Relaxed));
+    PART.with(|part| *part)
+}
 
 /// What the engine counts. Relaxed atomics, always on.
 #[derive(Debug, Default)]

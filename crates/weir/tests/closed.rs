@@ -3,7 +3,7 @@
 mod common;
 
 use common::*;
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use weir::check::{CheckOptions, check_device};
 use weir::device::Device;
 use weir::*;
@@ -55,6 +55,30 @@ fn a_pass_over_closed_files_takes_few_flushes_and_each_file_is_durable_when_its_
             assert!(contents(&file) == pattern(number, PAGE), "file {number} of {synced}");
         }
     }
+}
+
+/// Eight threads close files in turns; one of them goes on to sync its own, as one of several programs does that is ahead of the others.
+#[test]
+fn a_sync_takes_along_what_the_same_thread_has_closed() {
+    let (threads, files) = (8, 80);
+    let (_probe, volume) = volume_on_probe();
+    let turn = Barrier::new(threads);
+    std::thread::scope(|scope| {
+        for thread in 0..threads as u64 {
+            let (volume, turn) = (&volume, &turn);
+            scope.spawn(move || {
+                for file in 0..files {
+                    turn.wait();
+                    write_and_close(volume, thread * files + file);
+                }
+            });
+        }
+    });
+    let before = volume.stats();
+    (0..files).for_each(|number| open_and_sync(&volume, number));
+    let after = volume.stats();
+    let flushes = after.log.flushes - before.log.flushes;
+    assert!(flushes <= files / 8, "{flushes} flushes for {files} files");
 }
 
 #[test]

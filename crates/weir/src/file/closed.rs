@@ -7,17 +7,20 @@
 //!
 //! Who does not work like that should not pay. A program that syncs before it closes is never concerned. How many are taken along begins small and
 //! doubles only while those taken before are asked for; if few are, nobody is taken along for a while ([`Policy`]).
+//! Several programs may be at it at the same time, each at a place of its own. So files are kept by the thread that closed them, and a sync takes
+//! along what the same thread has closed.
 //!
 //! Only new files: where those live need not be looked up. What fails is not reported here: the pages stay dirty, and the file's own sync meets the error.
 //!
 //! **Invariant:** taking others along changes what is durable early, never what is durable: each is logged as its own sync would log it.
 //!
-//! Lock: `state` is a leaf.
+//! Lock: the `state` of a queue is a leaf.
 
 use super::fsync::{MAX_PAYLOAD_PAGES, SyncKind, count_unlogged};
 use crate::engine::Engine;
 use crate::inode::Inode;
-use crate::sync::atomic::{AtomicU8, Ordering};
+use crate::stats::thread_part;
+use crate::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use crate::sync::{Arc, Mutex};
 use std::collections::VecDeque;
 
@@ -27,27 +30,44 @@ const MOST: usize = 64;
 /// Pages taken along at most: 512 KiB.
 const MOST_PAGES: usize = 128;
 /// So many syncs take nobody along after most of those taken were not asked for.
-const REST: u32 = 32;
-/// Files that are remembered; the oldest are forgotten first.
-const MOST_FILES: usize = 8192;
+const REST: u32 = 64;
+/// One of so many that were taken along has to be asked for, or it is not worth it: to log a small file costs a seventh of a write and a
+/// flush on a fast disk.
+const WORTH: usize = 4;
+/// What was taken along before the last so many files counts half.
+const MEMORY: usize = 8192;
+/// Queues; threads share them. Three bits of a [`Mark`].
+const QUEUES: usize = 8;
 
-/// What a file's next sync tells.
+/// What a file's next sync tells; above it the number of its queue.
 const NOTHING: u8 = 0;
 const CLOSED: u8 = 1;
 const TAKEN: u8 = 2;
+const WHAT: u8 = 3;
 
-/// Kept with each inode: whether it was closed unsynced, or taken along since.
+/// Kept with each inode: whether it was closed unsynced, or taken along since, and in which queue it was.
 #[derive(Debug, Default)]
 pub struct Mark(AtomicU8);
 
 impl Mark {
-    /// What it says, once.
-    fn take(&self) -> u8 {
+    /// What it says, and of which queue. It says so once.
+    fn take(&self) -> (u8, usize) {
         // Nearly always nothing, which costs no more than a look.
         if self.0.load(Ordering::Relaxed) == NOTHING {
-            return NOTHING;
+            return (NOTHING, 0);
         }
-        self.0.swap(NOTHING, Ordering::AcqRel)
+        let mark = self.0.swap(NOTHING, Ordering::AcqRel);
+        (mark & WHAT, usize::from(mark >> 2) % QUEUES)
+    }
+
+    /// Says `what` of `queue`. Answers whether it said so before.
+    fn set(&self, what: u8, queue: usize) -> bool {
+        let mark = what | (queue as u8) << 2;
+        self.0.swap(mark, Ordering::AcqRel) & WHAT == what
+    }
+
+    fn is_closed(&self) -> bool {
+        self.0.load(Ordering::Acquire) & WHAT == CLOSED
     }
 }
 
@@ -82,12 +102,12 @@ impl Policy {
         }
         // Several may sync at the same time, and nobody has been asked yet for what the others have just taken.
         let width = self.width.max(FIRST);
-        if self.taken > 2 * (self.hits + width) {
+        if self.taken > WORTH * (self.hits + width) {
             (self.width, self.rest, self.new_taken, self.new_hits) = (0, REST, 0, 0);
             return 0;
         }
         self.width = width;
-        if self.new_taken >= width && self.new_hits * 2 >= self.new_taken {
+        if self.new_taken >= width && self.new_hits * WORTH >= self.new_taken {
             self.width = (width * 2).min(MOST);
             (self.new_taken, self.new_hits) = (0, 0);
         }
@@ -98,7 +118,7 @@ impl Policy {
     fn took(&mut self, files: usize) {
         self.taken += files;
         self.new_taken += files;
-        if self.taken > MOST_FILES {
+        if self.taken > MEMORY {
             self.forget_half();
         }
     }
@@ -117,22 +137,40 @@ struct State {
 }
 
 /// See the module's head.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct ClosedFiles {
-    state: Mutex<State>,
+    queues: [Mutex<State>; QUEUES],
+    /// In all queues.
+    files: AtomicUsize,
+    most_files: usize,
 }
 
 impl ClosedFiles {
-    fn add(&self, number: u64) {
-        let mut state = self.state.lock();
-        if state.files.len() >= MOST_FILES {
-            state.files.pop_front();
+    /// Remembers at most `most_files`.
+    pub fn new(most_files: usize) -> Self {
+        Self { queues: Default::default(), files: AtomicUsize::new(0), most_files }
+    }
+
+    /// Forgets the oldest of the queue if there are too many.
+    fn add(&self, queue: usize, number: u64) {
+        let mut state = self.queues[queue].lock();
+        let is_full = self.files.load(Ordering::Relaxed) >= self.most_files;
+        if !is_full {
+            self.files.fetch_add(1, Ordering::Relaxed);
+        } else if state.files.pop_front().is_none() {
+            return;
         }
         state.files.push_back(number);
     }
 
-    fn next(&self) -> Option<u64> {
-        self.state.lock().files.pop_front()
+    fn next(&self, queue: usize) -> Option<u64> {
+        let number = self.queues[queue].lock().files.pop_front()?;
+        self.files.fetch_sub(1, Ordering::Relaxed);
+        Some(number)
+    }
+
+    fn policy<R>(&self, queue: usize, ask: impl FnOnce(&mut Policy) -> R) -> R {
+        ask(&mut self.queues[queue].lock().policy)
     }
 }
 
@@ -143,44 +181,43 @@ impl Engine {
         if !inode.listed.load(Ordering::Acquire) || !is_small_and_new(inode) {
             return;
         }
-        if inode.closed.0.swap(CLOSED, Ordering::AcqRel) != CLOSED {
-            self.closed_files.add(inode.number);
+        let queue = thread_part() % QUEUES;
+        if !inode.closed.set(CLOSED, queue) {
+            self.closed_files.add(queue, inode.number);
         }
     }
 
     /// `inode` was brought into the log for somebody who is about to wait for it. Takes others along, if that is what is going on.
     pub fn take_others_along(&self, inode: &Inode) {
-        let width = match inode.closed.take() {
-            CLOSED => self.closed_files.state.lock().policy.miss(),
-            TAKEN => {
-                self.closed_files.state.lock().policy.hit();
-                return;
-            }
+        let (what, queue) = inode.closed.take();
+        let width = match what {
+            CLOSED => self.closed_files.policy(queue, Policy::miss),
+            TAKEN => return self.closed_files.policy(queue, Policy::hit),
             _ => return,
         };
         let (mut files, mut pages) = (0, 0);
         while files < width && pages < MOST_PAGES {
-            let Some(number) = self.closed_files.next() else { break };
+            let Some(number) = self.closed_files.next(queue) else { break };
             let Some(other) = self.inodes.peek(number) else { continue };
-            if other.closed.0.load(Ordering::Acquire) != CLOSED || !is_small_and_new(&other) {
+            if !other.closed.is_closed() || !is_small_and_new(&other) {
                 continue;
             }
             pages += unlogged_pages(&other);
             if self.take_along(&other) {
-                other.closed.0.store(TAKEN, Ordering::Release);
+                other.closed.set(TAKEN, queue);
                 files += 1;
             }
         }
         if files > 0 {
-            self.closed_files.state.lock().policy.took(files);
+            self.closed_files.policy(queue, |policy| policy.took(files));
             self.counters.taken_along.add(files as u64);
         }
     }
 
     /// A sync has found `inode` durable.
     pub fn note_found_durable(&self, inode: &Inode) {
-        if inode.closed.take() == TAKEN {
-            self.closed_files.state.lock().policy.hit();
+        if let (TAKEN, queue) = inode.closed.take() {
+            self.closed_files.policy(queue, Policy::hit);
         }
     }
 
@@ -245,7 +282,7 @@ mod tests {
 
     #[test]
     fn who_is_not_asked_for_what_it_took_takes_next_to_nothing() {
-        for hits_of_ten in 0..4 {
+        for hits_of_ten in 0..2 {
             let mut policy = Policy::default();
             let (mut taken, mut open, syncs) = (0, 0, 10_000);
             for _ in 0..syncs {

@@ -148,7 +148,8 @@ pub(super) fn assemble(
         inodes: InodeTable::new(shares.inodes),
         homes_budget: Arc::new(HomesBudget::new(shares.home_bytes)),
         dirty: DirtyList::default(),
-        closed_files: ClosedFiles::default(),
+        // What is closed and dirty has a page at least, and no more than that many are.
+        closed_files: ClosedFiles::new(page_bytes / BLOCK_BYTES / 2),
         tree_lock: Mutex::new(()),
         checkpointer,
         background: Background::new(limits),
