@@ -7,13 +7,14 @@
 //!
 //! Requests that are *submitted* complete at once, or, with [`Completion::Queued`], when the driver
 //! polls, in a seeded order; until then they are in flight: a crash may keep any part of a
-//! write, and a flush does not cover it.
+//! write, and a flush does not cover it. Those that *begin* complete when they are waited for.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
+use weir::device::request::Underway;
 use weir::device::{
     Buffers, Device, DeviceError, DeviceInfo, DeviceResult, IoClass, OnDone, Operation, Request,
 };
@@ -671,6 +672,26 @@ impl Device for SimDevice {
 
     fn discard(&self, offset_bytes: u64, length_bytes: u64) -> DeviceResult<()> {
         self.discard_locked(&mut self.state.lock(), offset_bytes, length_bytes)
+    }
+
+    /// What begins so is in flight, and shows in reads and in a flush only when it was waited for.
+    fn begin_all(&self, requests: Vec<Request>) -> Underway<'_> {
+        let begin = |request: Request| {
+            let (call, result) = match request.operation {
+                Operation::Write { fua } => {
+                    let (slices, offset_bytes) = (request.buffers.slices(), request.offset_bytes);
+                    self.write_blocking(offset_bytes, &slices, request.class, fua, true)
+                }
+                _ => (self.calls(), Ok(())),
+            };
+            (call, result, request)
+        };
+        let begun: Vec<_> = requests.into_iter().map(begin).collect();
+        let end = |(call, result, mut request): (u64, DeviceResult<()>, Request)| {
+            let finish = |()| self.finish(&mut self.state.lock(), call, &mut request);
+            (result.and_then(finish), request.buffers)
+        };
+        Underway::new(move || begun.into_iter().map(end).collect())
     }
 
     fn submit(&self, mut request: Request, on_done: OnDone) {

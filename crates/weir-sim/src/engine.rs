@@ -90,6 +90,7 @@ fn options(clock: &Arc<SimClock>, settings: &Settings) -> VolumeOptions {
         batch_part_blocks: settings.batch_part_blocks,
         beside_from_pages: settings.beside_from_pages,
         purge_at_once_blocks: settings.purge_at_once_blocks,
+        round_pages: settings.round_pages,
         background: BackgroundMode::Manual,
         atime: AtimePolicy::Never,
         clock: Arc::clone(clock) as Arc<dyn weir::sync::Clock>,

@@ -57,6 +57,8 @@ pub struct Settings {
     pub beside_from_pages: Option<u64>,
     /// Blocks of the largest removed file that is purged at once; `None`: more than there are.
     pub purge_at_once_blocks: Option<u64>,
+    /// Pages of a round of writeback, one of which is on its way while the next is collected; `None`: more than there are.
+    pub round_pages: Option<u64>,
 }
 
 impl Settings {
@@ -68,6 +70,7 @@ impl Settings {
         batch_part_blocks: None,
         beside_from_pages: None,
         purge_at_once_blocks: None,
+        round_pages: None,
     };
 }
 

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::file::handover::{self, Handover};
 use crate::file::paced::Pacing;
 use crate::file::submit::SyncJob;
-use crate::file::writeback::owed_filter;
+use crate::file::writeback::{FLUSH_INODES, owed_filter};
 use crate::format::BLOCK_BYTES_U64;
 use crate::inode::Inode;
 use crate::sync::atomic::{AtomicBool, Ordering};
@@ -27,8 +27,6 @@ use std::collections::VecDeque;
 const FLUSH_PAGES: u64 = 4096;
 /// Pages that a flusher writes before it looks after something else: 64 MiB.
 const TURN_PAGES: u64 = 16_384;
-/// Inodes that are looked at together.
-const FLUSH_INODES: usize = 256;
 /// Pages that one round of bringing logged pages home writes: scattered ones hold a block of the log each meanwhile, and all of them
 /// may be on their way to the disk at once.
 const HOME_PAGES: u64 = 256;
@@ -539,9 +537,10 @@ impl Engine {
     }
 
     /// Writes dirty pages home, those first that the log does not have: about [`TURN_PAGES`], or less where there are not too many any
-    /// more, or not to `go_on`. Answers how many.
+    /// more, or not to `go_on`; in manual mode somebody wants it. Answers how many.
     fn flush_dirty(&self, go_on: impl Fn() -> bool) -> Result<u64> {
-        let go_on = |pages| pages < TURN_PAGES && self.wants_writeback() && go_on();
+        let is_wanted = || !self.background.has_threads() || self.wants_writeback();
+        let go_on = |pages| pages < TURN_PAGES && is_wanted() && go_on();
         match self.flush_while(UNLOGGED, go_on)? {
             0 => self.flush_while(RunFilter::default(), go_on),
             pages => Ok(pages),

@@ -64,11 +64,13 @@ pub enum Mutation {
     OweWhatIsBeside,
     /// A block that was an extent of its own is taken for one although others have joined it: to replace it forgets the others.
     KeepOwnExtent,
+    /// A round of writeback is in the log before it is home: a sync of somebody else makes that durable, and not the data.
+    SettleUnderway,
 }
 
 impl Mutation {
     /// All of them.
-    pub const ALL: [Self; 30] = [
+    pub const ALL: [Self; 31] = [
         Self::AcknowledgeBeforeFlush,
         Self::SkipTailVerification,
         Self::AcceptStaleFrame,
@@ -99,6 +101,7 @@ impl Mutation {
         Self::TakeLoggedForDurable,
         Self::OweWhatIsBeside,
         Self::KeepOwnExtent,
+        Self::SettleUnderway,
     ];
 
     /// The name on the simulator's command line.
@@ -134,6 +137,7 @@ impl Mutation {
             Self::TakeLoggedForDurable => "take-logged-for-durable",
             Self::OweWhatIsBeside => "owe-what-is-beside",
             Self::KeepOwnExtent => "keep-own-extent",
+            Self::SettleUnderway => "settle-underway",
         }
     }
 

@@ -357,6 +357,10 @@ pub struct VolumeOptions {
     /// For simulators and tests: a removed file with more blocks than this is purged in the background.
     #[doc(hidden)]
     pub purge_at_once_blocks: Option<u64>,
+    /// For simulators and tests: writeback goes out in rounds of so few pages, and in portions of one request, so that a
+    /// little of it overlaps as much does.
+    #[doc(hidden)]
+    pub round_pages: Option<u64>,
 }
 
 impl Default for VolumeOptions {
@@ -372,6 +376,7 @@ impl Default for VolumeOptions {
             batch_part_blocks: None,
             beside_from_pages: None,
             purge_at_once_blocks: None,
+            round_pages: None,
         }
     }
 }

@@ -59,6 +59,8 @@ fn open(device: &Arc<dyn Device>) -> Volume {
         // New pages travel in the log in half of the schedules, and beside their frames in the others.
         beside_from_pages: thread_rng().gen_bool(0.5).then_some(1),
         purge_at_once_blocks: thread_rng().gen_bool(0.5).then_some(0),
+        // The writeback of a few pages overlaps with itself, and with others, in half of them.
+        round_pages: thread_rng().gen_bool(0.5).then_some(1),
         ..VolumeOptions::default()
     };
     Volume::open_device(device.clone(), options).expect("open")

@@ -43,6 +43,7 @@ impl Shape {
         let batch_part_blocks = [None, Some(1), Some(2), Some(4)][rng.index(4)];
         let beside_from_pages = [None, Some(1)][rng.index(2)];
         let purge_at_once_blocks = [None, Some(0)][rng.index(2)];
+        let round_pages = [None, Some(1), Some(3)][rng.index(3)];
         Self {
             settings: Settings {
                 volume_blocks,
@@ -51,6 +52,7 @@ impl Shape {
                 batch_part_blocks,
                 beside_from_pages,
                 purge_at_once_blocks,
+                round_pages,
             },
             length: 30 + rng.index(120),
             writers: 1 + rng.below(4) as u8,

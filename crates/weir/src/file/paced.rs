@@ -126,10 +126,12 @@ impl Engine {
         portion
     }
 
-    /// As [`Engine::begin_paced_write`] where nothing has to be waited for; all that is asked for in manual mode.
+    /// As [`Engine::begin_paced_write`] where nothing has to be waited for. In manual mode all that is asked for, or with small
+    /// rounds one request.
     pub fn try_paced_write(&self, sizes: impl Iterator<Item = u64>) -> Option<Portion> {
         if !self.background.has_threads() {
-            return Some(Portion { requests: sizes.count(), bytes: 0 });
+            let most = if self.options.round_pages.is_some() { 1 } else { usize::MAX };
+            return Some(Portion { requests: sizes.take(most).count(), bytes: 0 });
         }
         let mut sizes = sizes.map(cost_bytes).peekable();
         let first_bytes = sizes.peek().copied().unwrap_or(0);

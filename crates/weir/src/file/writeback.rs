@@ -52,6 +52,7 @@ use output::{
 use piece::{CUT_BYTES, Place, Segment, Spare};
 pub use piece::{PIECE_PAGES, Piece, PieceLimits, settle_bytes};
 use remap::{Changed, Remapping};
+pub use rounds::FLUSH_INODES;
 use std::ops::Range;
 
 /// From this length on, new pages are placed near the file's last extent before them even if that is far away in the file.

@@ -104,7 +104,9 @@ pub(super) fn note_failures(pieces: &mut [Piece], results: Written) {
     for (numbers, result) in results {
         if let Err(error) = result {
             for number in numbers {
-                pieces[number].failed = Some(error.clone());
+                if let Some(piece) = pieces.get_mut(number) {
+                    piece.failed = Some(error.clone());
+                }
             }
         }
     }

@@ -17,18 +17,18 @@ use crate::error::{Error, Result};
 use crate::file::handover::{Batch, TO_WRITE};
 use crate::file::paced::Portion;
 use crate::inode::Inode;
+use crate::mutation::{self, Mutation};
 use crate::sync::Arc;
-use crate::types::BackgroundMode;
 use std::ops::Range;
 
 /// Pages of one round of a sync: 8 MiB.
 const SYNC_ROUND_PAGES: u64 = 8 * PIECE_PAGES;
 /// The same while others wait for the disk: with one round behind it, 1 MiB.
 const SHARED_ROUND_PAGES: u64 = PIECE_PAGES / 2;
-/// Pages of one round of what was handed over: 4 MiB.
-const DRAIN_ROUND_PAGES: u64 = 4 * PIECE_PAGES;
+/// Pages of one round of the background while there is foreground I/O: 4 MiB.
+const BESIDE_ROUND_PAGES: u64 = 4 * PIECE_PAGES;
 /// Files that the background looks at together.
-const FLUSH_INODES: usize = 256;
+pub const FLUSH_INODES: usize = 256;
 /// Batches that one call writes while more and more are handed over: the thread has other things to do as well.
 const MOST_BATCHES: usize = 16;
 
@@ -196,9 +196,12 @@ impl<'a> Rounds<'a> {
 
     fn round_pages(&self) -> u64 {
         let engine = self.engine;
+        if let Some(pages) = engine.options.round_pages {
+            return pages;
+        }
         if self.is_paced() {
             return if engine.is_foreground_active() {
-                DRAIN_ROUND_PAGES
+                BESIDE_ROUND_PAGES
             } else {
                 SYNC_ROUND_PAGES
             };
@@ -256,6 +259,8 @@ impl<'a> Rounds<'a> {
                     share = Share::Paced(portion);
                     break;
                 }
+                // Nobody who waits for those pages waits for this portion too.
+                self.settle_home();
                 earlier.extend(self.engine.run_requests(requests, self.class));
                 self.engine.end_paced_write(portion);
                 requests = rest;
@@ -267,7 +272,12 @@ impl<'a> Rounds<'a> {
         }
         let writes = self.send(requests, goes_on);
         self.settle_home();
-        let before = self.last.replace(Round { pieces, earlier, writes, share, ends_batch });
+        let mut round = Round { pieces, earlier, writes, share, ends_batch };
+        if mutation::active(Mutation::SettleUnderway) {
+            let settled = self.engine.settle(std::mem::take(&mut round.pieces));
+            self.note(settled);
+        }
+        let before = self.last.replace(round);
         self.home = before.map(|round| self.wait(round));
     }
 
@@ -280,11 +290,9 @@ impl<'a> Rounds<'a> {
         engine.begin_paced_write(requests.iter().map(OutRequest::bytes))
     }
 
-    /// In manual mode everything is written at once.
     fn send(&self, requests: Vec<OutRequest>, goes_on: bool) -> Writes<'a> {
         let engine = self.engine;
-        let is_manual = engine.options.background == BackgroundMode::Manual;
-        if is_manual || !goes_on || requests.is_empty() {
+        if !goes_on || requests.is_empty() {
             return Writes::Done(engine.run_requests(requests, self.class));
         }
         let (numbers, requests) = to_device(requests, self.class);
