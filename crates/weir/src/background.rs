@@ -537,9 +537,9 @@ impl Engine {
     }
 
     /// Writes dirty pages home, those first that the log does not have: about [`TURN_PAGES`], or less where there are not too many any
-    /// more, or not to `go_on`; in manual mode somebody wants it. Answers how many.
+    /// more, or not to `go_on`; where rounds are small on purpose they are wanted. Answers how many.
     fn flush_dirty(&self, go_on: impl Fn() -> bool) -> Result<u64> {
-        let is_wanted = || !self.background.has_threads() || self.wants_writeback();
+        let is_wanted = || self.options.round_pages.is_some() || self.wants_writeback();
         let go_on = |pages| pages < TURN_PAGES && is_wanted() && go_on();
         match self.flush_while(UNLOGGED, go_on)? {
             0 => self.flush_while(RunFilter::default(), go_on),

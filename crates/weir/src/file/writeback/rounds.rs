@@ -290,9 +290,11 @@ impl<'a> Rounds<'a> {
         engine.begin_paced_write(requests.iter().map(OutRequest::bytes))
     }
 
+    /// In manual mode everything is written at once, unless rounds are small on purpose.
     fn send(&self, requests: Vec<OutRequest>, goes_on: bool) -> Writes<'a> {
         let engine = self.engine;
-        if !goes_on || requests.is_empty() {
+        let is_at_once = !engine.background.has_threads() && engine.options.round_pages.is_none();
+        if is_at_once || !goes_on || requests.is_empty() {
             return Writes::Done(engine.run_requests(requests, self.class));
         }
         let (numbers, requests) = to_device(requests, self.class);
