@@ -206,7 +206,7 @@ impl<S: System> Factory<'_, S> {
         let beside_from_pages = (number % 4 > 1).then_some(1);
         // Every third one leaves removed files to the background.
         let purge_at_once_blocks = number.is_multiple_of(3).then_some(0);
-        // And in the other half of all the writeback of each page overlaps with that of the next.
+        // In the other half of all, the writeback of each file overlaps with that of the next.
         let round_pages = (number % 8 > 3).then_some(1);
         let settings = Settings {
             batch_part_blocks,

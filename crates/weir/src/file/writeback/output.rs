@@ -104,9 +104,7 @@ pub(super) fn note_failures(pieces: &mut [Piece], results: Written) {
     for (numbers, result) in results {
         if let Err(error) = result {
             for number in numbers {
-                if let Some(piece) = pieces.get_mut(number) {
-                    piece.failed = Some(error.clone());
-                }
+                pieces[number].failed = Some(error.clone());
             }
         }
     }
