@@ -253,7 +253,7 @@ const SHARDS: usize = 16;
 /// Inodes that one sweep looks at.
 const SWEEP: usize = 64;
 /// The part of the table that those have which nobody has asked for since they came.
-const FRESH_PART: usize = 32;
+const FRESH_PART: usize = 128;
 
 #[derive(Default)]
 struct Shard {
