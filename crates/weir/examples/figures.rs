@@ -1,6 +1,6 @@
 //! Figures of the data path on this machine, for comparing two builds of the engine: run one, run the other, repeat.
 //!
-//! `cargo run --release -p weir --example figures -- PATH [fresh|memory|stream|sync|tickets|aged|append|random|scattered]`: PATH is an image that
+//! `cargo run --release -p weir --example figures -- PATH [fresh|memory|stream|sync|tickets|aged|append|large|random|scattered]`: PATH is an image that
 //! is made if missing (4 GiB, written once, so that the host's allocation does not count).
 
 use std::path::Path;
@@ -17,7 +17,7 @@ fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
     let Some(path) = arguments.next() else {
         println!(
-            "usage: figures PATH [fresh|memory|stream|sync|tickets|aged|append|random|scattered]"
+            "usage: figures PATH [fresh|memory|stream|sync|tickets|aged|append|large|random|scattered]"
         );
         return Ok(());
     };
@@ -53,6 +53,9 @@ fn main() -> Result<()> {
     for jobs in JOBS {
         if wanted("append") {
             report("64 KiB append, fsync each", jobs, &matrix(path, jobs, append_job)?);
+        }
+        if wanted("large") {
+            report("4 MiB append, fsync each", jobs, &matrix(path, jobs, large_job)?);
         }
         if wanted("random") {
             report("4 KiB random, fsync every 16", jobs, &matrix(path, jobs, random_job)?);
@@ -309,8 +312,17 @@ fn matrix(path: &Path, jobs: usize, job: Job) -> Result<Vec<Duration>> {
 }
 
 fn append_job(volume: &Volume, number: usize, end: Instant) -> Result<Vec<Duration>> {
+    appends(volume, number, end, 64 << 10)
+}
+
+/// More than a frame takes: it goes home.
+fn large_job(volume: &Volume, number: usize, end: Instant) -> Result<Vec<Duration>> {
+    appends(volume, number, end, 4 << 20)
+}
+
+fn appends(volume: &Volume, number: usize, end: Instant, bytes: usize) -> Result<Vec<Duration>> {
     let file = volume.open_file(format!("/job{number}"), OpenFlags::READ_WRITE)?;
-    let data = vec![number as u8 + 1; 64 << 10];
+    let data = vec![number as u8 + 1; bytes];
     let mut times = Vec::new();
     while Instant::now() < end {
         file.append(&data)?;

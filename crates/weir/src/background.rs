@@ -472,6 +472,12 @@ impl Engine {
         self.background.limits.wants_writeback(&self.pressure())
     }
 
+    /// Writers are delayed, or wait, until pages are clean or a checkpoint has ended.
+    pub fn holds_writers_up(&self) -> bool {
+        let demand = Demand { data_bytes: BLOCK_BYTES_U64 };
+        self.background.limits.admit(&self.pressure(), demand).delay_ns > 0
+    }
+
     fn dirty_bytes(&self) -> u64 {
         self.dirty_pages.load(Ordering::Acquire) * BLOCK_BYTES_U64
     }

@@ -100,6 +100,8 @@ pub struct Counters {
     pub sync_logged_pages: Counter,
     /// Logged pages brought home ahead of a checkpoint.
     pub early_home_pages: Counter,
+    /// Rests of those who write much back, for others to have the processor.
+    pub writeback_rests: Counter,
     /// Reads from the device that somebody waited for, in microseconds.
     pub read_us: Histogram,
     /// Waits of background writeback for its turn at the device, in microseconds.
@@ -171,6 +173,8 @@ pub struct Stats {
     pub sync_logged_pages: u64,
     /// Logged pages brought home ahead of a checkpoint.
     pub early_home_pages: u64,
+    /// Rests of those who write much back while there is foreground I/O, for others to have the processor.
+    pub writeback_rests: u64,
     /// How much background writeback may have in flight, and has.
     pub pacing: PacingStats,
     /// Reads from the device that somebody waited for, in microseconds.

@@ -662,6 +662,7 @@ impl Engine {
             sync_moved_pages: counters.sync_moved_pages.get(),
             sync_logged_pages: counters.sync_logged_pages.get(),
             early_home_pages: counters.early_home_pages.get(),
+            writeback_rests: counters.writeback_rests.get(),
             pacing: self.background.pacing.stats(),
             read_us: read(&counters.read_us),
             pacing_wait_us: read(&counters.pacing_wait_us),

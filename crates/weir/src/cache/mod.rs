@@ -9,6 +9,7 @@
 //! | [`throttle`] | how long an operation waits at its entry | pure policy |
 //! | [`readahead`] | what to read before it is asked for, per handle | pure policy |
 //! | [`pacing`] | how much writeback may be in flight | pure policy |
+//! | [`stretch`] | when a thread that writes much back rests | pure policy |
 //!
 //! **A read hit** takes the inode's map lock shared, finds the page ([`map::PageMap::get`]), and
 //! copies. It writes no shared memory but the lock word: heat for the eviction policy is a bit mask in
@@ -36,5 +37,6 @@ pub mod map;
 pub mod pacing;
 pub mod page;
 pub mod readahead;
+pub mod stretch;
 pub mod throttle;
 pub mod write_behind;

@@ -100,15 +100,20 @@ impl Pacing {
 }
 
 impl Engine {
+    /// The monotonic clock, in microseconds.
+    pub fn now_us(&self) -> u64 {
+        self.clock.monotonic_ns() / 1000
+    }
+
     /// Waits until some of the requests with these `sizes` may be written, at least the first.
     pub fn begin_paced_write(&self, sizes: impl Iterator<Item = u64>) -> Portion {
-        let began_us = self.clock.monotonic_ns() / 1000;
+        let began_us = self.now_us();
         let mut sizes = sizes.map(cost_bytes).peekable();
         let first_bytes = sizes.peek().copied().unwrap_or(0);
         let mut state = self.background.pacing.state.lock();
         let mut waited = false;
         loop {
-            let now_us = self.clock.monotonic_ns() / 1000;
+            let now_us = self.now_us();
             self.sample_log(&mut state, now_us);
             state.pacer.on_time(now_us);
             if state.may_submit(0, first_bytes) {
@@ -120,7 +125,7 @@ impl Engine {
         let portion = state.take_portion(sizes);
         drop(state);
         if waited {
-            let waited_us = (self.clock.monotonic_ns() / 1000).saturating_sub(began_us);
+            let waited_us = self.now_us().saturating_sub(began_us);
             self.counters.pacing_wait_us.record(waited_us);
         }
         portion
@@ -136,7 +141,7 @@ impl Engine {
         let mut sizes = sizes.map(cost_bytes).peekable();
         let first_bytes = sizes.peek().copied().unwrap_or(0);
         let mut state = self.background.pacing.state.lock();
-        let now_us = self.clock.monotonic_ns() / 1000;
+        let now_us = self.now_us();
         self.sample_log(&mut state, now_us);
         state.pacer.on_time(now_us);
         state.may_submit(0, first_bytes).then(|| state.take_portion(sizes))
@@ -153,7 +158,7 @@ impl Engine {
 
     /// True while others read from the device or write to the log: a large sync is to leave them room.
     pub fn is_foreground_active(&self) -> bool {
-        let now_us = self.clock.monotonic_ns() / 1000;
+        let now_us = self.now_us();
         let mut state = self.background.pacing.state.lock();
         self.sample_log(&mut state, now_us);
         state.pacer.is_foreground_active(now_us)

@@ -327,6 +327,7 @@ fn writeback(stats: &Stats) -> Group {
         .count("handed_over_pages", stats.handed_over_pages)
         .count("taken_along", stats.taken_along)
         .count("early_home_pages", stats.early_home_pages)
+        .count("rests", stats.writeback_rests)
         .times("pacing_wait_us", &stats.pacing_wait_us)
         .times("read_us", &stats.read_us)
         .0

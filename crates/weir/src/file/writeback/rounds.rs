@@ -6,11 +6,14 @@
 //! under way first.
 //! **Invariant:** rounds are finished in the order in which they began; a batch that was handed over ends with its last round, or with the
 //! drain.
+//!
+//! A thread that has computed for a while rests between two pieces, so that others get the processor: [`crate::cache::stretch`].
 
 use super::is_paced;
 use super::output::{OutRequest, Writes, Written, note_failures, requests_of, to_device};
 use super::piece::{PIECE_PAGES, Piece};
 use crate::cache::map::RunFilter;
+use crate::cache::stretch::{REST_US, Stretch};
 use crate::device::IoClass;
 use crate::engine::{Engine, Room};
 use crate::error::{Error, Result};
@@ -28,6 +31,8 @@ const SYNC_ROUND_PAGES: u64 = 8 * PIECE_PAGES;
 const SHARED_ROUND_PAGES: u64 = PIECE_PAGES / 2;
 /// Pages of one round of the background while there is foreground I/O: 4 MiB.
 const BESIDE_ROUND_PAGES: u64 = 4 * PIECE_PAGES;
+/// Pages that are collected between two looks at the clock, while others may want the processor.
+const MOST_PAGES_AT_ONCE: u64 = PIECE_PAGES / 2;
 /// Files that the background looks at together.
 pub const FLUSH_INODES: usize = 256;
 /// Batches that one call writes while more and more are handed over: the thread has other things to do as well.
@@ -42,6 +47,8 @@ struct Rounds<'a> {
     home: Option<Home>,
     /// The round before the one that is being collected.
     last: Option<Round<'a>>,
+    /// The work since the thread last slept.
+    stretch: Stretch,
     /// The first error.
     result: Result<()>,
 }
@@ -161,7 +168,9 @@ enum Then {
 
 impl<'a> Rounds<'a> {
     fn new(engine: &'a Engine, filter: RunFilter, class: IoClass) -> Self {
-        Self { engine, filter, class, home: None, last: None, result: Ok(()) }
+        let begin = if is_paced(class) { Stretch::new } else { Stretch::of_sync };
+        let stretch = begin(engine.now_us());
+        Self { engine, filter, class, home: None, last: None, stretch, result: Ok(()) }
     }
 
     /// Sends the dirty pages of `ranges` on their way. Answers how many were collected. Stops at the first error, and after a round
@@ -218,15 +227,22 @@ impl<'a> Rounds<'a> {
     /// Collects one round of what is left. Answers how many pages it has.
     fn collect(&mut self, rest: &mut &[(Arc<Inode>, Range<u64>)], pieces: &mut Vec<Piece>) -> u64 {
         let most_pages = self.round_pages();
+        // Whoever may have to rest comes up for air between pieces.
+        let at_once = if self.may_rest() { MOST_PAGES_AT_ONCE } else { most_pages };
         let mut pages = 0;
         while let Some((inode, range)) = rest.first() {
             // What is under way holds log space.
             let room = if self.holds_something() { Room::NoWait } else { Room::Normal };
-            let budget = (most_pages.saturating_sub(pages), room);
+            let budget_pages = most_pages.saturating_sub(pages).min(at_once);
+            let budget = (budget_pages, room);
             match self.engine.collect(inode, range.clone(), self.filter, budget, pieces) {
                 Ok(collected) => {
                     pages += collected.pages;
                     if !collected.complete {
+                        if collected.pages > 0 && pages < most_pages {
+                            self.make_way();
+                            continue;
+                        }
                         break;
                     }
                 }
@@ -243,8 +259,29 @@ impl<'a> Rounds<'a> {
                 }
             }
             *rest = &rest[1..];
+            self.make_way();
         }
         pages
+    }
+
+    /// There are others who may want the processor.
+    fn may_rest(&self) -> bool {
+        let engine = self.engine;
+        engine.background.has_threads() && engine.is_foreground_active()
+    }
+
+    /// After a stretch of work, lets those run who wait for this processor; unless somebody waits for pages to become clean.
+    /// The caller holds no lock. What is under way stays so.
+    fn make_way(&mut self) {
+        let engine = self.engine;
+        if !self.stretch.is_over(engine.now_us()) {
+            return;
+        }
+        if self.may_rest() && !engine.holds_writers_up() {
+            engine.clock.sleep_us(REST_US);
+            engine.counters.writeback_rests.add(1);
+        }
+        self.stretch = Stretch::new(engine.now_us());
     }
 
     /// Sends a round on its way, settles what is home, and waits for the round before. Unless it `goes_on`, the round is written here and now.
@@ -278,8 +315,9 @@ impl<'a> Rounds<'a> {
             let settled = self.engine.settle(std::mem::take(&mut round.pieces));
             self.note(settled);
         }
-        let before = self.last.replace(round);
-        self.home = before.map(|round| self.wait(round));
+        if let Some(before) = self.last.replace(round) {
+            self.home = Some(self.wait(before));
+        }
     }
 
     fn next_portion(&mut self, requests: &[OutRequest]) -> Portion {
@@ -306,14 +344,18 @@ impl<'a> Rounds<'a> {
     /// Waits for everything, and settles it.
     fn finish(&mut self) {
         self.settle_home();
-        self.home = self.last.take().map(|round| self.wait(round));
+        if let Some(last) = self.last.take() {
+            self.home = Some(self.wait(last));
+        }
         self.settle_home();
     }
 
     /// Waits until a round is written.
-    fn wait(&self, round: Round<'a>) -> Home {
+    fn wait(&mut self, round: Round<'a>) -> Home {
         let Round { mut pieces, earlier, writes, share, ends_batch } = round;
+        let from_us = self.engine.now_us();
         let results = writes.wait();
+        self.stretch.waited(from_us, self.engine.now_us());
         match share {
             Share::Sync(bytes) => self.engine.end_sync_write(bytes),
             Share::Paced(portion) => self.engine.end_paced_write(portion),
@@ -329,8 +371,11 @@ impl<'a> Rounds<'a> {
 
     fn settle_home(&mut self) {
         let Some(Home { pieces, ends_batch }) = self.home.take() else { return };
-        let settled = self.engine.settle(pieces);
-        self.note(settled);
+        for piece in pieces {
+            let settled = self.engine.settle(vec![piece]);
+            self.note(settled);
+            self.make_way();
+        }
         if ends_batch {
             self.engine.end_handed_over_batch();
         }
