@@ -9,7 +9,10 @@ mod locks;
 mod scheduling;
 
 pub use locks::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, wait_for};
-pub use scheduling::{SchedulingClass, come_first, give_way, set_scheduling_class};
+pub use scheduling::{
+    SchedulingClass, come_first, give_way, may_change_class, processor_time_ns,
+    set_scheduling_class,
+};
 pub use std::sync::{Arc, Weak};
 
 /// What a normal build is made of.

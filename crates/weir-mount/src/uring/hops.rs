@@ -18,7 +18,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use weir::sync::{SchedulingClass, set_scheduling_class};
+use weir::sync::may_change_class;
 
 /// So many times a program has changed the core in a row, and then its place is worth some system calls.
 const HOPS: u16 = 2;
@@ -36,13 +36,7 @@ pub struct Hops([AtomicU64; SLOTS]);
 impl Hops {
     /// Nobody was seen yet. `None` where threads may not change their class and back.
     pub fn new() -> Option<Self> {
-        // Whoever asks stays what he is: a thread that may not go back would be of the class for good.
-        let there_and_back = || {
-            set_scheduling_class(SchedulingClass::Idle)
-                && set_scheduling_class(SchedulingClass::Ordinary)
-        };
-        let may = std::thread::Builder::new().spawn(there_and_back).ok()?.join().ok()?;
-        may.then(|| Self(std::array::from_fn(|_| AtomicU64::new(0))))
+        may_change_class().then(|| Self(std::array::from_fn(|_| AtomicU64::new(0))))
     }
 
     /// The program `pid` has sent a request to `queue`. True: it hops, and is to be kept here.

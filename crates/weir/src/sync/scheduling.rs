@@ -82,6 +82,39 @@ pub fn set_scheduling_class(class: SchedulingClass) -> bool {
     unsafe { libc::sched_setscheduler(0, policy, &raw const parameter) == 0 }
 }
 
+/// True where threads of this process may change their class and back (not everybody may stop counting for nothing: that takes
+/// `CAP_SYS_NICE`, or a limit of niceness that allows it). Makes a thread to find out.
+#[cfg(all(target_os = "linux", not(any(miri, feature = "shuttle"))))]
+pub fn may_change_class() -> bool {
+    // Whoever asks stays what he is: a thread that may not go back would be of the class for good.
+    let there_and_back = || {
+        set_scheduling_class(SchedulingClass::Idle)
+            && set_scheduling_class(SchedulingClass::Ordinary)
+    };
+    std::thread::Builder::new()
+        .spawn(there_and_back)
+        .is_ok_and(|thread| thread.join().unwrap_or(false))
+}
+
+/// There is one class.
+#[cfg(not(all(target_os = "linux", not(any(miri, feature = "shuttle")))))]
+pub fn may_change_class() -> bool {
+    false
+}
+
+/// Processor time that the calling thread has used, in nanoseconds, where the system tells. What it waited for is not in it.
+#[cfg(all(target_os = "linux", not(any(miri, feature = "shuttle"))))]
+pub fn processor_time_ns() -> Option<u64> {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    u64::try_from(time.tv_sec).ok()?.checked_mul(1_000_000_000)?.checked_add(time.tv_nsec as u64)
+}
+
+/// The system does not tell.
+#[cfg(not(all(target_os = "linux", not(any(miri, feature = "shuttle")))))]
+pub fn processor_time_ns() -> Option<u64> {
+    None
+}
+
 /// Whether the calling thread is of one of the classes of [`SchedulingClass`].
 #[cfg(all(target_os = "linux", not(any(miri, feature = "shuttle"))))]
 fn is_ordinary_or_idle() -> bool {
@@ -126,6 +159,24 @@ mod tests {
             }
         });
         thread.join().expect("the thread ends");
+    }
+
+    #[test]
+    fn processor_time_is_not_spent_asleep() {
+        let before = processor_time_ns().expect("Linux tells");
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        let after = processor_time_ns().expect("Linux tells");
+        assert!(after >= before && after - before < 200_000_000, "{before} {after}");
+    }
+
+    #[test]
+    fn asking_whether_the_class_may_change_does_not_change_it() {
+        let before = is_ordinary_or_idle();
+        // SAFETY: 0 is the calling thread.
+        let class = || unsafe { libc::sched_getscheduler(0) };
+        let before_class = class();
+        let _ = may_change_class();
+        assert_eq!((before, before_class), (is_ordinary_or_idle(), class()));
     }
 
     #[test]

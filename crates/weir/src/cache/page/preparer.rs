@@ -10,7 +10,10 @@ mod tests;
 
 use super::pool::{PagePool, State};
 use super::slab::{Backing, SLAB_FRAMES, Slab};
-use crate::sync::{Arc, Clock, MutexGuard, give_way, wait_for};
+use crate::sync::{
+    Arc, Clock, MutexGuard, SchedulingClass, give_way, may_change_class, processor_time_ns,
+    set_scheduling_class, wait_for,
+};
 
 /// Frames that are kept ready (256 MiB), so that a burst of writes into fresh memory finds frames that the kernel has backed
 /// already ...
@@ -35,6 +38,10 @@ const DEAR_REST: u64 = 3;
 const MAX_REST_US: u64 = 50_000;
 /// Of the thread that prepares slabs: a tenth of the processor where others want it too.
 const PREPARER_NICENESS: i32 = 10;
+/// Who waits so long for the processor while he counts for nothing is on a machine that computes all the time ...
+const STARVED_NS: u64 = 10_000_000;
+/// ... and does not count for nothing while he makes so many slabs.
+const ORDINARY_SLABS: u32 = 32;
 /// The preparer looks again after this long, whatever it heard.
 const PREPARER_PATIENCE_US: u64 = 1_000_000;
 
@@ -62,6 +69,11 @@ impl Figures {
     /// There is room for one more slab.
     fn may_fill(self) -> bool {
         self.capacity >= SLAB_FRAMES && self.total < self.capacity && self.ready < self.ahead()
+    }
+
+    /// Somebody may soon be short of frames.
+    fn are_few(self) -> bool {
+        self.ready < FEW_FRAMES
     }
 
     fn is_burst_in_use(self) -> bool {
@@ -108,8 +120,34 @@ impl Preparation {
     /// Learns what a slab costs. Answers how long the preparer is to rest.
     fn note_slab_cost(&mut self, took_ns: u64, pool: Figures) -> u64 {
         self.slab_cost_ns = (self.slab_cost_ns * 7 + took_ns) / 8;
-        let is_urgent = !pool.is_burst_in_use() && pool.ready < FEW_FRAMES;
+        let is_urgent = !pool.is_burst_in_use() && pool.are_few();
         if self.is_dear() && !is_urgent { (took_ns * DEAR_REST / 1000).min(MAX_REST_US) } else { 0 }
+    }
+}
+
+/// Whether the preparer counts for nothing while the kernel clears memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Modesty {
+    /// Its thread may change its class and back.
+    is_possible: bool,
+    /// Slabs that it makes as an ordinary thread first.
+    ordinary_slabs: u32,
+}
+
+impl Modesty {
+    fn class(self, pool: Figures) -> SchedulingClass {
+        let is_modest = self.is_possible && self.ordinary_slabs == 0 && !pool.are_few();
+        if is_modest { SchedulingClass::Idle } else { SchedulingClass::Ordinary }
+    }
+
+    /// A slab was made by a thread of `class` that waited so long for the processor.
+    fn note(&mut self, class: SchedulingClass, waited_ns: u64) {
+        self.ordinary_slabs = match class {
+            SchedulingClass::Idle if waited_ns > STARVED_NS => ORDINARY_SLABS,
+            SchedulingClass::Idle | SchedulingClass::Ordinary => {
+                self.ordinary_slabs.saturating_sub(1)
+            }
+        };
     }
 }
 
@@ -119,13 +157,23 @@ impl PagePool {
     /// faults (about 300 µs a slab, and ten times that in a virtual machine whose host has to find the memory)
     /// off the writers. False when the pool has all its memory, or is too small for full slabs.
     pub fn prepare_slab(&self) -> bool {
+        self.prepare_slab_as(SchedulingClass::Ordinary)
+    }
+
+    /// As [`PagePool::prepare_slab`]; the calling thread is of `class` while the kernel clears the memory, and ordinary while it
+    /// holds the lock.
+    fn prepare_slab_as(&self, class: SchedulingClass) -> bool {
         let mut state = self.0.state.lock();
         if state.capacity < SLAB_FRAMES || state.total >= state.capacity {
             return false;
         }
         state.total += SLAB_FRAMES;
         drop(state);
+        let is_idle = class == SchedulingClass::Idle && set_scheduling_class(class);
         let slab = Slab::allocate_populated(SLAB_FRAMES, Backing::Huge, Arc::as_ptr(&self.0));
+        if is_idle {
+            set_scheduling_class(SchedulingClass::Ordinary);
+        }
         let mut state = self.0.state.lock();
         let made = slab.is_some();
         match slab {
@@ -137,10 +185,12 @@ impl PagePool {
 
     /// What a background thread does for the pool: prepares slabs ahead of need while `go_on` says so, which is asked
     /// after every slab and every wait, under the pool's lock. Learns on the way what fresh memory costs; where it is dear, it
-    /// leaves most of the processor to others once a burst's worth is there.
+    /// leaves most of the processor to others once a burst's worth is there. Where it may, and nobody is short of frames, it counts for nothing
+    /// while the kernel clears memory: two milliseconds that nothing but this class makes interruptible.
     pub fn run_preparer(&self, clock: &dyn Clock, go_on: impl Fn() -> bool) {
         // Anybody who has something to do comes first: this holds no lock while it works.
         give_way(PREPARER_NICENESS);
+        let mut modesty = Modesty { is_possible: may_change_class(), ordinary_slabs: 0 };
         let mut refused = false;
         loop {
             let mut state = self.0.state.lock();
@@ -157,9 +207,16 @@ impl PagePool {
                 continue;
             }
             drop(state);
-            let began_ns = clock.monotonic_ns();
-            refused = !self.prepare_slab();
-            let took_ns = clock.monotonic_ns().saturating_sub(began_ns);
+            let class = modesty.class(figures);
+            let (began_ns, used_ns) = (clock.monotonic_ns(), processor_time_ns());
+            refused = !self.prepare_slab_as(class);
+            let elapsed_ns = clock.monotonic_ns().saturating_sub(began_ns);
+            // While others have the processor, memory becomes no dearer.
+            let took_ns = match (used_ns, processor_time_ns()) {
+                (Some(before), Some(after)) => after.saturating_sub(before).min(elapsed_ns),
+                _ => elapsed_ns,
+            };
+            modesty.note(class, elapsed_ns - took_ns);
             let rest_us = self.note_slab_cost(took_ns);
             if rest_us > 0 {
                 clock.sleep_us(rest_us);

@@ -17,6 +17,26 @@ fn a_pool_without_room_is_left_alone() {
 }
 
 #[test]
+fn the_preparer_counts_for_nothing_unless_frames_are_few_or_it_was_starved() {
+    let many = Figures { capacity: PLENTY, total: PLENTY / 2, in_use: 0, ready: FEW_FRAMES };
+    let few = Figures { ready: FEW_FRAMES - 1, ..many };
+    let mut modesty = Modesty { is_possible: true, ordinary_slabs: 0 };
+    assert_eq!(modesty.class(many), SchedulingClass::Idle);
+    assert_eq!(modesty.class(few), SchedulingClass::Ordinary);
+    modesty.note(SchedulingClass::Idle, STARVED_NS);
+    assert_eq!(modesty.class(many), SchedulingClass::Idle);
+    modesty.note(SchedulingClass::Idle, STARVED_NS + 1);
+    for _ in 0..ORDINARY_SLABS {
+        assert_eq!(modesty.class(many), SchedulingClass::Ordinary);
+        // An ordinary thread that waits says nothing.
+        modesty.note(SchedulingClass::Ordinary, u64::MAX);
+    }
+    assert_eq!(modesty.class(many), SchedulingClass::Idle);
+    let never = Modesty { is_possible: false, ordinary_slabs: 0 };
+    assert_eq!(never.class(many), SchedulingClass::Ordinary);
+}
+
+#[test]
 fn while_fresh_memory_is_dear_those_who_can_recycle_are_told_to() {
     let slabs = 8;
     let pool = PagePool::new(slabs * SLAB_FRAMES * PAGE);
