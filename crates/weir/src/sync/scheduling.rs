@@ -82,6 +82,16 @@ pub fn set_scheduling_class(class: SchedulingClass) -> bool {
     unsafe { libc::sched_setscheduler(0, policy, &raw const parameter) == 0 }
 }
 
+/// Does `work` as a thread of `class`; the calling thread is an ordinary one, and may change its class and back ([`may_change_class`]).
+pub fn in_class<T>(class: SchedulingClass, work: impl FnOnce() -> T) -> T {
+    let is_changed = class != SchedulingClass::Ordinary && set_scheduling_class(class);
+    let result = work();
+    if is_changed {
+        set_scheduling_class(SchedulingClass::Ordinary);
+    }
+    result
+}
+
 /// True where threads of this process may change their class and back (not everybody may stop counting for nothing: that takes
 /// `CAP_SYS_NICE`, or a limit of niceness that allows it). Makes a thread to find out.
 #[cfg(all(target_os = "linux", not(any(miri, feature = "shuttle"))))]
@@ -169,14 +179,24 @@ mod tests {
         assert!(after >= before && after - before < 200_000_000, "{before} {after}");
     }
 
-    #[test]
-    fn asking_whether_the_class_may_change_does_not_change_it() {
-        let before = is_ordinary_or_idle();
+    /// The kernel's name of the calling thread's class.
+    fn class() -> i32 {
         // SAFETY: 0 is the calling thread.
-        let class = || unsafe { libc::sched_getscheduler(0) };
-        let before_class = class();
-        let _ = may_change_class();
-        assert_eq!((before, before_class), (is_ordinary_or_idle(), class()));
+        unsafe { libc::sched_getscheduler(0) }
+    }
+
+    #[test]
+    fn work_is_done_in_its_class_and_the_thread_is_of_its_own_again_afterwards() {
+        let before = class();
+        let may = may_change_class();
+        assert_eq!(class(), before, "asking changes nothing");
+        assert_eq!(in_class(SchedulingClass::Ordinary, class), before);
+        if !may {
+            eprintln!("skipped: this process may not change the class of its threads and back");
+            return;
+        }
+        assert_eq!(in_class(SchedulingClass::Idle, class), libc::SCHED_IDLE);
+        assert_eq!(class(), libc::SCHED_OTHER);
     }
 
     #[test]

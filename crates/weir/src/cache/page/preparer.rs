@@ -12,7 +12,7 @@ use super::pool::{PagePool, State};
 use super::slab::{Backing, SLAB_FRAMES, Slab};
 use crate::sync::{
     Arc, Clock, MutexGuard, SchedulingClass, give_way, may_change_class, processor_time_ns,
-    set_scheduling_class, wait_for,
+    wait_for,
 };
 
 /// Frames that are kept ready (256 MiB), so that a burst of writes into fresh memory finds frames that the kernel has backed
@@ -161,7 +161,7 @@ impl PagePool {
     }
 
     /// As [`PagePool::prepare_slab`]; the calling thread is of `class` while the kernel clears the memory, and ordinary while it
-    /// holds the lock.
+    /// holds a lock.
     fn prepare_slab_as(&self, class: SchedulingClass) -> bool {
         let mut state = self.0.state.lock();
         if state.capacity < SLAB_FRAMES || state.total >= state.capacity {
@@ -169,11 +169,8 @@ impl PagePool {
         }
         state.total += SLAB_FRAMES;
         drop(state);
-        let is_idle = class == SchedulingClass::Idle && set_scheduling_class(class);
-        let slab = Slab::allocate_populated(SLAB_FRAMES, Backing::Huge, Arc::as_ptr(&self.0));
-        if is_idle {
-            set_scheduling_class(SchedulingClass::Ordinary);
-        }
+        let pool = Arc::as_ptr(&self.0);
+        let slab = Slab::allocate_populated(SLAB_FRAMES, (Backing::Huge, class), pool);
         let mut state = self.0.state.lock();
         let made = slab.is_some();
         match slab {

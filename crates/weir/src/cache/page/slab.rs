@@ -12,7 +12,7 @@
 
 use super::PAGE_BYTES;
 use super::pool::Inner;
-use crate::sync::Arc;
+use crate::sync::{Arc, SchedulingClass, in_class};
 use std::alloc::Layout;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU32;
@@ -110,29 +110,38 @@ impl Slab {
 
     /// Zeroed memory for `frames` frames and the header; `backing` is that of a full slab. `None` when the system has none.
     pub(super) fn allocate(frames: usize, backing: Backing, pool: *const Inner) -> Option<Self> {
+        Some(Self::begin(Self::map(frames, backing)?, frames, pool))
+    }
+
+    /// As [`Slab::allocate`], and the kernel has backed all of it; the calling thread, an ordinary one, is of `class` while it does. Not
+    /// while the address space changes: its lock is everybody's.
+    pub(super) fn allocate_populated(
+        frames: usize,
+        (backing, class): (Backing, SchedulingClass),
+        pool: *const Inner,
+    ) -> Option<Self> {
+        let start = Self::map(frames, backing)?;
+        // SAFETY: the allocation has room for the frames and the header, and nobody else knows it yet.
+        in_class(class, || unsafe { system::populate(start, (frames + 1) * PAGE_BYTES) });
+        Some(Self::begin(start, frames, pool))
+    }
+
+    /// Memory for `frames` frames and the header, zero, perhaps not backed yet.
+    fn map(frames: usize, backing: Backing) -> Option<NonNull<u8>> {
         let layout = Self::layout(frames)?;
-        let start = if frames == SLAB_FRAMES {
-            system::allocate_aligned(layout, backing)?
-        } else {
-            // SAFETY: the layout's size is not zero.
-            NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) })?
-        };
+        if frames == SLAB_FRAMES {
+            return system::allocate_aligned(layout, backing);
+        }
+        // SAFETY: the layout's size is not zero.
+        NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) })
+    }
+
+    /// Makes a slab of what [`Slab::map`] gave for so many frames.
+    fn begin(start: NonNull<u8>, frames: usize, pool: *const Inner) -> Self {
         // SAFETY: the first page of the fresh allocation is ours alone and large and aligned
         // enough for the header, whose other fields are valid as zero bytes.
         unsafe { (&raw mut (*start.cast::<SlabHeader>().as_ptr()).pool).write(pool) };
-        Some(Self { start, frames })
-    }
-
-    /// As [`Slab::allocate`], and the kernel has backed all of it.
-    pub(super) fn allocate_populated(
-        frames: usize,
-        backing: Backing,
-        pool: *const Inner,
-    ) -> Option<Self> {
-        let slab = Self::allocate(frames, backing, pool)?;
-        // SAFETY: the allocation has room for the frames and the header, and nobody else knows it yet.
-        unsafe { system::populate(slab.start, (frames + 1) * PAGE_BYTES) };
-        Some(slab)
+        Self { start, frames }
     }
 
     /// # Safety

@@ -233,8 +233,7 @@ impl<'a> Rounds<'a> {
         while let Some((inode, range)) = rest.first() {
             // What is under way holds log space.
             let room = if self.holds_something() { Room::NoWait } else { Room::Normal };
-            let budget_pages = most_pages.saturating_sub(pages).min(at_once);
-            let budget = (budget_pages, room);
+            let budget = (most_pages.saturating_sub(pages).min(at_once), room);
             match self.engine.collect(inode, range.clone(), self.filter, budget, pieces) {
                 Ok(collected) => {
                     pages += collected.pages;
@@ -372,7 +371,7 @@ impl<'a> Rounds<'a> {
     fn settle_home(&mut self) {
         let Some(Home { pieces, ends_batch }) = self.home.take() else { return };
         for piece in pieces {
-            let settled = self.engine.settle(vec![piece]);
+            let settled = self.engine.settle([piece]);
             self.note(settled);
             self.make_way();
         }
