@@ -64,3 +64,24 @@ fn in_manual_mode_nobody_rests() {
     write_large(&volume, LARGE_BYTES / 2).fsync().expect("sync");
     assert_eq!(volume.stats().writeback_rests, 0);
 }
+
+/// The log writes frames because its queue grows long. That is no foreground I/O, for which writeback would make itself small.
+#[test]
+fn a_stream_that_nobody_syncs_does_not_make_way_for_its_own_frames() {
+    let volume = open(&formatted(256 * MIB, 0), threads(32 * MIB));
+    let began = std::time::Instant::now();
+    let mut names = 0;
+    while volume.stats().log.frames == 0 {
+        assert!(began.elapsed().as_secs() < 60, "{names} files, and no frame");
+        create(&volume, &format!("/{names}"));
+        names += 1;
+    }
+    let stream = write_large(&volume, LARGE_BYTES / 2);
+    let stats = volume.stats();
+    assert!(stats.dirty_pages < LARGE_BYTES / 2 / 4096, "48 MiB are more than may be dirty");
+    assert_eq!(stats.log.frames_awaited, 0);
+    let limit_bytes = stats.pacing.limit_bytes;
+    assert!(limit_bytes >= 16 * MIB, "{limit_bytes} of writeback in flight");
+    stream.fsync().expect("sync");
+    assert!(volume.stats().log.frames_awaited > 0);
+}

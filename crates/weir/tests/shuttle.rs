@@ -211,6 +211,46 @@ fn a_reader_never_brings_cut_data_back() {
 }
 
 #[test]
+fn a_write_into_absent_pages_agrees_with_readers_that_bring_them_in_and_writeback() {
+    explore(|| {
+        let device = device();
+        let volume = open(&device);
+        volume
+            .open_file("/f", OpenFlags::CREATE)
+            .and_then(|file| file.write_at(0, &[7; 16 * PAGE]))
+            .expect("write");
+        volume.close().expect("close");
+        // Nothing is cached.
+        let volume = open(&device);
+        let file = volume.open_file("/f", OpenFlags::READ_WRITE).expect("open");
+        let (reader, writer, syncer) = (file.clone(), file.clone(), file.clone());
+        all(vec![
+            background(&volume, 6),
+            Box::new(move || {
+                for round in 0..3_u64 {
+                    let mut bytes = vec![0; 8 * PAGE];
+                    reader.read_at(round * 4 * PAGE as u64, &mut bytes).expect("read");
+                    assert!(bytes.chunks(PAGE).all(|page| page == [7; PAGE] || page == [9; PAGE]));
+                }
+            }),
+            Box::new(move || {
+                for unit in 0..2 {
+                    let at = unit * 8 * PAGE as u64;
+                    assert_eq!(writer.write_at(at, &[9; 8 * PAGE]), Ok(8 * PAGE));
+                }
+            }),
+            Box::new(move || syncer.fsync().expect("fsync")),
+        ]);
+        assert!(contents(&file) == [9; 16 * PAGE]);
+        file.fsync().expect("fsync");
+        drop((file, volume));
+        let volume = open(&device);
+        let file = volume.open_file("/f", OpenFlags::READ).expect("open");
+        assert!(contents(&file) == [9; 16 * PAGE]);
+    });
+}
+
+#[test]
 fn names_agree_with_checkpoints_in_between() {
     explore(|| {
         let device = device();

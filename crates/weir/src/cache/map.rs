@@ -533,6 +533,12 @@ impl PageMap {
         taken.count()
     }
 
+    /// True when no page of `range` is in the map.
+    pub fn is_absent(&self, range: Range<u64>) -> bool {
+        self.chunks_in(chunks_of(&range))
+            .all(|(number, chunk)| chunk.marks.present & mask_in(number, &range) == 0)
+    }
+
     /// Marks a page that is in the map as dirty; true when it was not.
     pub fn mark_dirty(&mut self, index: u64) -> bool {
         let (number, bit) = split(index);

@@ -2,7 +2,8 @@
 //!
 //! Whoever writes in the background asks for a portion ([`Engine::begin_paced_write`]), writes it, and gives it back. What the
 //! pacer learns from: reads that somebody waited for, and the log's frame writes (without the time that their bytes
-//! take at [`LOG_BYTES_PER_US`], so that a large frame does not look like a slow disk).
+//! take at [`LOG_BYTES_PER_US`], so that a large frame does not look like a slow disk). Frames that nobody waits for do not
+//! count: a stream without syncs has one of them for each gigabyte or so, and would slow itself down.
 //!
 //! The data of a sync is not held up, but counted: background writeback leaves the disk to it.
 //!
@@ -57,6 +58,7 @@ impl State {
 struct LogSample {
     at_us: u64,
     frames: u64,
+    awaited: u64,
     bytes: u64,
     write_ns: u64,
 }
@@ -200,10 +202,14 @@ impl Engine {
             LogSample {
                 at_us: now_us,
                 frames: stats.frames,
+                awaited: stats.frames_awaited,
                 bytes,
                 write_ns: stats.frame_write_ns.sum,
             },
         );
+        if stats.frames_awaited == last.awaited {
+            return;
+        }
         let write_us = stats.frame_write_ns.sum.saturating_sub(last.write_ns) / 1000;
         let transfer_us = bytes.saturating_sub(last.bytes) / LOG_BYTES_PER_US;
         let frames = stats.frames.saturating_sub(last.frames);

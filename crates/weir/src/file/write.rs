@@ -4,6 +4,10 @@
 //! space. A writer waits at the entry only: for the throttle, for space, and for the old content of a page
 //! that it overwrites in part.
 //!
+//! What a stream writes is in no page yet: its bytes are copied into page frames before the page map is locked
+//! ([`Engine::fill_ahead`]), and the lock is held for as long as it takes to put the frames into the map. A writer that copied under
+//! the lock would have it nearly all the time, and whoever writes back pages of this file, or reads others, would get it by chance.
+//!
 //! **Invariant (untorn):** whole pages within one aligned unit of [`UNTORN_PAGES`] that are written by one call get into the
 //! page map under one hold of its lock: memory for all of them is had before the first is changed.
 
@@ -21,6 +25,8 @@ use std::ops::Range;
 
 /// Most pages written under one hold of the page map's lock: readers of the file wait this long.
 const CHUNK_PAGES: u64 = 64;
+/// From so many whole pages on it is worth looking whether they are all absent.
+const AHEAD_PAGES: u64 = 8;
 
 /// What stopped a chunk.
 enum Stop {
@@ -30,8 +36,29 @@ enum Stop {
     NoMemory,
 }
 
+/// New contents of pages that were absent a moment ago, in page frames of their own.
+#[derive(Default)]
+struct Ahead {
+    first: u64,
+    frames: Vec<Option<PageMut>>,
+}
+
+impl Ahead {
+    /// The frame with the new contents of page `index`.
+    fn take(&mut self, index: u64) -> Option<PageMut> {
+        let at = usize::try_from(index.checked_sub(self.first)?).ok()?;
+        self.frames.get_mut(at)?.take()
+    }
+
+    /// One past the last page, zero if there are none.
+    fn reach(&self) -> u64 {
+        if self.frames.is_empty() { 0 } else { self.first + self.frames.len() as u64 }
+    }
+}
+
 /// Page frames for what is about to be overwritten.
 struct Frames {
+    ahead: Ahead,
     ready: Vec<PageMut>,
     /// The pages before this one are provided for.
     reach: u64,
@@ -146,7 +173,15 @@ impl Engine {
         let mut growth = Growth::IfCheap;
         let mut pauses = 0;
         let result = loop {
-            let stopped = self.copy_in(inode, (offset, data), growth, &mut done, &mut newly_dirty);
+            let left = (offset + done as u64, &data[done..]);
+            let stopped = match self.fill_ahead(inode, left, growth) {
+                Ok(ahead) => {
+                    let reach = ahead.reach();
+                    let frames = Frames { ahead, ready: Vec::new(), reach, growth };
+                    self.copy_in(inode, (offset, data), frames, &mut done, &mut newly_dirty)
+                }
+                Err(stop) => Some(stop),
+            };
             let relieved = match stopped {
                 None => break Ok(()),
                 Some(Stop::Fill(index)) => self.fill(inode, index..index + 1, IoClass::SyncRead),
@@ -175,20 +210,44 @@ impl Engine {
         }
     }
 
+    /// Copies the whole pages that `data` begins with into page frames, without the lock of the page map, if none of them is in the
+    /// map; otherwise answers nothing. Who fills such a page meanwhile, reading, is found by whoever puts the frames into the map; nobody else
+    /// writes, since the caller holds `ops`.
+    fn fill_ahead(
+        &self,
+        inode: &Inode,
+        (offset, data): (u64, &[u8]),
+        growth: Growth,
+    ) -> std::result::Result<Ahead, Stop> {
+        let (first, count) = (offset / BLOCK_BYTES_U64, data.len() / BLOCK_BYTES);
+        let pages = first..first + count as u64;
+        let is_whole = offset.is_multiple_of(BLOCK_BYTES_U64) && count as u64 >= AHEAD_PAGES;
+        if !is_whole || !inode.pages.read().is_absent(pages) {
+            return Ok(Ahead::default());
+        }
+        let mut ready = Vec::with_capacity(count);
+        if self.pool.alloc_batch_for_overwrite(count, growth, &mut ready) < count {
+            return Err(Stop::NoMemory);
+        }
+        for (page, part) in ready.iter_mut().zip(data.chunks_exact(BLOCK_BYTES)) {
+            page.copy_from_slice(part);
+        }
+        Ok(Ahead { first, frames: ready.into_iter().map(Some).collect() })
+    }
+
     /// Copies into the cache until all is in or something stops it. Newly dirty pages are counted before anybody can write
     /// them back.
     fn copy_in(
         &self,
         inode: &Inode,
         (offset, data): (u64, &[u8]),
-        growth: Growth,
+        mut frames: Frames,
         done: &mut usize,
         newly_dirty: &mut u64,
     ) -> Option<Stop> {
         let mut pages = inode.pages.write();
         let size = inode.size();
         let mut stop = None;
-        let mut frames = Frames { ready: Vec::new(), reach: 0, growth };
         while *done < data.len() {
             let at = offset + *done as u64;
             let (index, within) = (at / BLOCK_BYTES_U64, (at % BLOCK_BYTES_U64) as usize);
@@ -245,7 +304,11 @@ impl Engine {
     ) -> std::result::Result<bool, Stop> {
         let whole = part.len() == BLOCK_BYTES;
         let keep = if whole { OldContents::Discard } else { OldContents::Keep };
-        let clone = || frames.ready.pop().or_else(|| self.pool.alloc_emergency());
+        let mut filled = frames.ahead.take(index);
+        let clone = || {
+            let ready = filled.take().or_else(|| frames.ready.pop());
+            ready.or_else(|| self.pool.alloc_emergency())
+        };
         match pages.page_for_write_in(index, keep, clone) {
             Ok(page) => {
                 page.bytes[within..within + part.len()].copy_from_slice(part);
@@ -261,13 +324,18 @@ impl Engine {
         if !whole && ((within > 0 && page_start < size) || keeps_tail) {
             return Err(Stop::Fill(index));
         }
-        let page = if whole {
-            frames.ready.pop().or_else(|| self.pool.alloc_for_overwrite_in(frames.growth))
+        let page = if let Some(filled) = filled {
+            filled
         } else {
-            self.pool.alloc_zeroed()
+            let page = if whole {
+                frames.ready.pop().or_else(|| self.pool.alloc_for_overwrite_in(frames.growth))
+            } else {
+                self.pool.alloc_zeroed()
+            };
+            let mut page = page.ok_or(Stop::NoMemory)?;
+            page[within..within + part.len()].copy_from_slice(part);
+            page
         };
-        let mut page = page.ok_or(Stop::NoMemory)?;
-        page[within..within + part.len()].copy_from_slice(part);
         let inserted = pages.insert_dirty(index, page);
         if inserted.new_chunk {
             self.reclaim.insert(inode.number, index);

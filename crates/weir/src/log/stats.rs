@@ -77,6 +77,9 @@ counters! {
     operations: AtomicU64,
     /// Frames written.
     frames: AtomicU64,
+    /// Of these, frames that somebody waited for when they began to be written, for durability. Others are written because
+    /// the queue grew long, or a checkpoint wants them.
+    frames_awaited: AtomicU64,
     /// Bytes of frames written, padding and payload included.
     frame_bytes: AtomicU64,
     /// Payload blocks written.

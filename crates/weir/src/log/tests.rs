@@ -431,6 +431,31 @@ fn a_long_queue_is_written_without_a_flush() {
 }
 
 #[test]
+fn frames_are_awaited_where_somebody_wants_them_durable_and_not_where_the_queue_grew_long() {
+    let pool = PagePool::new(2048 * BLOCK_BYTES);
+    let device = FaultyDevice::new(4200);
+    let log = open(&device, 4096, &START);
+    let counts = |log: &Log| {
+        let stats = log.stats().snapshot();
+        (stats.frames, stats.frames_awaited)
+    };
+    for number in 1..=60 {
+        append_now(&log, operation(&pool, number, 10, 10));
+        while log.drive() {}
+    }
+    log.write_up_to(append_now(&log, operation(&pool, 61, 10, 1))).unwrap();
+    let (unawaited, awaited) = counts(&log);
+    assert!(unawaited >= 2 && awaited == 0, "{unawaited} {awaited}");
+    log.commit(append_now(&log, operation(&pool, 62, 10, 1))).unwrap();
+    assert_eq!(counts(&log), (unawaited + 1, 1));
+    // What is on the device needs a flush, and no frame.
+    let lsn = append_now(&log, operation(&pool, 63, 10, 1));
+    log.write_up_to(lsn).unwrap();
+    log.commit(lsn).unwrap();
+    assert_eq!(counts(&log), (unawaited + 2, 1));
+}
+
+#[test]
 fn admission_refuses_the_foreground_first_and_dropping_gives_back() {
     let device = FaultyDevice::new(300);
     let log = open(&device, 100, &START);

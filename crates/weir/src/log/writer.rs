@@ -254,7 +254,7 @@ impl Log {
         self.append.lock().recycle(group);
     }
 
-    /// Counts how long the group's commits have waited for this moment. Answers whether the group becomes durable by
+    /// Counts how long the group's commits have waited for this moment, and whether there are any. Answers whether the group becomes durable by
     /// forced unit access alone: it is one frame, somebody waits for it, and nothing else in the device's cache
     /// has to be durable with it. The group is sealed, so data noted from now on belongs to later operations.
     pub(super) fn begin_group(&self, group: &VecDeque<Frame>, own: Option<(Goal, u64)>) -> bool {
@@ -263,7 +263,11 @@ impl Log {
         let clean =
             self.data_written.load(Ordering::Acquire) == self.data_flushed.load(Ordering::Acquire);
         let commit = self.commit.lock();
-        let queued = |arrived_ns| self.stats.queue_ns.record(now_ns.saturating_sub(arrived_ns));
+        let mut is_awaited = false;
+        let mut queued = |arrived_ns| {
+            is_awaited = true;
+            self.stats.queue_ns.record(now_ns.saturating_sub(arrived_ns));
+        };
         let (callers, callbacks) = commit.core.waiting_up_to(last.last_lsn);
         callers.for_each(|slot| queued(slot.arrived_ns));
         callbacks.for_each(|callback| queued(callback.arrived_ns));
@@ -271,6 +275,9 @@ impl Log {
             && commit.core.is_unwritten(goal)
         {
             queued(arrived_ns);
+        }
+        if is_awaited {
+            add(&self.stats.frames_awaited, group.len() as u64);
         }
         let able = self.info.fua && self.info.volatile_cache && group.len() == 1;
         able && clean && commit.core.may_force()

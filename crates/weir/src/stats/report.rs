@@ -277,6 +277,7 @@ fn log(stats: &Stats) -> Group {
     Collect::new("log")
         .count("operations", log.operations)
         .count("frames", log.frames)
+        .count("frames_awaited", log.frames_awaited)
         .count("written_bytes", log.frame_bytes)
         .count("payload_blocks", log.payload_blocks)
         .count("beside_bytes", log.beside_bytes)
