@@ -1,10 +1,11 @@
 //! Figures of the data path on this machine, for comparing two builds of the engine: run one, run the other, repeat.
 //!
-//! `cargo run --release -p weir --example figures -- PATH [fresh|memory|stream|sync|tickets|aged|append|large|random|scattered]`: PATH is an image that
+//! `cargo run --release -p weir --example figures -- PATH [fresh|memory|stream|rewrite|sync|tickets|aged|append|large|random|scattered]`: PATH is an image that
 //! is made if missing (4 GiB, written once, so that the host's allocation does not count).
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use weir::{CreateOptions, OpenFlags, Result, Volume, VolumeOptions};
 
@@ -17,7 +18,7 @@ fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
     let Some(path) = arguments.next() else {
         println!(
-            "usage: figures PATH [fresh|memory|stream|sync|tickets|aged|append|large|random|scattered]"
+            "usage: figures PATH [fresh|memory|stream|rewrite|sync|tickets|aged|append|large|random|scattered]"
         );
         return Ok(());
     };
@@ -40,6 +41,9 @@ fn main() -> Result<()> {
     }
     if wanted("stream") {
         stream(path)?;
+    }
+    if wanted("rewrite") {
+        rewrite(path)?;
     }
     if wanted("sync") {
         sync(path)?;
@@ -129,6 +133,53 @@ fn stream(path: &Path) -> Result<()> {
         );
     }
     volume.close()
+}
+
+/// A stream over a file that is cached, twice over, until it is durable; and what somebody waits who reads that file meanwhile.
+fn rewrite(path: &Path) -> Result<()> {
+    const FILE_BYTES: u64 = 512 << 20;
+    let volume = Volume::open(path, VolumeOptions::default())?;
+    let data = vec![7_u8; 1 << 20];
+    let file = volume.open_file("/stream", OpenFlags::CREATE)?;
+    file.truncate(0)?;
+    for round in 0..5 {
+        let ended = AtomicBool::new(false);
+        let (took, mut waits) = std::thread::scope(|scope| {
+            let reader = scope.spawn(|| read_until(&file, FILE_BYTES, &ended));
+            let began = Instant::now();
+            let written = (0..2 * FILE_BYTES)
+                .step_by(data.len())
+                .try_for_each(|at| file.write_at(at % FILE_BYTES, &data).map(drop))
+                .and_then(|()| file.fsync());
+            ended.store(true, Ordering::Release);
+            let waits = reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            written.map(|()| (began.elapsed(), waits))
+        })?;
+        waits.sort_unstable();
+        let p99 = waits.get(waits.len() * 99 / 100).copied().unwrap_or_default();
+        println!(
+            "1 GiB over a file of 512 MiB, round {round}: {:.0} MiB/s; {} reads of 4 KiB beside it, p99 {} us",
+            1024.0 / took.as_secs_f64(),
+            waits.len(),
+            p99.as_micros(),
+        );
+    }
+    volume.close()
+}
+
+/// Reads blocks of the file, one each millisecond; how long each took.
+fn read_until(file: &weir::File, file_bytes: u64, ended: &AtomicBool) -> Vec<Duration> {
+    let mut waits = Vec::new();
+    let mut block = [0; 4096];
+    while !ended.load(Ordering::Acquire) {
+        std::thread::sleep(Duration::from_millis(1));
+        let at = (waits.len() as u64 * 0x9E37_79B9_7F4A) % (file_bytes / 4096) * 4096;
+        let began = Instant::now();
+        if file.read_at(at, &mut block).is_ok() {
+            waits.push(began.elapsed());
+        }
+    }
+    waits
 }
 
 /// A sync of the volume with many files to write home.

@@ -630,6 +630,8 @@ impl Engine {
                 // Made some progress; look again.
             } else {
                 self.wait_checkpoint(self.checkpointer.goal())?;
+                // What is left may be on its way home, by somebody else.
+                self.await_others(moment);
             }
         }
     }

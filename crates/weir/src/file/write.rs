@@ -4,15 +4,15 @@
 //! space. A writer waits at the entry only: for the throttle, for space, and for the old content of a page
 //! that it overwrites in part.
 //!
-//! What a stream writes is in no page yet: its bytes are copied into page frames before the page map is locked
-//! ([`Engine::fill_ahead`]), and the lock is held for as long as it takes to put the frames into the map. A writer that copied under
-//! the lock would have it nearly all the time, and whoever writes back pages of this file, or reads others, would get it by chance.
+//! Many whole pages are copied into page frames before the page map is locked ([`Engine::fill_ahead`]), and the lock is held for as long
+//! as it takes to put the frames into the map. A writer that copied under the lock would have it nearly all the time, and whoever
+//! writes pages of this file back, or reads it, would get it by chance.
 //!
 //! **Invariant (untorn):** whole pages within one aligned unit of [`UNTORN_PAGES`] that are written by one call get into the
 //! page map under one hold of its lock: memory for all of them is had before the first is changed.
 
 use crate::cache::map::{OldContents, PageMap, UNTORN_PAGES, WriteRefused};
-use crate::cache::page::{Growth, PageMut};
+use crate::cache::page::{Growth, PageMut, PageRef};
 use crate::device::IoClass;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
@@ -25,7 +25,7 @@ use std::ops::Range;
 
 /// Most pages written under one hold of the page map's lock: readers of the file wait this long.
 const CHUNK_PAGES: u64 = 64;
-/// From so many whole pages on it is worth looking whether they are all absent.
+/// So many whole pages are copied before the map is locked.
 const AHEAD_PAGES: u64 = 8;
 
 /// What stopped a chunk.
@@ -36,7 +36,7 @@ enum Stop {
     NoMemory,
 }
 
-/// New contents of pages that were absent a moment ago, in page frames of their own.
+/// New contents of pages, in page frames of their own.
 #[derive(Default)]
 struct Ahead {
     first: u64,
@@ -210,9 +210,9 @@ impl Engine {
         }
     }
 
-    /// Copies the whole pages that `data` begins with into page frames, without the lock of the page map, if none of them is in the
-    /// map; otherwise answers nothing. Who fills such a page meanwhile, reading, is found by whoever puts the frames into the map; nobody else
-    /// writes, since the caller holds `ops`.
+    /// Copies the whole pages that `data` begins with into page frames, without the lock of the page map. Nothing where there are few, or
+    /// where memory is short and some of these pages are cached: they can be overwritten in place. Nobody else writes meanwhile, since the caller
+    /// holds `ops`.
     fn fill_ahead(
         &self,
         inode: &Inode,
@@ -222,12 +222,14 @@ impl Engine {
         let (first, count) = (offset / BLOCK_BYTES_U64, data.len() / BLOCK_BYTES);
         let pages = first..first + count as u64;
         let is_whole = offset.is_multiple_of(BLOCK_BYTES_U64) && count as u64 >= AHEAD_PAGES;
-        if !is_whole || !inode.pages.read().is_absent(pages) {
+        if !is_whole {
             return Ok(Ahead::default());
         }
         let mut ready = Vec::with_capacity(count);
         if self.pool.alloc_batch_for_overwrite(count, growth, &mut ready) < count {
-            return Err(Stop::NoMemory);
+            // What is there can be overwritten in place.
+            let needs_all = inode.pages.read().is_absent(pages);
+            return if needs_all { Err(Stop::NoMemory) } else { Ok(Ahead::default()) };
         }
         for (page, part) in ready.iter_mut().zip(data.chunks_exact(BLOCK_BYTES)) {
             page.copy_from_slice(part);
@@ -245,6 +247,8 @@ impl Engine {
         done: &mut usize,
         newly_dirty: &mut u64,
     ) -> Option<Stop> {
+        // Given back when the map is unlocked.
+        let mut replaced = Vec::new();
         let mut pages = inode.pages.write();
         let size = inode.size();
         let mut stop = None;
@@ -259,6 +263,12 @@ impl Engine {
                     stop = Some(Stop::NoMemory);
                     break;
                 }
+            }
+            if let Some(filled) = frames.ahead.take(index) {
+                let newly = self.put_in(&mut pages, inode, index, filled, &mut replaced);
+                *newly_dirty += u64::from(newly);
+                *done += count;
+                continue;
             }
             let place = (index, within);
             match self.copy_page(&mut pages, inode, place, part, size, &mut frames) {
@@ -304,11 +314,7 @@ impl Engine {
     ) -> std::result::Result<bool, Stop> {
         let whole = part.len() == BLOCK_BYTES;
         let keep = if whole { OldContents::Discard } else { OldContents::Keep };
-        let mut filled = frames.ahead.take(index);
-        let clone = || {
-            let ready = filled.take().or_else(|| frames.ready.pop());
-            ready.or_else(|| self.pool.alloc_emergency())
-        };
+        let clone = || frames.ready.pop().or_else(|| self.pool.alloc_emergency());
         match pages.page_for_write_in(index, keep, clone) {
             Ok(page) => {
                 page.bytes[within..within + part.len()].copy_from_slice(part);
@@ -324,23 +330,35 @@ impl Engine {
         if !whole && ((within > 0 && page_start < size) || keeps_tail) {
             return Err(Stop::Fill(index));
         }
-        let page = if let Some(filled) = filled {
-            filled
+        let page = if whole {
+            frames.ready.pop().or_else(|| self.pool.alloc_for_overwrite_in(frames.growth))
         } else {
-            let page = if whole {
-                frames.ready.pop().or_else(|| self.pool.alloc_for_overwrite_in(frames.growth))
-            } else {
-                self.pool.alloc_zeroed()
-            };
-            let mut page = page.ok_or(Stop::NoMemory)?;
-            page[within..within + part.len()].copy_from_slice(part);
-            page
+            self.pool.alloc_zeroed()
         };
+        let mut page = page.ok_or(Stop::NoMemory)?;
+        page[within..within + part.len()].copy_from_slice(part);
         let inserted = pages.insert_dirty(index, page);
         if inserted.new_chunk {
             self.reclaim.insert(inode.number, index);
         }
         Ok(inserted.newly_dirty)
+    }
+
+    /// Puts a page that was filled ahead into the map; true if the page was not dirty before.
+    fn put_in(
+        &self,
+        pages: &mut PageMap,
+        inode: &Inode,
+        index: u64,
+        filled: PageMut,
+        replaced: &mut Vec<PageRef>,
+    ) -> bool {
+        let inserted = pages.insert_dirty(index, filled);
+        replaced.extend(inserted.replaced);
+        if inserted.new_chunk {
+            self.reclaim.insert(inode.number, index);
+        }
+        inserted.newly_dirty
     }
 }
 
