@@ -1,5 +1,5 @@
 //! System calls that no safe crate covers: `sync_file_range`, `preadv2`/`pwritev2` with flags,
-//! Linux native AIO, `io_uring` submission, FIEMAP and a minimal system call for the probe.
+//! Linux native AIO, `io_uring` submission, FIEMAP, a minimal system call for the probe, and `malloc_trim`.
 //!
 //! This is the one module of the lab with `unsafe`. Each block states why it is sound; nothing
 //! here keeps a pointer beyond the call, except [`Ring`] and [`AioContext`], which own the memory
@@ -59,6 +59,16 @@ pub fn pwritev2(file: &File, buf: &[u8], offset: u64, flags: i32) -> io::Result<
 pub fn null_syscall() -> i64 {
     // SAFETY: getppid takes nothing and cannot fail.
     unsafe { libc::syscall(libc::SYS_getppid) }
+}
+
+/// Gives the heap's free memory back to the system, where the C library can: what the process grows by afterwards is then
+/// what it has come to hold, and not what earlier cases left free.
+pub fn give_back_free_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: takes an integer, and locks the heap itself.
+    unsafe {
+        libc::malloc_trim(0);
+    }
 }
 
 /// One extent of a file as FIEMAP reports it (bytes).

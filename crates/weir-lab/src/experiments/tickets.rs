@@ -10,6 +10,7 @@ use super::load::random_bytes;
 use super::{Better, Case, CaseResult, Cost, Env, Experiment, Size};
 use crate::error::{LabError, LabResult};
 use crate::measure::Recorder;
+use crate::sys;
 use crate::target::{AsyncMethod, FileRef, OpenHow, SyncQueue, SyncScope};
 
 /// Options.
@@ -89,6 +90,7 @@ impl Tickets {
         let files = Self::written(env, HELD_FILES.min(self.tickets))?;
         let mut queue = env.fs.sync_queue(AsyncMethod::Native, self.tickets as usize)?;
         await_steady_memory(env)?;
+        sys::give_back_free_memory();
         env.fs.hold_flushes(true)?;
         let grown = self.submit_all(&mut *queue, &files);
         // Whatever happened: nothing else goes on without flushes.
