@@ -11,8 +11,8 @@
 //! **Invariant (untorn):** whole pages within one aligned unit of [`UNTORN_PAGES`] that are written by one call get into the
 //! page map under one hold of its lock: memory for all of them is had before the first is changed.
 
-use crate::cache::map::{OldContents, PageMap, UNTORN_PAGES, WriteRefused};
-use crate::cache::page::{Growth, PageMut, PageRef};
+use crate::cache::map::{Inserted, OldContents, PageMap, UNTORN_PAGES, WriteRefused};
+use crate::cache::page::{Growth, PageMut};
 use crate::device::IoClass;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
@@ -36,29 +36,10 @@ enum Stop {
     NoMemory,
 }
 
-/// New contents of pages, in page frames of their own.
-#[derive(Default)]
-struct Ahead {
-    first: u64,
-    frames: Vec<Option<PageMut>>,
-}
-
-impl Ahead {
-    /// The frame with the new contents of page `index`.
-    fn take(&mut self, index: u64) -> Option<PageMut> {
-        let at = usize::try_from(index.checked_sub(self.first)?).ok()?;
-        self.frames.get_mut(at)?.take()
-    }
-
-    /// One past the last page, zero if there are none.
-    fn reach(&self) -> u64 {
-        if self.frames.is_empty() { 0 } else { self.first + self.frames.len() as u64 }
-    }
-}
-
 /// Page frames for what is about to be overwritten.
 struct Frames {
-    ahead: Ahead,
+    /// New contents of the pages that the write begins with, in their order.
+    filled: std::vec::IntoIter<PageMut>,
     ready: Vec<PageMut>,
     /// The pages before this one are provided for.
     reach: u64,
@@ -175,9 +156,7 @@ impl Engine {
         let result = loop {
             let left = (offset + done as u64, &data[done..]);
             let stopped = match self.fill_ahead(inode, left, growth) {
-                Ok(ahead) => {
-                    let reach = ahead.reach();
-                    let frames = Frames { ahead, ready: Vec::new(), reach, growth };
+                Ok(frames) => {
                     self.copy_in(inode, (offset, data), frames, &mut done, &mut newly_dirty)
                 }
                 Err(stop) => Some(stop),
@@ -218,23 +197,26 @@ impl Engine {
         inode: &Inode,
         (offset, data): (u64, &[u8]),
         growth: Growth,
-    ) -> std::result::Result<Ahead, Stop> {
+    ) -> std::result::Result<Frames, Stop> {
+        let mut frames =
+            Frames { filled: Vec::new().into_iter(), ready: Vec::new(), reach: 0, growth };
         let (first, count) = (offset / BLOCK_BYTES_U64, data.len() / BLOCK_BYTES);
         let pages = first..first + count as u64;
         let is_whole = offset.is_multiple_of(BLOCK_BYTES_U64) && count as u64 >= AHEAD_PAGES;
         if !is_whole {
-            return Ok(Ahead::default());
+            return Ok(frames);
         }
-        let mut ready = Vec::with_capacity(count);
-        if self.pool.alloc_batch_for_overwrite(count, growth, &mut ready) < count {
+        let mut filled = Vec::with_capacity(count);
+        if self.pool.alloc_batch_for_overwrite(count, growth, &mut filled) < count {
             // What is there can be overwritten in place.
             let needs_all = inode.pages.read().is_absent(pages);
-            return if needs_all { Err(Stop::NoMemory) } else { Ok(Ahead::default()) };
+            return if needs_all { Err(Stop::NoMemory) } else { Ok(frames) };
         }
-        for (page, part) in ready.iter_mut().zip(data.chunks_exact(BLOCK_BYTES)) {
+        for (page, part) in filled.iter_mut().zip(data.chunks_exact(BLOCK_BYTES)) {
             page.copy_from_slice(part);
         }
-        Ok(Ahead { first, frames: ready.into_iter().map(Some).collect() })
+        (frames.reach, frames.filled) = (pages.end, filled.into_iter());
+        Ok(frames)
     }
 
     /// Copies into the cache until all is in or something stops it. Newly dirty pages are counted before anybody can write
@@ -257,18 +239,20 @@ impl Engine {
             let (index, within) = (at / BLOCK_BYTES_U64, (at % BLOCK_BYTES_U64) as usize);
             let count = (BLOCK_BYTES - within).min(data.len() - *done);
             let part = &data[*done..*done + count];
+            if let Some(filled) = frames.filled.next() {
+                debug_assert!(part.len() == BLOCK_BYTES && index < frames.reach);
+                let inserted = self.put_in(&mut pages, inode, index, filled);
+                replaced.extend(inserted.replaced);
+                *newly_dirty += u64::from(inserted.newly_dirty);
+                *done += count;
+                continue;
+            }
             if within == 0 {
                 let whole_pages = (data.len() - *done) as u64 / BLOCK_BYTES_U64;
                 if !self.get_frames(&mut pages, index..index + whole_pages, &mut frames) {
                     stop = Some(Stop::NoMemory);
                     break;
                 }
-            }
-            if let Some(filled) = frames.ahead.take(index) {
-                let newly = self.put_in(&mut pages, inode, index, filled, &mut replaced);
-                *newly_dirty += u64::from(newly);
-                *done += count;
-                continue;
             }
             let place = (index, within);
             match self.copy_page(&mut pages, inode, place, part, size, &mut frames) {
@@ -337,28 +321,16 @@ impl Engine {
         };
         let mut page = page.ok_or(Stop::NoMemory)?;
         page[within..within + part.len()].copy_from_slice(part);
+        Ok(self.put_in(pages, inode, index, page).newly_dirty)
+    }
+
+    /// Puts a page with new contents into the map.
+    fn put_in(&self, pages: &mut PageMap, inode: &Inode, index: u64, page: PageMut) -> Inserted {
         let inserted = pages.insert_dirty(index, page);
         if inserted.new_chunk {
             self.reclaim.insert(inode.number, index);
         }
-        Ok(inserted.newly_dirty)
-    }
-
-    /// Puts a page that was filled ahead into the map; true if the page was not dirty before.
-    fn put_in(
-        &self,
-        pages: &mut PageMap,
-        inode: &Inode,
-        index: u64,
-        filled: PageMut,
-        replaced: &mut Vec<PageRef>,
-    ) -> bool {
-        let inserted = pages.insert_dirty(index, filled);
-        replaced.extend(inserted.replaced);
-        if inserted.new_chunk {
-            self.reclaim.insert(inode.number, index);
-        }
-        inserted.newly_dirty
+        inserted
     }
 }
 
