@@ -10,7 +10,7 @@ mod scheduling;
 
 pub use locks::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, wait_for};
 pub use scheduling::{
-    SchedulingClass, come_first, give_way, in_class, may_change_class, processor_time_ns,
+    RunDelay, SchedulingClass, come_first, give_way, in_class, may_change_class, processor_time_ns,
     set_scheduling_class,
 };
 pub use std::sync::{Arc, Weak};

@@ -1,32 +1,18 @@
-//! Programs that change the core with every request, and how a queue ends that.
+//! Programs that change the core with every request.
 //!
 //! An answer wakes the program that has waited for it. The kernel would leave it where it was, but there the queue's thread is
-//! running; so it looks for an idle core. On a virtual machine a core that has been idle for some time is no candidate, since its
-//! host has taken the processor away. So as a rule the program stays. But once it has moved, the core that it left was busy a moment
+//! running; so it looks for an idle core. On a virtual machine a core that has been idle for some time may be no candidate, since its
+//! host has taken the processor away. So a program may stay for long. But once it has moved, the core that it left was busy a moment
 //! ago: the next answer, from there, sends it back, and so on, each time with an interrupt to a sleeping core and the wait for it.
-//! A round trip takes more than twice as long then, and nothing ends it.
-//!
-//! A queue that sees a program hop [`HOPS`] times lends it its place: for the next [`LENT_ANSWERS`] its thread is of the class `SCHED_IDLE`
-//! while it hands in an answer. A core with nothing but such threads counts as idle, so the program is woken there, at once, and the
-//! queue's thread goes on when the program waits again. Meanwhile the other core goes to sleep for good, and the program stays.
-//!
-//! The class has a price: where others compute, such a thread gets next to nothing, and the core's requests would wait for it. But programs hop
-//! between idle cores only, it is for two milliseconds at a time, and a thread that was kept from its processor for long
-//! ([`LATE`]) stops at once. Before it waits it is an ordinary one again, and its slice is the shortest there is (`come_first`), by
-//! which the scheduler reckons how long such a thread may be passed over: some 30 ms for each of those that compute, once.
+//! A round trip takes three times as long then, and nothing ends it. What a queue does about it that sees a program hop [`HOPS`] times
+//! is said in `super::manners`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use weir::sync::may_change_class;
 
 /// So many times a program has changed the core in a row, and then its place is worth some system calls.
 const HOPS: u16 = 2;
-/// Answers for which a place is lent: some two milliseconds, so that the other core goes to sleep.
-pub const LENT_ANSWERS: u32 = 128;
-/// A program that comes back later than this computes, and does not suffer from hopping; or somebody else does, and the thread has to
-/// be an ordinary one.
-pub const LATE: Duration = Duration::from_micros(500);
 /// Programs are told apart by the last bits of their number.
 const SLOTS: usize = 64;
 

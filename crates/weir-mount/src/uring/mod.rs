@@ -15,10 +15,12 @@
 //! | [`serve`] | one request |
 //! | [`helper`] | a sync that a core waits for |
 //! | [`hops`] | programs that change the core with every request |
+//! | [`manners`] | whom a queue's thread lets go first |
 
 pub mod abi;
 pub mod helper;
 pub mod hops;
+pub mod manners;
 pub mod queue;
 pub mod serve;
 

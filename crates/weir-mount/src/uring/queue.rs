@@ -21,14 +21,14 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::ThreadId;
-use std::time::Instant;
 
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use rustix::event::EventfdFlags;
-use weir::sync::{Mutex, SchedulingClass, set_scheduling_class};
+use weir::sync::Mutex;
 
 use super::abi::{self, Fate, HEADER_BYTES, Request};
-use super::hops::{Hops, LATE, LENT_ANSWERS};
+use super::hops::Hops;
+use super::manners::Manners;
 use crate::errno::Errno;
 
 /// The ring of a queue: commands need the large entries.
@@ -182,8 +182,6 @@ pub struct Queue {
     shared: Arc<Shared>,
     /// Where programs come from; `None`: nothing can be done about it.
     hops: Option<Arc<Hops>>,
-    /// For so many more answers the thread lends its place.
-    lent_answers: u32,
 }
 
 impl Queue {
@@ -210,7 +208,7 @@ impl Queue {
             thread: Mutex::default(),
             open: AtomicUsize::new(0),
         };
-        Ok(Self { ring, shared: Arc::new(shared), hops, lent_answers: 0 })
+        Ok(Self { ring, shared: Arc::new(shared), hops })
     }
 
     /// Serves requests of the connection `device` until it ends.
@@ -248,9 +246,9 @@ impl Queue {
         let mut ended = false;
         let mut listening = true;
         let mut completed: Vec<(u64, i32)> = Vec::new();
+        let mut manners = Manners::of_this_thread();
         loop {
             let answered = std::mem::take(&mut *self.shared.answered.lock());
-            let answers = !answered.is_empty();
             for (index, commit_id) in answered {
                 let command = opcode::UringCmd80::new(device, abi::COMMIT_AND_FETCH)
                     .cmd(abi::command(commit_id, self.shared.number))
@@ -266,7 +264,10 @@ impl Queue {
                 // The read under way has an address of this function: it must end first.
                 rustix::io::write(&self.shared.wake, &1_u64.to_ne_bytes())?;
             }
-            match self.submit_and_wait(answers) {
+            if manners.as_mut().is_some_and(|manners| !manners.turn()) {
+                manners = None;
+            }
+            match self.ring.submit_and_wait(1) {
                 Err(error) if !is_temporary(&error) => return Err(error),
                 _ => {}
             }
@@ -285,7 +286,10 @@ impl Queue {
                     Fate::Request => {
                         used[index] = true;
                         let held = self.held(index);
-                        self.note(held.request.pid);
+                        if let Some(manners) = &mut manners {
+                            let pid = held.request.pid;
+                            manners.note(pid, self.hops(pid));
+                        }
                         serve(held);
                     }
                     Fate::Ended => ended = true,
@@ -303,29 +307,9 @@ impl Queue {
         }
     }
 
-    /// Notes where a request comes from.
-    fn note(&mut self, pid: u32) {
-        if self.hops.as_ref().is_some_and(|hops| hops.note(pid, self.shared.number)) {
-            self.lent_answers = LENT_ANSWERS;
-        }
-    }
-
-    /// Submits what there is and waits for something. `answers`: programs are woken by it, who may have the place of this thread if it is
-    /// lent.
-    fn submit_and_wait(&mut self, answers: bool) -> io::Result<usize> {
-        if answers && self.lent_answers > 0 && set_scheduling_class(SchedulingClass::Idle) {
-            let lent = Instant::now();
-            let submitted = self.ring.submit();
-            // Whom that has woken runs before this line.
-            if !set_scheduling_class(SchedulingClass::Ordinary) {
-                // It could a moment ago: no more of this.
-                self.hops = None;
-            }
-            let late = self.hops.is_none() || lent.elapsed() > LATE;
-            self.lent_answers = if late { 0 } else { self.lent_answers - 1 };
-            submitted?;
-        }
-        self.ring.submit_and_wait(1)
+    /// Notes where a request comes from; whether its program hops.
+    fn hops(&self, pid: u32) -> bool {
+        self.hops.as_ref().is_some_and(|hops| hops.note(pid, self.shared.number))
     }
 
     /// The request that the kernel has put into an entry.

@@ -33,7 +33,7 @@ pub fn give_way(niceness: i32) {
 /// that comes before all of them already (real-time priority) stays what it is.
 #[cfg(all(target_os = "linux", not(any(miri, feature = "shuttle"))))]
 pub fn come_first() {
-    if !is_ordinary_or_idle() {
+    if !has_a_class() {
         return;
     }
     ask_for(rustix::process::getpriority_process(None).unwrap_or(0), SHORT_SLICE_NS);
@@ -62,6 +62,9 @@ fn ask_for(niceness: i32, slice_ns: u64) -> bool {
 pub enum SchedulingClass {
     /// As any other (`SCHED_OTHER`), as nice as it was.
     Ordinary,
+    /// It has the share of an ordinary one, but takes the processor from nobody when it wakes up (`SCHED_BATCH`): whoever runs goes on until
+    /// he waits, or until the clock's next tick.
+    Batch,
     /// It counts for nothing (`SCHED_IDLE`): a processor that has only such threads is idle to others.
     Idle,
 }
@@ -71,9 +74,10 @@ pub enum SchedulingClass {
 pub fn set_scheduling_class(class: SchedulingClass) -> bool {
     let policy = match class {
         SchedulingClass::Ordinary => libc::SCHED_OTHER,
+        SchedulingClass::Batch => libc::SCHED_BATCH,
         SchedulingClass::Idle => libc::SCHED_IDLE,
     };
-    if !is_ordinary_or_idle() {
+    if !has_a_class() {
         return false;
     }
     // SAFETY: all zero is a valid parameter.
@@ -112,6 +116,43 @@ pub fn may_change_class() -> bool {
     false
 }
 
+/// How long a thread had to wait for a processor while it could run, where the system tells.
+pub struct RunDelay(
+    #[cfg(all(target_os = "linux", not(any(miri, feature = "shuttle"))))] std::fs::File,
+);
+
+impl RunDelay {
+    /// That of the calling thread. Whoever asks later need not be that thread.
+    #[cfg(all(target_os = "linux", not(any(miri, feature = "shuttle"))))]
+    pub fn of_this_thread() -> Option<Self> {
+        let delay = Self(std::fs::File::open("/proc/thread-self/schedstat").ok()?);
+        delay.total_ns().map(|_| delay)
+    }
+
+    /// Nanoseconds since the thread began. One system call.
+    #[cfg(all(target_os = "linux", not(any(miri, feature = "shuttle"))))]
+    pub fn total_ns(&self) -> Option<u64> {
+        use std::os::unix::fs::FileExt;
+        // Three numbers: time run, time waited, times it was given a processor (`Documentation/scheduler/sched-stats.rst`).
+        let mut text = [0; 64];
+        let length = self.0.read_at(&mut text, 0).ok()?;
+        let text = std::str::from_utf8(text.get(..length)?).ok()?;
+        text.split_ascii_whitespace().nth(1)?.parse().ok()
+    }
+
+    /// The system does not tell.
+    #[cfg(not(all(target_os = "linux", not(any(miri, feature = "shuttle")))))]
+    pub fn of_this_thread() -> Option<Self> {
+        None
+    }
+
+    /// The system does not tell.
+    #[cfg(not(all(target_os = "linux", not(any(miri, feature = "shuttle")))))]
+    pub fn total_ns(&self) -> Option<u64> {
+        None
+    }
+}
+
 /// Processor time that the calling thread has used, in nanoseconds, where the system tells. What it waited for is not in it.
 #[cfg(all(target_os = "linux", not(any(miri, feature = "shuttle"))))]
 pub fn processor_time_ns() -> Option<u64> {
@@ -127,10 +168,10 @@ pub fn processor_time_ns() -> Option<u64> {
 
 /// Whether the calling thread is of one of the classes of [`SchedulingClass`].
 #[cfg(all(target_os = "linux", not(any(miri, feature = "shuttle"))))]
-fn is_ordinary_or_idle() -> bool {
+fn has_a_class() -> bool {
     // SAFETY: 0 is the calling thread.
     let present = unsafe { libc::sched_getscheduler(0) };
-    [libc::SCHED_OTHER, libc::SCHED_IDLE].contains(&present)
+    [libc::SCHED_OTHER, libc::SCHED_BATCH, libc::SCHED_IDLE].contains(&present)
 }
 
 /// There is one class.

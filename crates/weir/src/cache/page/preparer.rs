@@ -144,9 +144,7 @@ impl Modesty {
     fn note(&mut self, class: SchedulingClass, waited_ns: u64) {
         self.ordinary_slabs = match class {
             SchedulingClass::Idle if waited_ns > STARVED_NS => ORDINARY_SLABS,
-            SchedulingClass::Idle | SchedulingClass::Ordinary => {
-                self.ordinary_slabs.saturating_sub(1)
-            }
+            _ => self.ordinary_slabs.saturating_sub(1),
         };
     }
 }
