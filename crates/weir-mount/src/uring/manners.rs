@@ -9,7 +9,8 @@
 //!
 //! A program that hops (see `super::hops`) is lent the place of the thread: for so many answers that is of the class `SCHED_IDLE`. A core with
 //! nothing but such threads counts as idle, so the program is woken where it was, at once. If it hops again as soon as
-//! that ends, the next time is twice as long. Where others make requests on the core too there is nothing to lend.
+//! that ends, the next time is twice as long. Where others make requests on the core too there is nothing to lend, and a loan that nobody uses
+//! ends ([`REST`]): a thread must not sleep in that class for long, since who knows what runs on its core when it is woken up.
 //!
 //! Both have a price where the processor is wanted by others. A thread of the class `SCHED_BATCH` is late where its core is busy and nobody there waits
 //! for it (a program computes while its asynchronous requests are to be served; an answer comes from another thread): until the
@@ -36,6 +37,8 @@ const FORGIVEN_AFTER: u32 = 16;
 /// For how many answers a place is lent, at first and at most: a millisecond, and a tenth of a second.
 const FIRST_LOAN: u32 = 128;
 const LAST_LOAN: u32 = 8192;
+/// A loan that is not used for so long ends.
+const REST: Duration = Duration::from_millis(20);
 /// A program that hops again within so many answers has not settled.
 const SETTLED_AFTER: u32 = 64;
 
@@ -114,6 +117,11 @@ impl Policy {
         }
     }
 
+    /// Nobody has asked for anything for [`REST`].
+    fn rest(&mut self) {
+        (self.lent, self.has_hopped, self.since_lent) = (0, false, SETTLED_AFTER);
+    }
+
     fn judge(&mut self, now: Duration, late: bool) {
         match self.phase {
             _ if late && self.lent > 0 => self.be_ordinary(now),
@@ -167,6 +175,16 @@ impl Manners {
     /// Program `pid` has made a request. `hops`: not for the first time on another core.
     pub fn note(&mut self, pid: u32, hops: bool) {
         self.policy.note(pid, hops);
+    }
+
+    /// How long the thread may wait as it is; then [`Manners::rest`], and a turn. `None`: for as long as it likes.
+    pub fn patience(&self) -> Option<Duration> {
+        (self.class == SchedulingClass::Idle).then_some(REST)
+    }
+
+    /// The thread has waited for [`Manners::patience`], and for nothing.
+    pub fn rest(&mut self) {
+        self.policy.rest();
     }
 
     /// The thread, which is the one that made this, is about to hand in answers and to wait. False: it may not be what it should be, or is of a
@@ -314,5 +332,16 @@ mod tests {
         policy.note(7, true);
         policy.note(8, false);
         assert_eq!(policy.turn(Duration::ZERO, unasked), SchedulingClass::Batch);
+    }
+
+    #[test]
+    fn a_loan_that_nobody_uses_ends() {
+        let mut policy = policy();
+        policy.note(7, true);
+        assert_eq!(policy.turn(Duration::ZERO, unasked), SchedulingClass::Idle);
+        policy.rest();
+        assert_eq!(policy.turn(Duration::ZERO, unasked), SchedulingClass::Batch);
+        let mut now = Duration::ZERO;
+        assert_eq!(loan(&mut policy, &mut now), FIRST_LOAN);
     }
 }

@@ -21,6 +21,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::ThreadId;
+use std::time::Duration;
 
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use rustix::event::EventfdFlags;
@@ -267,8 +268,10 @@ impl Queue {
             if manners.as_mut().is_some_and(|manners| !manners.turn()) {
                 manners = None;
             }
-            match self.ring.submit_and_wait(1) {
-                Err(error) if !is_temporary(&error) => return Err(error),
+            let patience = manners.as_ref().and_then(Manners::patience);
+            match (self.submit_and_wait(patience), &mut manners) {
+                (Err(error), Some(manners)) if has_timed_out(&error) => manners.rest(),
+                (Err(error), _) if !is_temporary(&error) => return Err(error),
                 _ => {}
             }
             completed.extend(self.ring.completion().map(|done| (done.user_data(), done.result())));
@@ -305,6 +308,13 @@ impl Queue {
                 }
             }
         }
+    }
+
+    /// Submits what there is, and waits for something to complete; with `patience`, not for longer than that.
+    fn submit_and_wait(&self, patience: Option<Duration>) -> io::Result<usize> {
+        let Some(patience) = patience else { return self.ring.submit_and_wait(1) };
+        let timeout = types::Timespec::from(patience);
+        self.ring.submitter().submit_with_args(1, &types::SubmitArgs::new().timespec(&timeout))
     }
 
     /// Notes where a request comes from; whether its program hops.
@@ -353,6 +363,10 @@ impl Queue {
 
 fn is_temporary(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY))
+}
+
+fn has_timed_out(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::ETIME)
 }
 
 /// The entry with a length, which the crate has no method for.
