@@ -51,6 +51,8 @@ pub struct Planned {
     pub on: Vec<TargetSpec>,
     /// Only modes that contain one of these words, or equal one in `=WORD`; all when empty.
     pub only_modes: Vec<String>,
+    /// So many rounds for each one that is asked for.
+    pub times: usize,
     /// Most rounds that are of use.
     pub most_rounds: usize,
 }
@@ -59,7 +61,7 @@ impl Planned {
     /// All of it, on all targets.
     pub fn whole(experiment: Box<dyn Experiment>) -> Self {
         let (on, only_modes) = (Vec::new(), Vec::new());
-        Planned { experiment, on, only_modes, most_rounds: usize::MAX }
+        Planned { experiment, on, only_modes, times: 1, most_rounds: usize::MAX }
     }
 }
 
@@ -98,7 +100,8 @@ impl Plan {
             Some(_) => ROUNDS_IN_TIME,
             None => planned.experiment.default_rounds(self.size),
         };
-        self.rounds.unwrap_or_else(own).clamp(1, planned.most_rounds.max(1))
+        let rounds = self.rounds.unwrap_or_else(own).saturating_mul(planned.times);
+        rounds.clamp(1, planned.most_rounds.max(1))
     }
 
     fn targets_of(&self, planned: &Planned) -> Vec<TargetSpec> {

@@ -89,3 +89,43 @@ fn a_ring_that_fails_ends_the_mount_with_errors_and_not_with_programs_that_wait(
     assert!(ended.contains("failed") && ended.contains("the mount was ended"), "{ended}");
     assert!(ops.panics().iter().any(|text| text.contains("the ring of core")));
 }
+
+/// The scheduling class of each ring's thread, as the kernel numbers them (`SCHED_*`).
+fn classes() -> Vec<i32> {
+    let tasks = fs::read_dir("/proc/self/task").unwrap().flatten();
+    let class = |task: fs::DirEntry| {
+        let stat = fs::read_to_string(task.path().join("stat")).ok()?;
+        let (name, fields) = stat.split_once('(')?.1.rsplit_once(") ")?;
+        // The fields that follow begin with the third of `proc(5)`; the policy is the 41st.
+        name.starts_with("weir-fuse-").then(|| fields.split(' ').nth(38)?.parse().ok()).flatten()
+    };
+    tasks.filter_map(class).collect()
+}
+
+#[test]
+fn a_program_that_changes_the_core_is_lent_a_place_and_no_thread_sleeps_in_that_class_for_long() {
+    let cores = std::thread::available_parallelism().unwrap().get();
+    if !has_rings() || cores < 2 || !weir::sync::may_change_class() {
+        eprintln!("skipped: no rings, one core, or a process that may not change classes");
+        return;
+    }
+    let _one_at_a_time = ONE_AT_A_TIME.lock();
+    let Some(mount) = common::TestMount::new(common::MemoryFs::new(), "io_uring") else { return };
+    let file = fs::File::create(mount.path().join("file")).unwrap();
+    let mut was_lent = false;
+    for n in 0..400_u32 {
+        let mut set = rustix::thread::CpuSet::new();
+        set.set(n as usize % 2);
+        rustix::thread::sched_setaffinity(None, &set).unwrap();
+        let mode = rustix::fs::Mode::from_bits_truncate(0o600 + n % 8);
+        rustix::fs::fchmod(&file, mode).unwrap();
+        was_lent |= classes().contains(&libc::SCHED_IDLE);
+    }
+    assert!(was_lent, "{:?}", classes());
+    let patient = std::time::Instant::now();
+    while classes().contains(&libc::SCHED_IDLE) {
+        assert!(patient.elapsed() < Duration::from_secs(30), "{:?}", classes());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!(!classes().is_empty());
+}

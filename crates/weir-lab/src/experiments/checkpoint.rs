@@ -75,10 +75,11 @@ impl Checkpoint {
             // A p99.9 needs a thousand operations, also in the short version.
             reads_per_s: o.reads.unwrap_or(size.pick(800, 400, 400)).max(READERS),
             appends_per_s: o.appends.unwrap_or(size.pick(500, 200, 200)).max(1),
+            // About as long as the others take: a tail grows with the number of operations.
             quiet: size.pick(
-                Duration::from_millis(2200),
+                Duration::from_millis(3200),
                 Duration::from_secs(6),
-                Duration::from_secs(10),
+                Duration::from_secs(20),
             ),
             modes: size.pick(&MODES[..4], &MODES, &MODES),
         }
