@@ -15,12 +15,12 @@
 
 #![allow(unsafe_code)]
 
+use std::cell::Cell;
 use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread::ThreadId;
 use std::time::Duration;
 
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
@@ -73,6 +73,11 @@ impl Drop for Memory {
     }
 }
 
+thread_local! {
+    /// The queue that the calling thread serves; only ever compared.
+    static SERVED_HERE: Cell<*const Shared> = const { Cell::new(std::ptr::null()) };
+}
+
 /// What the queue's thread shares with those who answer.
 pub struct Shared {
     number: u16,
@@ -82,7 +87,6 @@ pub struct Shared {
     /// Entries to be given back to the kernel.
     answered: Mutex<Vec<(usize, u64)>>,
     wake: OwnedFd,
-    thread: Mutex<Option<ThreadId>>,
     /// Requests that are held.
     open: AtomicUsize,
 }
@@ -107,7 +111,7 @@ impl Shared {
         let first = answered.len() == 1;
         drop(answered);
         // The queue's own thread looks before it waits.
-        if first && *self.thread.lock() != Some(std::thread::current().id()) {
+        if first && !std::ptr::eq(SERVED_HERE.get(), self) {
             // It can only fail for want of room, and then the thread has been woken anyhow.
             let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
         }
@@ -206,7 +210,6 @@ impl Queue {
             payload_bytes,
             answered: Mutex::default(),
             wake: rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?,
-            thread: Mutex::default(),
             open: AtomicUsize::new(0),
         };
         Ok(Self { ring, shared: Arc::new(shared), hops })
@@ -214,9 +217,11 @@ impl Queue {
 
     /// Serves requests of the connection `device` until it ends.
     pub fn run(mut self, device: &OwnedFd, serve: &dyn Fn(Held)) -> io::Result<()> {
-        *self.shared.thread.lock() = Some(std::thread::current().id());
+        SERVED_HERE.set(Arc::as_ptr(&self.shared));
         self.ring.submitter().register_enable_rings()?;
-        let device = types::Fd(device.as_raw_fd());
+        // Registered, so that the cores do not count references to it against each other.
+        self.ring.submitter().register_files(&[device.as_raw_fd()])?;
+        let device = types::Fixed(0);
         let places: Vec<[libc::iovec; 2]> = (0..self.shared.entries)
             .map(|index| {
                 let part = |start: *mut u8, length| libc::iovec {
@@ -248,9 +253,10 @@ impl Queue {
         let mut listening = true;
         let mut completed: Vec<(u64, i32)> = Vec::new();
         let mut manners = Manners::of_this_thread();
+        let mut answered: Vec<(usize, u64)> = Vec::new();
         loop {
-            let answered = std::mem::take(&mut *self.shared.answered.lock());
-            for (index, commit_id) in answered {
+            std::mem::swap(&mut answered, &mut *self.shared.answered.lock());
+            for (index, commit_id) in answered.drain(..) {
                 let command = opcode::UringCmd80::new(device, abi::COMMIT_AND_FETCH)
                     .cmd(abi::command(commit_id, self.shared.number))
                     .build()
