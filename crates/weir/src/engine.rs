@@ -27,7 +27,7 @@ use crate::stats::Counters;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Arc, Clock, Mutex, Weak};
 use crate::txn::Store;
-use crate::txn::checkpoint::Checkpointer;
+use crate::txn::checkpoint::{Checkpointer, Extent, Phase};
 use crate::types::{Timestamp, VolumeOptions};
 
 /// How often a caller tries to get space that was made available, and that others take before it can.
@@ -198,7 +198,12 @@ impl Engine {
     pub fn reserve(&self, blocks: u64) -> Result<()> {
         for attempt in 1..=SPACE_ATTEMPTS {
             match self.alloc.reserve(blocks, crate::alloc::ReserveClass::User) {
-                Ok(()) => return Ok(()),
+                Ok(()) => {
+                    if self.alloc.is_short() {
+                        self.make_room_early();
+                    }
+                    return Ok(());
+                }
                 Err(error) if attempt == SPACE_ATTEMPTS => return Err(error),
                 Err(error) => {
                     if !self.relieve_space()? {
@@ -208,6 +213,13 @@ impl Engine {
             }
         }
         Err(Error::NoSpace)
+    }
+
+    /// Has a checkpoint begin that makes room before there is none, unless one is under way.
+    fn make_room_early(&self) {
+        if self.checkpointer.phase() == Phase::Running {
+            self.background.request_checkpoint(Extent::Horizon);
+        }
     }
 
     /// Checks that a metadata operation finds room, without keeping it: the store's reserve takes over

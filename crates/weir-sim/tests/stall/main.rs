@@ -17,6 +17,7 @@
 //! ```
 
 mod disk;
+mod full;
 mod time;
 
 use std::collections::BTreeMap;
@@ -29,7 +30,7 @@ use time::{OneByOne, Time};
 use weir::device::{Device, IoClass};
 use weir::{
     BackgroundMode, BackgroundWork, CreateOptions, File, FileType, NewInode, OpenFlags, SetAttr,
-    SyncKind, Volume, VolumeOptions,
+    SyncKind, SyncRangeFlags, Volume, VolumeOptions,
 };
 use weir_sim::rng::Rng;
 
@@ -242,7 +243,15 @@ fn checkpoints(stage: &Stage) {
 
 /// A volume with a dirty big file, and everything else cached; and the threads of its disk.
 fn prepare(time: &Time, big_bytes: u64) -> (Stage, Vec<thread::JoinHandle<()>>) {
-    let disk = SlowDisk::new(4 * big_bytes + 512 * MIB, time.clone());
+    prepare_on(time, big_bytes, 4 * big_bytes + 512 * MIB)
+}
+
+fn prepare_on(
+    time: &Time,
+    big_bytes: u64,
+    disk_bytes: u64,
+) -> (Stage, Vec<thread::JoinHandle<()>>) {
+    let disk = SlowDisk::new(disk_bytes, time.clone());
     let servers = disk.start();
     let device = Arc::clone(&disk) as Arc<dyn Device>;
     let create = CreateOptions { log_bytes: Some(64 * MIB), ..CreateOptions::default() };
@@ -270,6 +279,34 @@ fn prepare(time: &Time, big_bytes: u64) -> (Stage, Vec<thread::JoinHandle<()>>) 
 /// What a thread does.
 type Body = fn(&Stage, Rng);
 
+/// Starts a thread for each of `bodies`.
+fn start(stage: &Arc<Stage>, seed: u64, bodies: &[(u64, Body)]) -> Vec<thread::JoinHandle<()>> {
+    let start = |&(label, body): &(u64, Body)| {
+        let stage = Arc::clone(stage);
+        thread::spawn(move || body(&stage, Rng::derived(seed, label)))
+    };
+    bodies.iter().map(start).collect()
+}
+
+/// Closes the volume and ends disk and time; who waited how long.
+fn end(
+    time: Time,
+    ticker: thread::JoinHandle<()>,
+    stage: Arc<Stage>,
+    servers: Vec<thread::JoinHandle<()>>,
+) -> BTreeMap<&'static str, Waits> {
+    let waits = stage.waits.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let disk = Arc::clone(&stage.disk);
+    drop(stage);
+    disk.stop();
+    for server in servers {
+        server.join().expect("no server panics");
+    }
+    time.stop();
+    ticker.join().expect("the ticker does not panic");
+    waits
+}
+
 fn run(seed: u64, big_bytes: u64) -> BTreeMap<&'static str, Waits> {
     let time = Time::default();
     let ticker = time.start();
@@ -286,13 +323,7 @@ fn run(seed: u64, big_bytes: u64) -> BTreeMap<&'static str, Waits> {
         (7, small_fsyncs),
         (8, small_rewrites),
     ];
-    let threads: Vec<_> = bodies
-        .into_iter()
-        .map(|(label, body)| {
-            let stage = Arc::clone(&stage);
-            thread::spawn(move || body(&stage, Rng::derived(seed, label)))
-        })
-        .collect();
+    let threads = start(&stage, seed, &bodies);
     // Everybody is at work when the big fsync comes.
     time.sleep(100_000_000);
     stage.timed(BIG, (u64::MAX / 2, &[]), || stage.big.fsync()).expect("fsync");
@@ -306,22 +337,14 @@ fn run(seed: u64, big_bytes: u64) -> BTreeMap<&'static str, Waits> {
     println!("{elapsed_ms} ms, {checkpoints} checkpoints, {:?}", stage.disk.served());
     assert!(checkpoints > 1, "checkpoints were made");
     assert!(stage.disk.served().bytes > big_bytes, "the big file was written");
-    let waits = stage.waits.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    let disk = Arc::clone(&stage.disk);
-    drop(stage);
-    disk.stop();
-    for server in servers {
-        server.join().expect("no server panics");
-    }
-    time.stop();
-    ticker.join().expect("the ticker does not panic");
-    waits
+    end(time, ticker, stage, servers)
 }
 
-#[test]
-fn nothing_waits_for_a_big_fsync_and_a_checkpoint_but_who_has_to() {
-    let seed = environment("STALL_SEED", 1);
-    let big_bytes = environment("STALL_MIB", 1024) * MIB;
+/// What `run` yields under the scheduler.
+fn scheduled(
+    seed: u64,
+    run: impl Fn() -> BTreeMap<&'static str, Waits> + Send + Sync + 'static,
+) -> BTreeMap<&'static str, Waits> {
     let mut config = Config::default();
     config.stack_size = 1 << 20;
     config.max_steps = shuttle::MaxSteps::None;
@@ -330,16 +353,32 @@ fn nothing_waits_for_a_big_fsync_and_a_checkpoint_but_who_has_to() {
     let result = Arc::new(Mutex::new(BTreeMap::new()));
     let filled = Arc::clone(&result);
     Runner::new(OneByOne::new(seed), config).run(move || {
-        *filled.lock().unwrap_or_else(PoisonError::into_inner) = run(seed, big_bytes);
+        *filled.lock().unwrap_or_else(PoisonError::into_inner) = run();
     });
     let waits = result.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    waits
+}
+
+/// Says who waited how long; answers who waited too long.
+fn report(waits: &BTreeMap<&'static str, Waits>) -> Vec<String> {
     let mut late = Vec::new();
-    for (name, wait) in &waits {
+    for (name, wait) in waits {
         let (worst_us, at_us) = (wait.worst_ns / 1000, wait.worst_at_ns / 1000);
         println!("{name:40} {:6} times, worst {worst_us:7} us, at {at_us} us", wait.count);
         if wait.late_ns > 0 {
             late.push(format!("{name} waited {} us too long", wait.late_ns / 1000));
         }
+    }
+    late
+}
+
+#[test]
+fn nothing_waits_for_a_big_fsync_and_a_checkpoint_but_who_has_to() {
+    let seed = environment("STALL_SEED", 1);
+    let big_bytes = environment("STALL_MIB", 1024) * MIB;
+    let waits = scheduled(seed, move || run(seed, big_bytes));
+    let late = report(&waits);
+    for (name, wait) in &waits {
         assert!(*name == BIG || *name == "truncate" || wait.count > 2, "{name}: {wait:?}");
     }
     assert!(waits[BIG].worst_ns >= FLUSH_NS, "it has to wait for the disk");

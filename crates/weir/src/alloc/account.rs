@@ -12,6 +12,9 @@
 
 use crate::{Error, Result};
 
+/// So much has to wait for a checkpoint before one is made for it: 4 MiB.
+const WORTH_A_CHECKPOINT_BLOCKS: u64 = 1024;
+
 /// Who asks for a promise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReserveClass {
@@ -121,6 +124,15 @@ impl Account {
     pub(super) fn release(&mut self, blocks: u64) {
         subtract(&mut self.reserved, blocks);
     }
+
+    /// A checkpoint had better begin, since it would make more room than there is: what users can still write, of `cell_blocks` free ones
+    /// where nodes fit in, is less than what waits for it. Whoever overwrites turns the one into the other, block by block,
+    /// so when it begins half of what can be had is left.
+    pub(super) fn runs_short(&self, metadata_reserve: u64, cell_blocks: u64) -> bool {
+        let kept = self.reserved.saturating_add(metadata_reserve);
+        let room = self.free.saturating_sub(kept).min(cell_blocks.saturating_sub(metadata_reserve));
+        self.pending >= WORTH_A_CHECKPOINT_BLOCKS && room < self.pending
+    }
 }
 
 #[cfg(test)]
@@ -159,5 +171,39 @@ mod tests {
         assert_eq!((account.free(), account.pending()), (9, 0));
         account.give(1);
         assert_eq!(account.promise(10, ReserveClass::User, 0), Ok(()));
+    }
+
+    #[test]
+    fn room_runs_short_where_a_checkpoint_would_make_more_than_there_is() {
+        let (free, kept) = (10_000, 500);
+        for taken in (0..=free).step_by(250) {
+            for pending in [0, WORTH_A_CHECKPOINT_BLOCKS - 1, WORTH_A_CHECKPOINT_BLOCKS, 5000] {
+                for reserved in [0, 700] {
+                    for cell_blocks in [0, 1000, 4000, free] {
+                        let mut account = Account::new(free);
+                        account.take(taken);
+                        account.expect(pending);
+                        account.reserved = reserved;
+                        let room = (free - taken)
+                            .saturating_sub(reserved + kept)
+                            .min(cell_blocks.saturating_sub(kept));
+                        let is_worth_it = pending >= WORTH_A_CHECKPOINT_BLOCKS;
+                        let wanted = is_worth_it && room < pending;
+                        assert_eq!(account.runs_short(kept, cell_blocks), wanted);
+                    }
+                }
+            }
+        }
+        // Who overwrites all the time has half of what can be had when it begins.
+        let mut account = Account::new(8000);
+        let overwritten = (0..).find(|_| {
+            account.take(1);
+            account.expect(1);
+            account.runs_short(0, 8000)
+        });
+        assert_eq!(overwritten, Some(4000));
+        // A reserve larger than the volume leaves nobody any room.
+        account.take(3000);
+        assert!(account.runs_short(u64::MAX, 0));
     }
 }

@@ -37,7 +37,7 @@ use crate::format::geometry::Geometry;
 use crate::format::root::GroupEntry;
 use crate::format::{NODE_BLOCKS, VolumeId};
 use crate::mutation::{self, Mutation};
-use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use crate::sync::{Arc, Mutex};
 use crate::{Error, Result};
 pub use account::{ReserveClass, SpaceTotals};
@@ -136,6 +136,8 @@ pub struct Allocator {
     device: Arc<dyn Device>,
     owner: Owner,
     metadata_reserve: AtomicU64,
+    /// A hint, as of the last promise.
+    is_short: AtomicBool,
     committed: Mutex<Committed>,
     space: Mutex<Space>,
 }
@@ -204,6 +206,7 @@ impl Allocator {
             device,
             owner: Owner { geometry: *geometry, volume_id },
             metadata_reserve: AtomicU64::new(0),
+            is_short: AtomicBool::new(false),
             space: Mutex::new(Space::new(entries.iter().map(|entry| entry.free_blocks))),
             committed: Mutex::new(Committed::new(entries)),
         }
@@ -477,7 +480,18 @@ impl Allocator {
         if class == ReserveClass::User && blocks > 0 && scattered {
             return Err(Error::NoSpace);
         }
-        space.account.promise(blocks, class, metadata_reserve)
+        let promised = space.account.promise(blocks, class, metadata_reserve);
+        let is_short = space.account.runs_short(metadata_reserve, space.cells() * NODE_BLOCKS);
+        drop(space);
+        if self.is_short.load(Relaxed) != is_short {
+            self.is_short.store(is_short, Relaxed);
+        }
+        promised
+    }
+
+    /// At the last promise there was less room than the next checkpoint will make: it had better begin.
+    pub fn is_short(&self) -> bool {
+        self.is_short.load(Relaxed)
     }
 
     /// What could be promised to users at this moment.
