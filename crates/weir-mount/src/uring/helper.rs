@@ -39,6 +39,7 @@ impl<T: Send + 'static> Helper<T> {
         let thread =
             std::thread::Builder::new().name(format!("weir-fsync-{core}")).spawn(move || {
                 super::stay_on(core);
+                weir::sync::come_first();
                 theirs.run(&work);
             })?;
         Ok(Self { shared, thread: Some(thread) })
