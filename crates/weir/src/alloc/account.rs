@@ -196,7 +196,7 @@ mod tests {
         }
         // Who overwrites all the time has half of what can be had when it begins.
         let mut account = Account::new(8000);
-        let overwritten = (0..).find(|_| {
+        let overwritten = (0..8000).find(|_| {
             account.take(1);
             account.expect(1);
             account.runs_short(0, 8000)
