@@ -8,7 +8,7 @@
 //! number) → store state → log append → allocator. Dirty list, inode table, eviction queue and
 //! statistics are leaves.
 
-use crate::alloc::Allocator;
+use crate::alloc::{Allocator, Supply};
 use crate::background::Background;
 use crate::barrier::Barriers;
 use crate::cache::page::{PageMut, PagePool};
@@ -198,10 +198,9 @@ impl Engine {
     pub fn reserve(&self, blocks: u64) -> Result<()> {
         for attempt in 1..=SPACE_ATTEMPTS {
             match self.alloc.reserve(blocks, crate::alloc::ReserveClass::User) {
-                Ok(()) => {
-                    if self.alloc.is_short() {
-                        self.make_room_early();
-                    }
+                Ok(Supply::Ample) => return Ok(()),
+                Ok(Supply::Short) => {
+                    self.make_room_early();
                     return Ok(());
                 }
                 Err(error) if attempt == SPACE_ATTEMPTS => return Err(error),
@@ -217,7 +216,7 @@ impl Engine {
 
     /// Has a checkpoint begin that makes room before there is none, unless one is under way.
     fn make_room_early(&self) {
-        if self.checkpointer.phase() == Phase::Running {
+        if self.background.has_threads() && self.checkpointer.phase() == Phase::Running {
             self.background.request_checkpoint(Extent::Horizon);
         }
     }

@@ -112,7 +112,8 @@ fn on_plain(size: Size) -> Vec<Planned> {
         planned(fsmark(files, &[1, 4], &[64]), &every, &["pass"]),
         planned(fsmark(2 * files, &[1], &[64, 256, 1024, 4096]), &library, &["=async"]),
         planned(FsyncJobs::new(&fsync, size), &every, &["=seq", "=rand"]),
-        // A p99.9 is the third slowest of a round, so it takes more of them. How XFS does is for comparison: a claim is about a quiet run.
+        // The p99.9 of log appends is the fourth slowest of a round, so it takes more of them. How XFS does is for comparison: a claim is
+        // about a quiet run.
         Planned { times: 2, most_rounds: 6, ..planned(checkpoint(), &[Weir], &during) },
         Planned { most_rounds: 1, ..planned(checkpoint(), &[Xfs], &during) },
         planned(foundation(), &[Xfs, Weir, WeirLoop, WeirMount, WeirMountLoop, Raw], &plain),

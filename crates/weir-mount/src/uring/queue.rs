@@ -316,7 +316,8 @@ impl Queue {
         }
     }
 
-    /// Submits what there is, and waits for something to complete; with `patience`, not for longer than that.
+    /// Submits what there is, and waits for something to complete; with `patience`, not for longer than that: `ETIME`, or where something
+    /// was submitted too, as if something had completed (the call can tell one of the two only).
     fn submit_and_wait(&self, patience: Option<Duration>) -> io::Result<usize> {
         let Some(patience) = patience else { return self.ring.submit_and_wait(1) };
         let timeout = types::Timespec::from(patience);

@@ -24,6 +24,15 @@ pub enum ReserveClass {
     Privileged,
 }
 
+/// How a promise leaves the free space.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Supply {
+    /// Enough, or nothing that a checkpoint could do about it.
+    Ample,
+    /// The next checkpoint will make more room than there is: it had better begin.
+    Short,
+}
+
 /// Numbers of the whole volume, in blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SpaceTotals {
@@ -113,8 +122,7 @@ impl Account {
             ReserveClass::User => metadata_reserve,
             ReserveClass::Privileged => 0,
         };
-        let available = self.free.saturating_sub(self.reserved.saturating_add(kept));
-        if blocks > available {
+        if blocks > self.room(kept) {
             return Err(Error::NoSpace);
         }
         self.reserved += blocks;
@@ -125,13 +133,20 @@ impl Account {
         subtract(&mut self.reserved, blocks);
     }
 
-    /// A checkpoint had better begin, since it would make more room than there is: what users can still write, of `cell_blocks` free ones
-    /// where nodes fit in, is less than what waits for it. Whoever overwrites turns the one into the other, block by block,
-    /// so when it begins half of what can be had is left.
-    pub(super) fn runs_short(&self, metadata_reserve: u64, cell_blocks: u64) -> bool {
-        let kept = self.reserved.saturating_add(metadata_reserve);
-        let room = self.free.saturating_sub(kept).min(cell_blocks.saturating_sub(metadata_reserve));
-        self.pending >= WORTH_A_CHECKPOINT_BLOCKS && room < self.pending
+    /// What can be promised, besides earlier promises and `kept` blocks.
+    pub(super) fn room(&self, kept: u64) -> u64 {
+        self.free.saturating_sub(self.reserved.saturating_add(kept))
+    }
+
+    /// Short where what users can still write, of `cell_blocks` free ones where nodes fit in, is less than what waits for a checkpoint. Whoever
+    /// overwrites turns the one into the other, block by block, so at first half of what can be had is left.
+    pub(super) fn supply(&self, metadata_reserve: u64, cell_blocks: u64) -> Supply {
+        let room = self.room(metadata_reserve).min(cell_blocks.saturating_sub(metadata_reserve));
+        if self.pending >= WORTH_A_CHECKPOINT_BLOCKS && room < self.pending {
+            Supply::Short
+        } else {
+            Supply::Ample
+        }
     }
 }
 
@@ -188,8 +203,8 @@ mod tests {
                             .saturating_sub(reserved + kept)
                             .min(cell_blocks.saturating_sub(kept));
                         let is_worth_it = pending >= WORTH_A_CHECKPOINT_BLOCKS;
-                        let wanted = is_worth_it && room < pending;
-                        assert_eq!(account.runs_short(kept, cell_blocks), wanted);
+                        let is_short = account.supply(kept, cell_blocks) == Supply::Short;
+                        assert_eq!(is_short, is_worth_it && room < pending);
                     }
                 }
             }
@@ -199,11 +214,11 @@ mod tests {
         let overwritten = (0..8000).find(|_| {
             account.take(1);
             account.expect(1);
-            account.runs_short(0, 8000)
+            account.supply(0, 8000) == Supply::Short
         });
         assert_eq!(overwritten, Some(4000));
         // A reserve larger than the volume leaves nobody any room.
         account.take(3000);
-        assert!(account.runs_short(u64::MAX, 0));
+        assert_eq!(account.supply(u64::MAX, 0), Supply::Short);
     }
 }

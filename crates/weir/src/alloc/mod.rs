@@ -37,10 +37,10 @@ use crate::format::geometry::Geometry;
 use crate::format::root::GroupEntry;
 use crate::format::{NODE_BLOCKS, VolumeId};
 use crate::mutation::{self, Mutation};
-use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use crate::sync::{Arc, Mutex};
 use crate::{Error, Result};
-pub use account::{ReserveClass, SpaceTotals};
+pub use account::{ReserveClass, SpaceTotals, Supply};
 use bitmap::BITS;
 use committed::{Committed, EAGER_GROUPS, Owner};
 pub use policy::AllocKind;
@@ -136,8 +136,6 @@ pub struct Allocator {
     device: Arc<dyn Device>,
     owner: Owner,
     metadata_reserve: AtomicU64,
-    /// A hint, as of the last promise.
-    is_short: AtomicBool,
     committed: Mutex<Committed>,
     space: Mutex<Space>,
 }
@@ -206,7 +204,6 @@ impl Allocator {
             device,
             owner: Owner { geometry: *geometry, volume_id },
             metadata_reserve: AtomicU64::new(0),
-            is_short: AtomicBool::new(false),
             space: Mutex::new(Space::new(entries.iter().map(|entry| entry.free_blocks))),
             committed: Mutex::new(Committed::new(entries)),
         }
@@ -468,30 +465,20 @@ impl Allocator {
         }
     }
 
-    /// Promises `blocks` to a later allocation.
+    /// Promises `blocks` to a later allocation, and says how that leaves the free space.
     ///
     /// # Errors
     /// [`Error::NoSpace`] if that many are not free, besides earlier promises and (for users) the metadata
     /// reserve; or if free space is so scattered that the metadata reserve does not fit in as nodes.
-    pub fn reserve(&self, blocks: u64, class: ReserveClass) -> Result<()> {
+    pub fn reserve(&self, blocks: u64, class: ReserveClass) -> Result<Supply> {
         let metadata_reserve = self.metadata_reserve.load(Relaxed);
         let mut space = self.space.lock();
         let scattered = space.cells() < metadata_reserve / NODE_BLOCKS;
         if class == ReserveClass::User && blocks > 0 && scattered {
             return Err(Error::NoSpace);
         }
-        let promised = space.account.promise(blocks, class, metadata_reserve);
-        let is_short = space.account.runs_short(metadata_reserve, space.cells() * NODE_BLOCKS);
-        drop(space);
-        if self.is_short.load(Relaxed) != is_short {
-            self.is_short.store(is_short, Relaxed);
-        }
-        promised
-    }
-
-    /// At the last promise there was less room than the next checkpoint will make: it had better begin.
-    pub fn is_short(&self) -> bool {
-        self.is_short.load(Relaxed)
+        space.account.promise(blocks, class, metadata_reserve)?;
+        Ok(space.account.supply(metadata_reserve, space.cells() * NODE_BLOCKS))
     }
 
     /// What could be promised to users at this moment.
@@ -524,8 +511,7 @@ impl Allocator {
         let metadata_reserve_blocks = self.metadata_reserve.load(Relaxed);
         let space = self.space.lock();
         let is_scattered = space.cells() < metadata_reserve_blocks / NODE_BLOCKS;
-        let kept_blocks = space.account.reserved().saturating_add(metadata_reserve_blocks);
-        let room_blocks = space.account.free().saturating_sub(kept_blocks);
+        let room_blocks = space.account.room(metadata_reserve_blocks);
         SpaceTotals {
             total_blocks: self.owner.geometry.data_blocks(),
             free_blocks: space.account.free(),
