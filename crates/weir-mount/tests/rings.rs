@@ -8,6 +8,7 @@ mod common;
 use std::fs;
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, mpsc};
 use std::time::Duration;
 
@@ -128,4 +129,48 @@ fn a_program_that_changes_the_core_is_lent_a_place_and_no_thread_sleeps_in_that_
         std::thread::sleep(Duration::from_millis(10));
     }
     assert!(!classes().is_empty());
+}
+
+#[test]
+fn syncs_are_answered_where_others_compute_on_the_same_core() {
+    if !has_rings() {
+        return;
+    }
+    let _one_at_a_time = ONE_AT_A_TIME.lock();
+    let Some(mount) = common::TestMount::new(common::MemoryFs::new(), "io_uring") else { return };
+    let file = fs::File::create(mount.path().join("file")).unwrap();
+    let stay = || {
+        let mut set = rustix::thread::CpuSet::new();
+        set.set(0);
+        rustix::thread::sched_setaffinity(None, &set).unwrap();
+    };
+    let done = AtomicBool::new(false);
+    let patient = std::time::Instant::now();
+    let was_late = std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                stay();
+                while !done.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+        let synced = scope.spawn(|| {
+            stay();
+            let mut was_late = false;
+            // Until the queue's thread has seen that it is late, and then for as long as it remembers.
+            while !was_late && patient.elapsed() < Duration::from_secs(10) {
+                file.sync_all().unwrap();
+                was_late = classes().contains(&libc::SCHED_OTHER);
+            }
+            (0..50).for_each(|_| file.sync_all().unwrap());
+            was_late
+        });
+        let was_late = synced.join();
+        done.store(true, Ordering::Relaxed);
+        was_late
+    });
+    if !was_late.unwrap() {
+        eprintln!("skipped: the queue's thread was never late");
+    }
 }

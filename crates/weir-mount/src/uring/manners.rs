@@ -182,6 +182,11 @@ impl Manners {
         (self.class == SchedulingClass::Idle).then_some(REST)
     }
 
+    /// The thread has lately had to wait for its core.
+    pub fn is_late(&self) -> bool {
+        matches!(self.policy.phase, Phase::Ordinary { .. })
+    }
+
     /// The thread has waited for [`Manners::patience`], and for nothing.
     pub fn rest(&mut self) {
         self.policy.rest();

@@ -16,6 +16,7 @@
 //! | [`helper`] | a sync that a core waits for |
 //! | [`hops`] | programs that change the core with every request |
 //! | [`manners`] | whom a queue's thread lets go first |
+//! | [`wake`] | how others wake it |
 
 pub mod abi;
 pub mod helper;
@@ -23,6 +24,7 @@ pub mod hops;
 pub mod manners;
 pub mod queue;
 pub mod serve;
+pub mod wake;
 
 use std::fs::{self, File};
 use std::io;

@@ -24,19 +24,21 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
-use rustix::event::EventfdFlags;
 use weir::sync::Mutex;
 
 use super::abi::{self, Fate, HEADER_BYTES, Request};
 use super::hops::Hops;
 use super::manners::Manners;
+use super::wake::Wake;
 use crate::errno::Errno;
 
 /// The ring of a queue: commands need the large entries.
 pub type Ring = IoUring<squeue::Entry128, cqueue::Entry>;
 
-/// Marks the completion of the read that other threads wake the queue's by.
-const WAKE: u64 = u64::MAX;
+/// From here on completions are of the reads that other threads wake the queue's by: see [`Wake::sources`].
+const WAKE: u64 = u64::MAX - 1;
+/// How many these are.
+const SOURCES: usize = 2;
 /// Where the length lies in a submission entry (`struct io_uring_sqe`).
 const SQE_LENGTH_AT: usize = 24;
 
@@ -86,7 +88,7 @@ pub struct Shared {
     payload_bytes: usize,
     /// Entries to be given back to the kernel.
     answered: Mutex<Vec<(usize, u64)>>,
-    wake: OwnedFd,
+    wake: Wake,
     /// Requests that are held.
     open: AtomicUsize,
 }
@@ -112,8 +114,7 @@ impl Shared {
         drop(answered);
         // The queue's own thread looks before it waits.
         if first && !std::ptr::eq(SERVED_HERE.get(), self) {
-            // It can only fail for want of room, and then the thread has been woken anyhow.
-            let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+            self.wake.wake();
         }
     }
 }
@@ -197,7 +198,7 @@ impl Queue {
         payload_bytes: usize,
         hops: Option<Arc<Hops>>,
     ) -> io::Result<Self> {
-        let depth = (entries + 1).next_power_of_two() as u32;
+        let depth = (entries + SOURCES).next_power_of_two() as u32;
         let ring = IoUring::builder()
             .setup_single_issuer()
             .setup_defer_taskrun()
@@ -209,7 +210,7 @@ impl Queue {
             entries,
             payload_bytes,
             answered: Mutex::default(),
-            wake: rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?,
+            wake: Wake::new(number.into())?,
             open: AtomicUsize::new(0),
         };
         Ok(Self { ring, shared: Arc::new(shared), hops })
@@ -234,8 +235,10 @@ impl Queue {
                 ]
             })
             .collect();
-        let mut counter = Box::new([0_u8; 8]);
-        self.listen(&mut counter)?;
+        let mut counters = Box::new([[0_u8; 8]; SOURCES]);
+        for source in 0..SOURCES {
+            self.listen(source, &mut counters)?;
+        }
         for (index, place) in places.iter().enumerate() {
             let command = opcode::UringCmd80::new(device, abi::REGISTER)
                 .cmd(abi::command(0, self.shared.number))
@@ -250,7 +253,7 @@ impl Queue {
         let mut used = vec![false; self.shared.entries];
         let mut unwanted = 0;
         let mut ended = false;
-        let mut listening = true;
+        let mut listening = [true; SOURCES];
         let mut completed: Vec<(u64, i32)> = Vec::new();
         let mut manners = Manners::of_this_thread();
         let mut answered: Vec<(usize, u64)> = Vec::new();
@@ -265,15 +268,16 @@ impl Queue {
                 submitted += 1;
             }
             if ended && submitted == 0 {
-                if !listening {
+                if listening == [false; SOURCES] {
                     return Ok(());
                 }
-                // The read under way has an address of this function: it must end first.
-                rustix::io::write(&self.shared.wake, &1_u64.to_ne_bytes())?;
+                // The reads under way have addresses of this function: they must end first.
+                self.shared.wake.end_reads()?;
             }
             if manners.as_mut().is_some_and(|manners| !manners.turn()) {
                 manners = None;
             }
+            self.shared.wake.set_late(manners.as_ref().is_some_and(Manners::is_late));
             let patience = manners.as_ref().and_then(Manners::patience);
             match (self.submit_and_wait(patience), &mut manners) {
                 (Err(error), Some(manners)) if has_timed_out(&error) => manners.rest(),
@@ -282,10 +286,11 @@ impl Queue {
             }
             completed.extend(self.ring.completion().map(|done| (done.user_data(), done.result())));
             for (user_data, result) in completed.drain(..) {
-                if user_data == WAKE {
-                    listening = !(ended && submitted == 0);
-                    if listening {
-                        self.listen(&mut counter)?;
+                if user_data >= WAKE {
+                    let source = (user_data - WAKE) as usize;
+                    listening[source] = !(ended && submitted == 0);
+                    if listening[source] {
+                        self.listen(source, &mut counters)?;
                     }
                     continue;
                 }
@@ -349,18 +354,19 @@ impl Queue {
         Held { shared: Arc::clone(&self.shared), index, request, answered: false }
     }
 
-    /// Lets a write to `wake` complete something.
-    fn listen(&mut self, counter: &mut [u8; 8]) -> io::Result<()> {
+    /// Lets a source of [`Wake`] complete something.
+    fn listen(&mut self, source: usize, counters: &mut [[u8; 8]; SOURCES]) -> io::Result<()> {
+        let counter = &mut counters[source];
         let read = opcode::Read::new(
-            types::Fd(self.shared.wake.as_raw_fd()),
+            types::Fd(self.shared.wake.sources()[source].as_raw_fd()),
             counter.as_mut_ptr(),
             counter.len() as u32,
         );
-        self.push(&read.build().user_data(WAKE).into())
+        self.push(&read.build().user_data(WAKE + source as u64).into())
     }
 
     fn push(&mut self, entry: &squeue::Entry128) -> io::Result<()> {
-        // SAFETY: the addresses are of `Shared`'s memory, of the places and of the counter. The first is kept by whoever holds
+        // SAFETY: the addresses are of `Shared`'s memory, of the places and of the counters. The first is kept by whoever holds
         // an entry, the others live until `run` returns, which it does when nothing is submitted. (With an error of the ring itself it
         // returns earlier; then nothing runs what is submitted any more, since commands and reads are completed on this thread.)
         unsafe { self.ring.submission().push(entry) }
