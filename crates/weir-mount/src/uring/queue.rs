@@ -29,16 +29,14 @@ use weir::sync::Mutex;
 use super::abi::{self, Fate, HEADER_BYTES, Request};
 use super::hops::Hops;
 use super::manners::Manners;
-use super::wake::Wake;
+use super::wake::{SOURCES, Wake};
 use crate::errno::Errno;
 
 /// The ring of a queue: commands need the large entries.
 pub type Ring = IoUring<squeue::Entry128, cqueue::Entry>;
 
 /// From here on completions are of the reads that other threads wake the queue's by: see [`Wake::sources`].
-const WAKE: u64 = u64::MAX - 1;
-/// How many these are.
-const SOURCES: usize = 2;
+const WAKE: u64 = u64::MAX - SOURCES as u64 + 1;
 /// Where the length lies in a submission entry (`struct io_uring_sqe`).
 const SQE_LENGTH_AT: usize = 24;
 

@@ -23,6 +23,9 @@ const LATER_NS: i64 = 30_000;
 /// As soon as an alarm can be.
 const NOW_NS: i64 = 1;
 
+/// How many [`Wake::sources`] there are.
+pub const SOURCES: usize = 2;
+
 /// Wakes one thread, which reads [`Wake::sources`].
 pub struct Wake {
     event: OwnedFd,
@@ -43,7 +46,7 @@ impl Wake {
     }
 
     /// What the thread reads eight bytes from, each time that it was woken by it.
-    pub fn sources(&self) -> [BorrowedFd<'_>; 2] {
+    pub fn sources(&self) -> [BorrowedFd<'_>; SOURCES] {
         [self.event.as_fd(), self.alarm.as_fd()]
     }
 
