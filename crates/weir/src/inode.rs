@@ -252,6 +252,9 @@ impl Meta {
 const SHARDS: usize = 16;
 /// Inodes that one sweep looks at.
 const SWEEP: usize = 64;
+/// Inodes that it finds in use before it gives up for now. Each is a look at memory that the processor's cache does not have, and
+/// where a mount's kernel knows more files than the table should hold, all of them are in use.
+const SWEEP_IN_USE: usize = 8;
 /// The part of the table that those have which nobody has asked for since they came.
 const FRESH_PART: usize = 128;
 
@@ -384,6 +387,7 @@ impl Shard {
     fn shrink(&mut self, limit: usize) -> Vec<Arc<Inode>> {
         let mut dropped = Vec::new();
         let fresh_limit = limit / FRESH_PART;
+        let mut in_use = 0;
         for _ in 0..SWEEP {
             let is_full = self.inodes.len() > limit;
             let from_fresh = self.fresh.len() > fresh_limit;
@@ -404,6 +408,10 @@ impl Shard {
                 dropped.extend(self.take(number));
             } else {
                 self.clock.push_back(number);
+                in_use += 1;
+                if in_use == SWEEP_IN_USE {
+                    break;
+                }
             }
         }
         dropped
@@ -499,6 +507,28 @@ mod tests {
         }
         let shard = table.shard(16).lock();
         assert!(shard.clock.len() + shard.fresh.len() <= SWEEP + 1);
+    }
+
+    #[test]
+    fn a_full_table_looks_at_few_that_are_in_use_and_shrinks_once_they_are_not() {
+        const LIMIT: u64 = 64;
+        let table = InodeTable::new(SHARDS * LIMIT as usize);
+        let load = |each: u64| {
+            let number = each * SHARDS as u64;
+            table.find_or_load(number, || Ok(Inode::new(number, item(1)))).expect("load").0
+        };
+        let used: Vec<_> = (1..=4 * LIMIT).map(load).collect();
+        assert_eq!(table.count() as u64, 4 * LIMIT);
+        let before = table.shard(0).lock().clock.clone();
+        drop(load(4 * LIMIT + 1));
+        let after = table.shard(0).lock().clock.clone();
+        let looked = before.iter().position(|number| Some(number) == after.front());
+        assert!(looked.is_some_and(|looked| looked <= SWEEP_IN_USE), "{looked:?}");
+        drop(used);
+        for each in 0..4 * LIMIT {
+            load(5 * LIMIT + each);
+        }
+        assert!(table.count() as u64 <= LIMIT + 1, "{}", table.count());
     }
 
     #[test]
