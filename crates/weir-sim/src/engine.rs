@@ -47,6 +47,8 @@ pub struct EngineSession {
     queue: Option<Arc<CompletionQueue>>,
     /// What the last call said about when it is durable.
     told_lsn: Option<u64>,
+    /// Numbers that barriers have answered, with tickets for them.
+    barriers: Vec<(u64, Pin<Box<SyncTicket>>)>,
     /// It is one beside another: the device's record is not its business.
     is_beside: bool,
 }
@@ -134,6 +136,7 @@ impl System for Engine {
             tickets: BTreeMap::new(),
             queue: None,
             told_lsn: None,
+            barriers: Vec::new(),
             is_beside: false,
         })
     }
@@ -166,6 +169,7 @@ impl EngineSession {
             tickets: BTreeMap::new(),
             queue: self.queue.clone(),
             told_lsn: None,
+            barriers: Vec::new(),
             is_beside: true,
         }
     }
@@ -280,6 +284,35 @@ impl EngineSession {
             }
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// The number of a barrier can be waited for, even if no operation has it yet. Every other barrier is: a ticket makes the log
+    /// write, and a barrier alone must hold too.
+    fn watch_barrier(&mut self, lsn: u64) -> Result<Outcome> {
+        if lsn > self.volume.last_given_out() {
+            return Err(SystemError::new(
+                0,
+                format!("a barrier answered {lsn}, which is nothing's"),
+            ));
+        }
+        if lsn % 2 == 1 {
+            self.barriers.push((lsn, Box::pin(self.volume.ticket_for(lsn)?)));
+        }
+        Ok(Outcome::Done)
+    }
+
+    /// No ticket for a barrier ends before it is durable.
+    fn check_barriers(&mut self) -> Result<()> {
+        let mut early = None;
+        self.barriers.retain(|(lsn, ticket)| {
+            let Some(ended) = SyncTicket::poll(ticket) else { return true };
+            let durable = self.volume.durable_lsn();
+            if ended.is_ok() && durable < *lsn {
+                early = Some(format!("barrier {lsn} was acknowledged at {durable}"));
+            }
+            false
+        });
+        early.map_or(Ok(()), |text| Err(SystemError::new(0, text)))
     }
 
     /// In manual mode this drives the log and answers at once.
@@ -444,11 +477,12 @@ impl EngineSession {
                 self.submit(sync, range, *ticket, *hold).map(|()| Outcome::Done)
             }
             Op::Barrier { target } => {
-                self.told_lsn = Some(match target {
+                let lsn = match target {
                     Some(target) => self.file(target)?.barrier()?,
                     None => self.volume.barrier()?,
-                });
-                Ok(Outcome::Done)
+                };
+                self.told_lsn = Some(lsn);
+                self.watch_barrier(lsn)
             }
             Op::HandOver { target, range, how } => {
                 let (file, wait) = (self.file(target)?, *how == HandOver::Wait);
@@ -569,7 +603,9 @@ const fn found_attr(attr: &Attr) -> FoundAttr {
 impl Session for EngineSession {
     fn apply(&mut self, op: &Op) -> Result<Outcome> {
         self.told_lsn = None;
-        self.namespace_op(op)
+        let outcome = self.namespace_op(op);
+        self.check_barriers()?;
+        outcome
     }
 
     fn overlap(&mut self, outer: &Op, at: u32, inner: &[Op]) -> Overlapped {

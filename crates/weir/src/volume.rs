@@ -138,9 +138,9 @@ impl Volume {
     /// Submits a request to make everything up to operation `lsn` durable, and answers at once with a ticket.
     ///
     /// # Errors
-    /// As [`Volume::sync_async`]; [`Error::Invalid`]: there is no such operation yet.
+    /// As [`Volume::sync_async`]; [`Error::Invalid`]: there is no such operation yet, and no barrier has answered this number.
     pub fn ticket_for(&self, lsn: u64) -> Result<SyncTicket> {
-        if lsn > self.last_lsn() {
+        if lsn > self.last_given_out() {
             return Err(Error::Invalid("there is no operation of this number yet"));
         }
         self.engine.ticket_for(lsn)
@@ -156,7 +156,14 @@ impl Volume {
         self.engine.log.last_lsn()
     }
 
-    /// Watches until operation `lsn` is durable, without asking for it; false if `timeout_us` microseconds were not enough.
+    /// The largest number that can be waited for: that of the last operation, or one that a barrier has answered whose data is
+    /// not home yet, and which the next operation will have.
+    pub fn last_given_out(&self) -> u64 {
+        self.engine.log.last_given_out()
+    }
+
+    /// Watches until operation `lsn` is durable, without asking for it: false if `timeout_us` microseconds were not enough. Where
+    /// nobody syncs, that may take half a minute; [`Volume::ticket_for`] makes it durable now.
     ///
     /// # Errors
     /// [`Error::Shutdown`].
@@ -172,7 +179,8 @@ impl Volume {
     /// once if it is little, and is sent home in the background otherwise, and until then nothing that comes later becomes
     /// durable. (So a later sync waits for this data; reads, writes and operations do not.)
     ///
-    /// Answers an LSN: when [`Volume::durable_lsn`] has reached it, all that came before the barrier is durable.
+    /// Answers an LSN: when [`Volume::durable_lsn`] has reached it, all that came before the barrier is durable. It may be one more
+    /// than [`Volume::last_lsn`]. [`Volume::ticket_for`] makes it durable.
     ///
     /// What other threads do while the call runs is on either side of the barrier. As every operation it may wait at the entry for
     /// log space; also for another barrier if 64 overlap, and it may have to read where the dirty pages live.

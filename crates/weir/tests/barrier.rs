@@ -106,6 +106,33 @@ fn what_comes_after_a_barrier_is_never_there_without_what_came_before() {
     assert!(with >= 40 && without >= 40, "{with} {without}");
 }
 
+/// The number of a barrier whose data is not home yet is the next operation's, and can be waited for before there is one.
+#[test]
+fn the_number_of_a_barrier_can_be_waited_for_before_anything_came_after_it() {
+    let device = Volatile::new(16 * MIB);
+    let dynamic: Arc<dyn Device> = device.clone();
+    format(&dynamic, 0);
+    let volume = open(&dynamic, manual(8 * MIB));
+    let file = create(&volume, "/f");
+    volume.sync().expect("sync");
+    dirty(&file, 1, 0, 2_000_000);
+    let lsn = volume.barrier().expect("barrier");
+    assert!(lsn > volume.last_lsn(), "it is nobody's yet");
+    assert_eq!(volume.last_given_out(), lsn);
+    assert!(matches!(volume.ticket_for(lsn + 1), Err(Error::Invalid(_))));
+    let ticket = volume.ticket_for(lsn).expect("a ticket");
+    assert_eq!(ticket.poll(), None, "nothing was written yet");
+    while ticket.poll().is_none() {
+        assert!(volume.background_step(BackgroundWork::Log).expect("step"));
+        if ticket.poll().is_some() {
+            assert!(volume.durable_lsn() >= lsn, "acknowledged too early");
+        }
+    }
+    assert_eq!((ticket.poll(), volume.last_given_out()), (Some(Ok(())), volume.last_lsn()));
+    let after = open(&device.after_crash(1), threads(8 * MIB));
+    assert!(holds(&after.open_file("/f", OpenFlags::READ).expect("open"), 1, 2_000_000));
+}
+
 #[test]
 fn a_barrier_of_a_file_leaves_other_files_alone() {
     let device = Volatile::new(16 * MIB);

@@ -427,6 +427,38 @@ fn barriers_syncs_and_checkpoints_wait_for_each_other_without_end_to_that() {
 }
 
 #[test]
+fn a_ticket_for_a_barrier_ends_when_the_barrier_is_durable_and_no_sooner() {
+    explore(|| {
+        let device = device();
+        let volume = open(&device);
+        let file = volume.open_file("/f", OpenFlags::CREATE).expect("create");
+        file.write_at(0, &[1; 16 * PAGE]).expect("write");
+        let (syncer, other) = (volume.clone(), volume.clone());
+        all(vec![
+            background(&volume, 4),
+            Box::new(move || {
+                let lsn = syncer.barrier().expect("barrier");
+                let ticket = syncer.ticket_for(lsn).expect("a number that was given out");
+                while ticket.poll().is_none() {
+                    syncer.background_step(BackgroundWork::Log).expect("log");
+                    thread::yield_now();
+                }
+                assert_eq!(ticket.poll(), Some(Ok(())));
+                assert!(syncer.durable_lsn() >= lsn);
+            }),
+            Box::new(move || {
+                let after = other.open_file("/after", OpenFlags::CREATE).expect("create");
+                after.fsync().expect("fsync");
+            }),
+        ]);
+        drop((file, volume));
+        let volume = open(&device);
+        let file = volume.open_file("/f", OpenFlags::READ).expect("open");
+        assert_eq!(contents(&file), vec![1; 16 * PAGE]);
+    });
+}
+
+#[test]
 fn batches_renames_and_writers_of_the_same_files_end() {
     explore(|| {
         let device = device();

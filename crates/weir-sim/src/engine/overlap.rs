@@ -109,8 +109,9 @@ impl EngineSession {
         let data_blocks = data_blocks(op);
         let stats = self.volume.stats();
         let fill = stats.log_fill;
-        let log_blocks = fill.used_blocks + fill.queued_blocks + fill.admitted_blocks;
-        // Operations may fill half of the ring. A batch, a barrier or a shift asks for up to a quarter at a time.
+        let log_blocks =
+            fill.used_blocks + fill.queued_blocks + fill.admitted_blocks + fill.waste_blocks;
+        // Operations may fill half of the ring, and what its end wastes counts. A batch, a barrier or a shift asks for up to a quarter at a time.
         let asks_for_much = match op {
             Op::Batch { .. } | Op::Barrier { .. } => true,
             Op::Allocate { mode, .. } => {
@@ -141,6 +142,7 @@ impl EngineSession {
         let during = others.answers.len() as u64;
         others.go_on(Amid::Nothing);
         self.tickets.append(&mut others.session.tickets);
+        self.barriers.append(&mut others.session.barriers);
         if self.queue.is_none() {
             self.queue = others.session.queue.take();
         }

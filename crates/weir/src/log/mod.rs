@@ -176,6 +176,8 @@ pub struct Fill {
     pub admitted_blocks: u64,
     /// Data that waits to be written beside its frame; not in the ring.
     pub companion_blocks: u64,
+    /// What the next frames, up to a quarter of the ring, may leave unused at its end.
+    pub waste_blocks: u64,
     /// How many hold that: operations that have been let in and are not in the log yet, and barriers until they have
     /// ended.
     pub writers: u64,
@@ -444,7 +446,7 @@ impl Log {
             stats::add(&self.stats.commits_found_durable, 1);
             return Ok(());
         }
-        let lsn = lsn.min(self.last_lsn());
+        let lsn = lsn.min(self.last_given_out());
         self.wait_chain(lsn, None)?;
         self.reach(|_| Goal::Durable(lsn))
     }
@@ -455,8 +457,8 @@ impl Log {
     ///
     /// `patient`: nobody waits for it before [`Log::hurry`]; until then it may be gathered with others for two milliseconds.
     pub fn commit_async(&self, lsn: Lsn, patient: bool, on_durable: OnDurable) {
-        // An LSN that does not exist yet would make the drivers write in vain.
-        let lsn = lsn.min(self.last_lsn());
+        // An LSN that does not exist yet would make the drivers write in vain. The first of an open chain will exist.
+        let lsn = lsn.min(self.last_given_out());
         let callback = Callback { on_durable, arrived_ns: self.clock.monotonic_ns() };
         let mut out = Outbox::default();
         let mut commit = self.commit.lock();
@@ -498,6 +500,15 @@ impl Log {
     /// LSN of the last operation appended.
     pub fn last_lsn(&self) -> Lsn {
         self.last.load(Ordering::Acquire)
+    }
+
+    /// The largest LSN that anybody has been told: that of the last operation, or the one that an open chain begins with, which
+    /// may belong to no operation before the chain ends.
+    pub fn last_given_out(&self) -> Lsn {
+        // The chain first: whoever closes it says what the last operation is before saying that it is closed.
+        let first = self.chain_first.load(Ordering::Acquire);
+        let last = self.last_lsn();
+        if first == chain::NO_CHAIN { last } else { last.max(first) }
     }
 
     /// Watches until `lsn` is durable, without asking for it (but what was asked for patiently is hurried). False when `timeout_us` passed first. Without a
@@ -565,11 +576,13 @@ impl Log {
     /// How full the ring is.
     pub fn fill(&self) -> Fill {
         let append = self.append.lock();
+        let admitted_blocks = self.admitted.blocks();
         Fill {
             ring_blocks: append.ring.blocks(),
             used_blocks: append.ring.used_blocks(),
             queued_blocks: append.ring.queued_blocks(),
-            admitted_blocks: self.admitted.blocks(),
+            admitted_blocks,
+            waste_blocks: append.ring.waste_ahead(admitted_blocks),
             companion_blocks: self.companion_blocks.load(Ordering::Acquire),
             writers: self.admitted.holders(),
             has_open_chain: append.chain.is_some(),

@@ -105,6 +105,12 @@ impl Ring {
         before_end.min(frame.saturating_sub(1))
     }
 
+    /// What may be left unused at the end of the ring if `admitted` blocks come that are not queued yet, and another quarter of the
+    /// ring.
+    pub fn waste_ahead(&self, admitted: u64) -> u64 {
+        self.waste(self.queued.saturating_add(admitted).saturating_add(self.blocks / 4))
+    }
+
     /// Whether `wanted` more blocks may come, beside the `admitted` ones that are not queued yet.
     ///
     /// # Errors
