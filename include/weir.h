@@ -63,21 +63,25 @@ struct weir_stats {
 };
 #define WEIR_IOC_STATS _IOWR(WEIR_IOC_MAGIC, 4, struct weir_stats)
 
-/* As syncfs(2), which the kernel does not pass on: everything before is durable when it returns. */
+/* As syncfs(2), which the kernel does not pass on: everything before is durable when it returns. With WEIR_SYNC_MAPPED also
+ * what the kernel has and has not sent: stored through shared mappings, or kept by -o writeback_cache. (A page that could not
+ * be sent is not told here, but by syncfs(2) of a descriptor that was open before.) */
+#define WEIR_SYNC_MAPPED 4u
 struct weir_flags {
-	__u32 flags; /* 0 or WEIR_SYNC_START */
+	__u32 flags; /* WEIR_SYNC_START, WEIR_SYNC_MAPPED */
 	__u32 reserved;
 };
 #define WEIR_IOC_SYNC_VOLUME _IOW(WEIR_IOC_MAGIC, 5, struct weir_flags)
 
 /* Raises a barrier: after a crash, what happened after it is there only if all that happened before it is. Waits for
- * nothing. When `lsn` is durable, so is everything before the barrier. */
+ * nothing. When `lsn` is durable, so is everything before the barrier; it may be one more than the last operation yet. */
 struct weir_barrier {
 	__u32 flags;
 	__u32 reserved;
 	__u64 lsn; /* out */
 };
 #define WEIR_BARRIER_FILE 1u /* data of this file (open for writing) and all names, instead of data of all files */
+#define WEIR_BARRIER_MAPPED 2u /* also what only the kernel has; waits until it has sent that */
 #define WEIR_IOC_BARRIER _IOWR(WEIR_IOC_MAGIC, 6, struct weir_barrier)
 
 /* As sync_file_range(2), but what is said there about waiting holds: WEIR_WRITE_START starts to write dirty pages home, but

@@ -32,7 +32,7 @@ pub fn sync_range(fd: impl AsFd, offset: u64, length: u64, flags: u32) -> io::Re
     call(fd, ioctl::SYNC_RANGE, &mut words(&[offset, length, pair(flags)]))
 }
 
-/// Makes everything durable.
+/// Makes everything durable. `flags`: see [`ioctl::SYNC_START`], [`ioctl::SYNC_MAPPED`].
 pub fn sync_volume(fd: impl AsFd, flags: u32) -> io::Result<()> {
     call(fd, ioctl::SYNC_VOLUME, &mut words(&[pair(flags)]))
 }
@@ -95,7 +95,8 @@ pub fn write_back(fd: impl AsFd, offset: u64, length: u64) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Raises a barrier; answers the LSN at which everything before it is durable. `flags`: see [`ioctl::BARRIER_FILE`].
+/// Raises a barrier; answers the LSN at which everything before it is durable. `flags`: see
+/// [`ioctl::BARRIER_FILE`], [`ioctl::BARRIER_MAPPED`].
 pub fn barrier(fd: impl AsFd, flags: u32) -> io::Result<u64> {
     let mut buffer = words(&[pair(flags), 0]);
     call(fd, ioctl::BARRIER, &mut buffer)?;

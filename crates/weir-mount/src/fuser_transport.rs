@@ -151,7 +151,11 @@ impl FuserTransport {
                 };
                 self.begin_sync(what, start, answer(reply));
             }
-            Command::SyncVolume { start } => {
+            Command::SyncVolume { start, mapped: true } => {
+                let done = answer(reply);
+                self.run(Class::Blocking, move |ops| ops.sync_with_mapped(start, done));
+            }
+            Command::SyncVolume { start, mapped: false } => {
                 self.begin_sync(SyncTarget::Volume, start, answer(reply));
             }
             Command::WaitLsn { lsn, timeout_us, push } => {

@@ -169,11 +169,15 @@ pub const WRITE_NOWAIT: u32 = 8;
 pub const SYNC_DATA: u32 = 1;
 /// `WEIR_SYNC_START`.
 pub const SYNC_START: u32 = 2;
+/// `WEIR_SYNC_MAPPED`.
+pub const SYNC_MAPPED: u32 = 4;
 /// `WEIR_WAIT_PUSH`.
 pub const WAIT_PUSH: u32 = 1;
 
 /// `WEIR_BARRIER_FILE`.
 pub const BARRIER_FILE: u32 = 1;
+/// `WEIR_BARRIER_MAPPED`.
+pub const BARRIER_MAPPED: u32 = 2;
 
 /// A command, decoded.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -191,6 +195,8 @@ pub enum Command {
     SyncVolume {
         /// Do not wait for it.
         start: bool,
+        /// With what only the kernel has.
+        mapped: bool,
     },
     /// How far the volume and this file are.
     Lsn,
@@ -207,6 +213,8 @@ pub enum Command {
     Barrier {
         /// Data of this file only.
         file: bool,
+        /// With what only the kernel has.
+        mapped: bool,
     },
     /// Write dirty pages home, for no durability.
     WriteRange {
@@ -265,8 +273,19 @@ impl Command {
             | Self::SyncVolume { .. }
             | Self::WaitLsn { .. }
             | Self::BatchCommit { .. } => Class::Blocking,
+            _ if self.asks_the_kernel() => Class::Blocking,
             _ => Class::Normal,
         }
+    }
+
+    /// It waits for the kernel, which waits for requests: a thread that has to serve those must not serve this.
+    pub fn asks_the_kernel(&self) -> bool {
+        matches!(
+            self,
+            Self::SyncVolume { mapped: true, .. }
+                | Self::Barrier { mapped: true, .. }
+                | Self::BatchCommit { .. }
+        )
     }
 }
 
@@ -318,8 +337,8 @@ pub fn decode(number: u32, input: &[u8]) -> Result<Command, Errno> {
             }
         }
         SYNC_VOLUME => {
-            let flags = input.flags(offset_of!(WireFlags, flags), SYNC_START)?;
-            Command::SyncVolume { start: flags & SYNC_START != 0 }
+            let flags = input.flags(offset_of!(WireFlags, flags), SYNC_START | SYNC_MAPPED)?;
+            Command::SyncVolume { start: flags & SYNC_START != 0, mapped: flags & SYNC_MAPPED != 0 }
         }
         LSN => Command::Lsn,
         WAIT_LSN => {
@@ -331,8 +350,12 @@ pub fn decode(number: u32, input: &[u8]) -> Result<Command, Errno> {
             }
         }
         BARRIER => {
-            let flags = input.flags(offset_of!(WireBarrier, flags), BARRIER_FILE)?;
-            Command::Barrier { file: flags & BARRIER_FILE != 0 }
+            let known = BARRIER_FILE | BARRIER_MAPPED;
+            let flags = input.flags(offset_of!(WireBarrier, flags), known)?;
+            Command::Barrier {
+                file: flags & BARRIER_FILE != 0,
+                mapped: flags & BARRIER_MAPPED != 0,
+            }
         }
         WRITE_RANGE => {
             let known = WRITE_WAIT_BEFORE | WRITE_START | WRITE_WAIT_AFTER | WRITE_NOWAIT;
@@ -452,6 +475,20 @@ mod tests {
         assert_eq!(decode(0x5401, &[]), Err(Errno::ENOTTY));
         // The same index with another size is another number.
         assert_eq!(decode(number(WRITE, 1, 16), &words(&[0, 0])), Err(Errno::ENOTTY));
+    }
+
+    #[test]
+    fn what_only_the_kernel_has_is_asked_for_where_a_command_says_so() {
+        let sync = |flags| decode(SYNC_VOLUME, &words(&[flags]));
+        assert_eq!(sync(0), Ok(Command::SyncVolume { start: false, mapped: false }));
+        assert_eq!(sync(6), Ok(Command::SyncVolume { start: true, mapped: true }));
+        assert_eq!(sync(1), Err(Errno::EINVAL));
+        let barrier = |flags| decode(BARRIER, &words(&[flags, 0]));
+        assert_eq!(barrier(1), Ok(Command::Barrier { file: true, mapped: false }));
+        let mapped = barrier(2).unwrap();
+        assert_eq!(mapped, Command::Barrier { file: false, mapped: true });
+        assert!(mapped.asks_the_kernel() && mapped.class() == Class::Blocking);
+        assert_eq!(barrier(4), Err(Errno::EINVAL));
     }
 
     #[test]

@@ -222,6 +222,12 @@ pub trait FileSystemOps: Send + Sync + 'static {
         let _ = target;
         Err(done)
     }
+    /// Has the kernel send what it holds of `only` (`None`: of all files that are open for writing) and has not sent: what was
+    /// stored through mappings, or is kept by `writeback_cache`. Waits for the kernel, which waits for requests: not for a
+    /// thread that has to serve those.
+    fn fetch_mapped(&self, only: Option<u64>) {
+        let _ = only;
+    }
     /// Reserves, frees or zeroes a range.
     fn allocate(
         &self,
@@ -281,6 +287,20 @@ pub trait FileSystemOps: Send + Sync + 'static {
     fn wait_lsn(&self, lsn: u64, timeout_us: u64, push: bool, done: Done) {
         let _ = (lsn, timeout_us, push);
         done(Err(Errno::ENOTTY));
+    }
+    /// As [`FileSystemOps::sync`] of the volume, with what only the kernel has; with `start`, `done` hears as soon as it is
+    /// under way. Waits: see [`FileSystemOps::fetch_mapped`].
+    fn sync_with_mapped(&self, start: bool, done: Done) {
+        self.fetch_mapped(None);
+        if !start {
+            return done(self.sync(&SyncTarget::Volume));
+        }
+        // How it ends is told by the next sync.
+        let refused = self.submit_sync(&SyncTarget::Volume, Box::new(|_| {})).err();
+        done(Ok(()));
+        if let Some(ended) = refused {
+            ended(self.sync(&SyncTarget::Volume));
+        }
     }
     /// A handler panicked while it served this file system. The mount goes on; the implementation
     /// makes the fact visible.

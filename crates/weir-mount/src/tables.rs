@@ -6,7 +6,7 @@
 //! Lock order: a shard's lock, then the engine. Holds and files are dropped outside of the locks,
 //! because dropping the last one of an unlinked file purges it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -242,6 +242,17 @@ impl HandleTable {
     /// Takes a number back, and answers what it stood for.
     pub fn remove(&self, handle: Handle) -> Option<Arc<OpenFile>> {
         self.shard(handle.0).write().remove(&handle.0)
+    }
+
+    /// Inodes that are open for writing.
+    pub fn written(&self) -> BTreeSet<u64> {
+        let mut inodes = BTreeSet::new();
+        for shard in &self.shards {
+            let shard = shard.read();
+            let open = shard.values().filter(|open| open.file.is_writable());
+            inodes.extend(open.map(|open| open.file.ino()));
+        }
+        inodes
     }
 
     /// Files open now.

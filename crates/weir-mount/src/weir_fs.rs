@@ -809,7 +809,10 @@ impl FileSystemOps for WeirFs {
                 };
                 ioctl::encode_stats(kept.0, *offset, &kept.1)
             }
-            Command::Barrier { file } => {
+            Command::Barrier { file, mapped } => {
+                if *mapped {
+                    self.fetch_mapped(file.then_some(target.ino));
+                }
                 let lsn = match target.handle {
                     Some(handle) if *file => self.handles.get(handle)?.file.barrier(),
                     None if *file => return Err(Errno::EISDIR),
@@ -831,6 +834,15 @@ impl FileSystemOps for WeirFs {
             | Command::SyncVolume { .. }
             | Command::WaitLsn { .. }
             | Command::BatchCommit { .. } => Err(Errno::ENOTTY),
+        }
+    }
+
+    fn fetch_mapped(&self, only: Option<u64>) {
+        let Some(kernel) = self.kernel.get().and_then(Weak::upgrade) else { return };
+        match only {
+            Some(ino) => kernel.content_changed(ino),
+            // Whoever has mapped a file for writing has it open for writing; the last close sends what is left.
+            None => self.handles.written().into_iter().for_each(|ino| kernel.content_changed(ino)),
         }
     }
 
@@ -857,7 +869,7 @@ impl FileSystemOps for WeirFs {
     }
 
     fn wait_lsn(&self, lsn: u64, timeout_us: u64, push: bool, done: Done) {
-        if lsn > self.volume.last_lsn() {
+        if lsn > self.volume.last_given_out() {
             return done(Err(Errno::EINVAL));
         }
         if !push {

@@ -39,9 +39,9 @@ pub fn run(args: &BarrierArgs) -> Outcome {
     let path = args.path.as_path();
     let file = open_asked(path)?;
     let fail = |error: std::io::Error| refused(path, &error);
-    // What the kernel still has was done before the barrier, too.
+    // What the kernel still has was done before the barrier, too; it says which of it could not be sent.
+    let lsn = client::barrier(&file, weir_mount::ioctl::BARRIER_MAPPED).map_err(fail)?;
     rustix::fs::syncfs(&file).map_err(|error| Failure::host(path, &error.into()))?;
-    let lsn = client::barrier(&file, 0).map_err(fail)?;
     if args.wait {
         client::wait_lsn(&file, lsn, WAIT_US, weir_mount::ioctl::WAIT_PUSH).map_err(fail)?;
     }

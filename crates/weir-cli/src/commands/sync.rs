@@ -78,12 +78,13 @@ pub fn run(args: &SyncArgs) -> Outcome {
     Ok(())
 }
 
-/// What the kernel still has comes first; then the server makes it durable.
+/// With what only the kernel has, which comes first.
 fn sync(file: &File, is_dir: bool, args: &SyncArgs) -> io::Result<()> {
     let flags = if args.data { weir_mount::ioctl::SYNC_DATA } else { 0 };
     if is_dir {
-        rustix::fs::syncfs(file)?;
-        return client::sync_volume(file, 0);
+        client::sync_volume(file, weir_mount::ioctl::SYNC_MAPPED)?;
+        // The kernel says here what of its pages could not be sent since the directory was opened.
+        return Ok(rustix::fs::syncfs(file)?);
     }
     let (offset, length) = args.range.unwrap_or((0, 0));
     client::write_back(file, offset, length)?;

@@ -96,8 +96,12 @@ impl Bench {
         panic!("{said}");
     }
     pub fn foreground(&self) -> Server {
+        self.foreground_with(&[])
+    }
+    pub fn foreground_with(&self, options: &[&str]) -> Server {
         let mut child = Command::new(env!("CARGO_BIN_EXE_weir"))
             .args(["mount", &self.volume(), &self.dir()])
+            .args(options)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

@@ -264,7 +264,11 @@ impl Server {
                 let (queue, what) = (held.queue(), what(target, range, data_only));
                 self.begin_sync(queue, what, start, done(held));
             }
-            Command::SyncVolume { start } => {
+            Command::SyncVolume { start, mapped: true } => {
+                let (ops, done) = (Arc::clone(&self.ops), done(held));
+                self.dispatcher.submit(move || ops.sync_with_mapped(start, done));
+            }
+            Command::SyncVolume { start, mapped: false } => {
                 self.begin_sync(held.queue(), SyncTarget::Volume, start, done(held));
             }
             Command::WaitLsn { lsn, timeout_us, push } => {
@@ -276,6 +280,10 @@ impl Server {
                 let done = Box::new(move |result| answer_ioctl(held, result));
                 let ops = Arc::clone(&self.ops);
                 self.dispatcher.submit(move || ops.commit_batch(target, id, sync, done));
+            }
+            command if command.asks_the_kernel() => {
+                let ops = Arc::clone(&self.ops);
+                self.dispatcher.submit(move || answer_ioctl(held, ops.control(target, &command)));
             }
             command => self.run(command.class(), held, move |ops, _, held| {
                 answer_ioctl(held, ops.control(target, &command));

@@ -115,6 +115,11 @@ impl File {
         self.inode().number
     }
 
+    /// It was opened for writing.
+    pub fn is_writable(&self) -> bool {
+        self.handle.writable
+    }
+
     /// Attributes as they are now, including writes that are not durable. Does not block on I/O.
     pub fn attr(&self) -> Result<Attr> {
         Ok(self.inode().attr())
