@@ -61,6 +61,62 @@ fn what_was_synced_survives_a_kill() {
     bench.unmount();
 }
 
+/// What container runtimes do with a file system: it takes what programs change, on top of layers that they share.
+#[test]
+fn a_mount_is_the_upper_layer_of_an_overlay() {
+    let overlays = fs::read_to_string("/proc/filesystems").unwrap().contains("\toverlay\n");
+    if !overlays {
+        eprintln!("skipped: the kernel has no overlayfs");
+        return;
+    }
+    for options in [&[][..], &["-o", "no_io_uring"]] {
+        let Some(bench) = Bench::mounted(options) else { return };
+        let lower = bench.dir.path().join("lower");
+        fs::create_dir_all(lower.join("etc/old")).unwrap();
+        for (name, text) in [("etc/kept", "k"), ("etc/changed", "c"), ("etc/old/in", "i")] {
+            fs::write(lower.join(name), text).unwrap();
+        }
+        for dir in ["upper", "work"] {
+            fs::create_dir(bench.at(dir)).unwrap();
+        }
+        let merged = bench.dir.path().join("merged");
+        fs::create_dir(&merged).unwrap();
+        let layers = format!(
+            "lowerdir={},upperdir={},workdir={},redirect_dir=on",
+            lower.display(),
+            bench.at("upper").display(),
+            bench.at("work").display()
+        );
+        let mount = || {
+            let mounted = Command::new("mount")
+                .args(["-t", "overlay", "overlay", "-o", &layers])
+                .arg(&merged)
+                .output()
+                .unwrap();
+            let said = String::from_utf8_lossy(&mounted.stderr);
+            assert!(mounted.status.success(), "{options:?}: {said}");
+        };
+        let unmount = || assert!(Command::new("umount").arg(&merged).status().unwrap().success());
+        mount();
+        let etc = merged.join("etc");
+        fs::write(etc.join("changed"), "new").unwrap();
+        fs::rename(etc.join("kept"), etc.join("moved")).unwrap();
+        fs::rename(etc.join("old"), merged.join("young")).unwrap();
+        unmount();
+        bench.unmount();
+        bench.mount(options);
+        mount();
+        let text = |path: &str| fs::read_to_string(merged.join(path)).unwrap();
+        assert_eq!([text("etc/changed"), text("etc/moved"), text("young/in")], ["new", "k", "i"]);
+        let names = fs::read_dir(&etc).unwrap().map(|entry| entry.unwrap().file_name());
+        let mut names: Vec<_> = names.collect();
+        names.sort();
+        assert_eq!(names, ["changed", "moved"], "what was renamed is gone");
+        unmount();
+        bench.unmount();
+    }
+}
+
 #[test]
 fn a_volume_in_use_is_not_mounted_twice_nor_opened_nor_overwritten() {
     let Some(bench) = Bench::mounted(&[]) else { return };

@@ -204,13 +204,15 @@ pub(crate) fn allocate_mode(mode: i32) -> Result<AllocateMode, Errno> {
     })
 }
 
-pub(crate) fn rename_mode(flags: RenameFlags) -> Result<RenameMode, Errno> {
+pub(crate) fn rename_mode(flags: RenameFlags, caller: Caller) -> Result<RenameMode, Errno> {
     if flags.is_empty() {
         Ok(RenameMode::Replace)
     } else if flags == RenameFlags::RENAME_NOREPLACE {
         Ok(RenameMode::NoReplace)
     } else if flags == RenameFlags::RENAME_EXCHANGE {
         Ok(RenameMode::Exchange)
+    } else if flags == RenameFlags::RENAME_WHITEOUT {
+        Ok(RenameMode::Whiteout { uid: caller.uid, gid: caller.gid })
     } else {
         Err(Errno::EINVAL)
     }
@@ -291,9 +293,13 @@ mod tests {
     }
 
     #[test]
-    fn whiteouts_and_mixed_rename_flags_are_refused() {
-        assert_eq!(rename_mode(RenameFlags::RENAME_WHITEOUT), Err(Errno::EINVAL));
-        let mixed = RenameFlags::RENAME_EXCHANGE | RenameFlags::RENAME_NOREPLACE;
-        assert_eq!(rename_mode(mixed), Err(Errno::EINVAL));
+    fn a_whiteout_is_the_callers_and_mixed_rename_flags_are_refused() {
+        let caller = Caller { uid: 1, gid: 2 };
+        let whiteout = RenameMode::Whiteout { uid: 1, gid: 2 };
+        assert_eq!(rename_mode(RenameFlags::RENAME_WHITEOUT, caller), Ok(whiteout));
+        for other in [RenameFlags::RENAME_WHITEOUT, RenameFlags::RENAME_NOREPLACE] {
+            let mixed = RenameFlags::RENAME_EXCHANGE | other;
+            assert_eq!(rename_mode(mixed, caller), Err(Errno::EINVAL));
+        }
     }
 }

@@ -363,7 +363,7 @@ impl fuser::Filesystem for FuserTransport {
 
     fn rename(
         &self,
-        _request: &Request,
+        request: &Request,
         parent: INodeNo,
         name: &OsStr,
         new_parent: INodeNo,
@@ -371,7 +371,7 @@ impl fuser::Filesystem for FuserTransport {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        let mode = match rename_mode(flags) {
+        let mode = match rename_mode(flags, caller(request)) {
             Ok(mode) => mode,
             Err(error) => return reply.error(errno(error)),
         };

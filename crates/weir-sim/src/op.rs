@@ -298,6 +298,7 @@ impl Op {
 
     /// Can be a part of a batch.
     pub const fn may_be_part(&self) -> bool {
+        use RenameMode::{Exchange, NoReplace, Replace};
         matches!(
             self,
             Self::Write { .. }
@@ -308,7 +309,7 @@ impl Op {
                 | Self::Link { .. }
                 | Self::Unlink { .. }
                 | Self::Rmdir { .. }
-                | Self::Rename { .. }
+                | Self::Rename { mode: Replace | NoReplace | Exchange, .. }
                 | Self::Chmod { .. }
                 | Self::Chown { .. }
                 | Self::Utimens { .. }

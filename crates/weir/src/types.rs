@@ -183,6 +183,14 @@ pub enum RenameMode {
     NoReplace,
     /// Swap the two, atomically.
     Exchange,
+    /// As `Replace`, and leave a *whiteout* in the old place, atomically: a character device of number 0 without permissions,
+    /// which overlayfs takes for a name that was removed (`RENAME_WHITEOUT`). Not in a batch.
+    Whiteout {
+        /// Its owner.
+        uid: u32,
+        /// Its group, unless the directory says otherwise.
+        gid: u32,
+    },
 }
 
 /// How a file is opened by path.

@@ -578,6 +578,46 @@ fn rename_to_itself_or_to_another_name_of_the_same_inode_does_nothing() {
 }
 
 #[test]
+fn a_rename_can_leave_a_whiteout_which_is_like_any_other_inode() {
+    let volume = small_volume();
+    let whiteout = RenameMode::Whiteout { uid: 11, gid: 12 };
+    let file = mkfile(&volume, ROOT, b"a").ino;
+    let dir = mkdir(&volume, ROOT, b"d").ino;
+    let below = mkdir(&volume, dir, b"below").ino;
+    let is_whiteout = |dir, name: &[u8]| {
+        let left = volume.lookup(dir, name).expect("something is left");
+        let device = (left.file_type, left.rdev, left.permissions, left.links);
+        assert_eq!(device, (FileType::CharDevice, 0, 0, 1));
+        assert_eq!((left.uid, left.gid), (11, 12));
+        left.ino
+    };
+    let inodes = volume.statfs().inodes;
+    volume.rename(ROOT, b"a", ROOT, b"b", whiteout).expect("in one directory");
+    let first = is_whiteout(ROOT, b"a");
+    assert_eq!(volume.lookup(ROOT, b"b").expect("moved").ino, file);
+    assert_eq!(volume.statfs().inodes, inodes + 1);
+    // Over the whiteout, which goes, into another directory.
+    volume.rename(dir, b"below", ROOT, b"a", RenameMode::Replace).expect_err("no directory");
+    volume.rename(ROOT, b"b", ROOT, b"a", whiteout).expect("over the first");
+    assert!(is_whiteout(ROOT, b"b") != first);
+    assert_eq!(volume.getattr(first), Err(Error::NotFound));
+    volume.rename(dir, b"below", ROOT, b"moved", whiteout).expect("a directory");
+    is_whiteout(dir, b"below");
+    assert_eq!(volume.parent(below), Ok(ROOT));
+    assert_eq!(volume.rmdir(ROOT, b"d"), Err(Error::NotEmpty));
+    volume.rename(ROOT, b"a", dir, b"a", whiteout).expect("a file");
+    // Two names of one inode: nothing happens.
+    volume.link(file, dir, b"twin").expect("link");
+    volume.rename(dir, b"a", dir, b"twin", whiteout).expect("nothing");
+    assert_eq!(volume.lookup(dir, b"a").expect("still there").ino, file);
+    assert_eq!(volume.getattr(ROOT).expect("attr").links, 4);
+    assert_eq!(volume.getattr(dir).expect("attr").links, 2);
+    let mut batch = volume.batch();
+    assert!(matches!(batch.rename(dir, b"a", dir, b"z", whiteout), Err(Error::Invalid(_))));
+    volume.unlink(dir, b"below").expect("a whiteout is removed as any name");
+}
+
+#[test]
 fn rename_refuses_what_would_break_the_tree() {
     let volume = small_volume();
     let dir = mkdir(&volume, ROOT, b"d").ino;

@@ -83,7 +83,7 @@ fn steps() -> impl Strategy<Value = Step> {
             .prop_map(|(node, (dir, name))| Step::Link { node, dir, name }),
         4 => place.clone().prop_map(|(dir, name)| Step::Unlink { dir, name }),
         3 => place.clone().prop_map(|(dir, name)| Step::Rmdir { dir, name }),
-        10 => (place.clone(), place, 0..3_usize).prop_map(|((dir, name), (to, to_name), mode)| {
+        10 => (place.clone(), place, 0..4_usize).prop_map(|((dir, name), (to, to_name), mode)| {
             Step::Rename { dir, name, to, to_name, mode }
         }),
         3 => any.clone().prop_map(|node| Step::Open { node }),
@@ -373,7 +373,9 @@ impl World {
     }
 
     fn rename(&mut self, from: (usize, &[u8]), to: (usize, &[u8]), mode: usize) {
-        let mode = [RenameMode::Replace, RenameMode::NoReplace, RenameMode::Exchange][mode];
+        let whiteout = RenameMode::Whiteout { uid: 5, gid: 6 };
+        let mode =
+            [RenameMode::Replace, RenameMode::NoReplace, RenameMode::Exchange, whiteout][mode];
         let renamed =
             self.volume.rename(self.nodes[from.0].ino, from.1, self.nodes[to.0].ino, to.1, mode);
         if let Some(error) = self.rename_error(from, to, mode) {
@@ -396,6 +398,12 @@ impl World {
             }
         }
         self.insert(to.0, to.1, source);
+        if mode == whiteout {
+            let left = self.volume.lookup(self.nodes[from.0].ino, from.1).expect("a whiteout");
+            assert_eq!((left.rdev, left.uid), (0, 5));
+            let node = self.add(left.ino, FileType::CharDevice, 0, from.0);
+            self.insert(from.0, from.1, node);
+        }
     }
 
     fn set_attribute(&mut self, node: usize, name: &[u8], length: usize, mode: usize) {

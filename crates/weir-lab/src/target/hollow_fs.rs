@@ -277,7 +277,7 @@ impl FileSystemOps for HollowFs {
         new_name: &[u8],
         mode: RenameMode,
     ) -> OpResult<()> {
-        if mode == RenameMode::Exchange {
+        if matches!(mode, RenameMode::Exchange | RenameMode::Whiteout { .. }) {
             return Err(Errno::EINVAL);
         }
         let mut nodes = self.nodes();

@@ -449,7 +449,8 @@ impl Request {
             op::RMDIR => ops.rmdir(ino, self.name()?),
             op::RENAME => self.rename(ops, RenameMode::Replace),
             op::RENAME2 => {
-                self.rename(ops, rename_mode(RenameFlags::from_bits_retain(fields.u32(8)?))?)
+                let flags = RenameFlags::from_bits_retain(fields.u32(8)?);
+                self.rename(ops, rename_mode(flags, self.caller)?)
             }
             op::LINK => to.entry_out(&ops.link(fields.u64(0)?, ino, self.name()?)?, valid),
             op::OPEN => {

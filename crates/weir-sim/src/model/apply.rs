@@ -464,13 +464,21 @@ impl Model {
                 return Ok(());
             }
             (_, Some(other)) if other == ino => return Ok(()),
-            (RenameMode::Replace, Some(other)) => self.check_replace(ino, other)?,
+            (_, Some(other)) => self.check_replace(ino, other)?,
             (_, None) => {}
         }
         self.change_entries(from_directory, |entries| {
             entries.remove(from_name);
         });
         self.move_entry(ino, to_directory, to_name);
+        if let RenameMode::Whiteout { uid, gid } = mode {
+            let left = self.new_inode(FileType::CharDevice, 0, Body::Special);
+            let inode = self.change(left);
+            (inode.uid, inode.gid) = (uid, gid);
+            self.change_entries(from_directory, |entries| {
+                entries.insert(from_name.to_owned(), left);
+            });
+        }
         if let Some(other) = replaced {
             if self.inodes[&other].entries().is_some() {
                 self.inodes.remove(&other);

@@ -203,6 +203,8 @@ pub fn set_tag(op: &mut Op, value: u32) {
     }
 }
 
+const WHITEOUT: RenameMode = RenameMode::Whiteout { uid: 3, gid: 7 };
+
 /// Every action: one operation, or a few that belong together.
 pub fn actions() -> Vec<Vec<Op>> {
     use RenameMode::{Exchange, NoReplace, Replace};
@@ -227,6 +229,10 @@ pub fn actions() -> Vec<Vec<Op>> {
         unlink("/l"),
         rmdir("/e"),
         rename("/a", "/n", Replace),
+        rename("/a", "/n", WHITEOUT),
+        rename("/a", "/b", WHITEOUT),
+        rename("/b", "/d/n", WHITEOUT),
+        rename("/d", "/e", WHITEOUT),
         rename("/a", "/b", Replace),
         rename("/a", "/h", Replace),
         rename("/b", "/d/n", Replace),

@@ -434,6 +434,7 @@ impl Generator<'_> {
                 let mode = match self.rng.below(6) {
                     0 => RenameMode::NoReplace,
                     1 => RenameMode::Exchange,
+                    2 => RenameMode::Whiteout { uid: 0, gid: 7 },
                     _ => RenameMode::Replace,
                 };
                 let to = if self.rng.one_in(2) { self.existing(writer) } else { path };

@@ -254,7 +254,7 @@ impl Batch {
     /// Renames: see [`RenameMode`].
     ///
     /// # Errors
-    /// A name that cannot be.
+    /// A name that cannot be; [`Error::Invalid`]: a batch leaves no whiteouts.
     pub fn rename(
         &mut self,
         dir: u64,
@@ -265,6 +265,9 @@ impl Batch {
     ) -> Result<()> {
         check_name(name)?;
         check_name(new_name)?;
+        if matches!(mode, RenameMode::Whiteout { .. }) {
+            return Err(Error::Invalid("a batch leaves no whiteouts: rename and make one in it"));
+        }
         let (name, new_name) = (name.to_vec(), new_name.to_vec());
         self.steps.push(Step::Rename { dir, name, new_dir, new_name, mode });
         Ok(())

@@ -144,8 +144,15 @@ pub fn apply(step: &Planned<'_>, metas: &mut dyn Metas, op: &mut Op, now: Timest
             let (to, victim) = (Side { parent, name }, victim.as_ref());
             let source = &from.found;
             let from_side = from.side();
-            let step =
-                Move { from: from_side, source, moved: &from.inode, to, place: *place, victim };
+            let step = Move {
+                from: from_side,
+                source,
+                moved: &from.inode,
+                to,
+                place: *place,
+                victim,
+                left: None,
+            };
             rules::move_name(metas, op, step, now)
         }
         Planned::Exchange(first, second) => {
@@ -378,7 +385,7 @@ impl<'a> Planner<'a> {
                 let other = Entry { parent, name: new_name, found: present, inode };
                 return Ok(Some(Planned::Exchange(from, other)));
             }
-            RenameMode::Replace => {}
+            RenameMode::Replace | RenameMode::Whiteout { .. } => {}
         }
         rules::check_replace(from.found.file_type, present.file_type)?;
         if inode.number == dir {

@@ -1,9 +1,10 @@
-//! Rename: replace, refuse to replace, exchange.
+//! Rename: replace, refuse to replace, exchange, leave a whiteout.
 //!
 //! A rename that concerns more than one directory's `ops` lock (two parents, or a directory that is moved or
 //! replaced) holds the engine's tree lock, so that the ancestors it checks stay as they are and
 //! locks of several directories are never taken by two calls at once.
 
+use super::rules::Metas as _;
 use super::rules::{self, Exchange, Move, Side};
 use super::{MetaLocks, OP_RECORD_BYTES, OP_SPACE_BLOCKS, check_name};
 use crate::engine::Engine;
@@ -13,7 +14,7 @@ use crate::log::Admission;
 use crate::namespace::entry::{Found, Lookup};
 use crate::sync::{Arc, MutexGuard};
 use crate::txn::Op;
-use crate::types::{FileType, RenameMode};
+use crate::types::{FileType, NewInode, RenameMode};
 
 impl Engine {
     /// See `renameat2(2)`.
@@ -51,10 +52,10 @@ impl Engine {
                 return Ok(());
             }
             (_, Lookup::Present(victim)) => {
-                Some(self.replace((&from, &source), (&to, &victim), admission)?)
+                Some(self.replace((&from, &source), (&to, &victim), mode, admission)?)
             }
             (_, Lookup::Absent(place)) => {
-                self.move_entry((&from, &source), (&to, place), None, admission)?;
+                self.move_entry((&from, &source), (&to, place), None, mode, admission)?;
                 None
             }
         };
@@ -73,6 +74,7 @@ impl Engine {
         &self,
         (from, source): (&Side<'_>, &Found),
         (to, victim): (&Side<'_>, &Found),
+        mode: RenameMode,
         admission: Admission,
     ) -> Result<Arc<Inode>> {
         rules::check_replace(source.file_type, victim.file_type)?;
@@ -83,7 +85,7 @@ impl Engine {
         }
         // The victim's own lock: nothing may be created in it while it goes.
         let victim_ops = (victim.file_type == FileType::Directory).then(|| inode.ops.lock());
-        self.move_entry((from, source), (to, victim.key), Some(&inode), admission)?;
+        self.move_entry((from, source), (to, victim.key), Some(&inode), mode, admission)?;
         drop(victim_ops);
         Ok(inode)
     }
@@ -93,6 +95,7 @@ impl Engine {
         (from, source): (&Side<'_>, &Found),
         (to, place): (&Side<'_>, crate::format::Key),
         victim: Option<&Arc<Inode>>,
+        mode: RenameMode,
         admission: Admission,
     ) -> Result<()> {
         let moved = self.inode(source.inode)?;
@@ -100,8 +103,17 @@ impl Engine {
         concerned.extend(victim);
         let mut metas = MetaLocks::new(&concerned);
         let mut op = Op::new();
-        let step = Move { from: *from, source, moved: &moved, to: *to, place, victim };
-        rules::move_name(&mut metas, &mut op, step, self.now())?;
+        let now = self.now();
+        let whiteout = if let RenameMode::Whiteout { uid, gid } = mode {
+            let new = NewInode { uid, gid, ..NewInode::new(FileType::CharDevice, 0) };
+            let item = rules::new_item((from.parent.number, metas.of(from.parent)), &new, 0, now);
+            Some((self.store.allocate_inode(), item))
+        } else {
+            None
+        };
+        let left = whiteout.as_ref().map(|(number, item)| (*number, item));
+        let step = Move { from: *from, source, moved: &moved, to: *to, place, victim, left };
+        rules::move_name(&mut metas, &mut op, step, now)?;
         metas.commit(self, op, admission)?;
         Ok(())
     }

@@ -44,6 +44,8 @@ pub struct Move<'a> {
     pub place: Key,
     /// What was there before.
     pub victim: Option<&'a Arc<Inode>>,
+    /// Number and attributes of a new inode that takes the old place.
+    pub left: Option<(u64, &'a InodeItem)>,
 }
 
 /// Two names that swap what they name.
@@ -189,7 +191,7 @@ pub fn rmdir(
 
 /// A name moves, and replaces what was there.
 pub fn move_name(metas: &mut dyn Metas, op: &mut Op, step: Move<'_>, now: Timestamp) -> Result<()> {
-    let Move { from, source, moved, to, place, victim } = step;
+    let Move { from, source, moved, to, place, victim, left } = step;
     let is_directory = source.file_type == FileType::Directory;
     // A replaced directory makes room for the one that comes.
     if is_directory && victim.is_none() && from.parent.number != to.parent.number {
@@ -204,11 +206,18 @@ pub fn move_name(metas: &mut dyn Metas, op: &mut Op, step: Move<'_>, now: Timest
         let meta = metas.of(to.parent);
         meta.item.size = meta.item.size.saturating_sub(1);
     }
-    op.delete(source.key);
+    if let Some((number, item)) = left {
+        op.inode_added();
+        op.put(Key::inode(number), &item.encode());
+        let entry = Dirent { inode: number, file_type: item.file_type, name: from.name };
+        op.put(source.key, &entry.encode());
+    } else {
+        op.delete(source.key);
+    }
     let entry = Dirent { inode: source.inode, file_type: source.file_type, name: to.name };
     op.put(place, &entry.encode());
     let meta = metas.of(from.parent);
-    meta.item.size = meta.item.size.saturating_sub(1);
+    meta.item.size = meta.item.size.saturating_sub(u64::from(left.is_none()));
     if is_directory {
         meta.item.links = meta.item.links.saturating_sub(1);
         meta.item.subdirectories = meta.item.subdirectories.saturating_sub(1);
