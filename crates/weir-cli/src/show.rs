@@ -16,6 +16,11 @@ pub fn type_name(file_type: FileType) -> &'static str {
     }
 }
 
+/// `1 file`, `2 files`.
+pub fn counted(count: u64, one: &str, several: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { several })
+}
+
 /// `drwxr-xr-x`.
 pub fn mode_text(attr: &Attr) -> String {
     let kind = match attr.file_type {

@@ -198,6 +198,8 @@ int main(int argc, char **argv)
 	barrier(file, 0);
 	barrier(file, WEIR_BARRIER_FILE);
 	barrier(dir, 0);
+	barrier(file, WEIR_BARRIER_FILE | WEIR_BARRIER_MAPPED);
+	barrier(dir, WEIR_BARRIER_MAPPED);
 	write_home(file, dir);
 	batch(file, dir, argv[1]);
 	statistics(file);
@@ -205,6 +207,10 @@ int main(int argc, char **argv)
 	CHECK(ioctl(dir, WEIR_IOC_SYNC_VOLUME, &flags) == 0);
 	flags.flags = WEIR_SYNC_START;
 	CHECK(ioctl(file, WEIR_IOC_SYNC_VOLUME, &flags) == 0);
+	flags.flags = WEIR_SYNC_START | WEIR_SYNC_MAPPED;
+	CHECK(ioctl(file, WEIR_IOC_SYNC_VOLUME, &flags) == 0);
+	flags.flags = WEIR_SYNC_MAPPED;
+	CHECK(ioctl(dir, WEIR_IOC_SYNC_VOLUME, &flags) == 0);
 
 	other = open("/dev/null", O_RDONLY);
 	errno = 0;

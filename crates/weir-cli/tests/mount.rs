@@ -114,6 +114,8 @@ fn a_mount_is_the_upper_layer_of_an_overlay() {
         assert_eq!(names, ["changed", "moved"], "what was renamed is gone");
         unmount();
         bench.unmount();
+        let checked = done(&["fsck", &bench.volume()]);
+        assert!(checked.contains(" clean: ") && checked.contains(" special files, "), "{checked}");
     }
 }
 

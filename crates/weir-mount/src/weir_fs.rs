@@ -15,9 +15,10 @@
 //! can take a named user's rights away but never grant more than the list.
 
 mod batches;
+mod errors;
 mod files;
+mod snapshots;
 
-use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -42,6 +43,9 @@ use crate::ops::{
 };
 use crate::tables::{Fact, Facts, HandleTable, InodeTable, OpenFile};
 use crate::watch::Watcher;
+use errors::Errors;
+pub use errors::LogSink;
+use snapshots::Snapshots;
 
 /// File capabilities of a program; dropped by any write.
 const CAPABILITY: &[u8] = b"security.capability";
@@ -56,15 +60,6 @@ const COOKIE_DOT: u64 = 1;
 const COOKIE_DOT_DOT: u64 = 2;
 /// Entries fetched at once for `readdir_plus`: the engine is not called from its own visitor.
 const PLUS_BATCH: usize = 64;
-/// Device errors told to the log before it falls silent.
-const MAX_LOGGED_ERRORS: u64 = 100;
-
-/// Statistics kept for readers that come back for the next page.
-const MAX_SNAPSHOTS: usize = 16;
-
-/// Hears lines for people.
-pub type LogSink = Box<dyn Fn(&str) + Send + Sync>;
-
 /// What went wrong since the volume was mounted.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Trouble {
@@ -96,66 +91,6 @@ pub struct WeirFs {
     kernel: OnceLock<Weak<dyn KernelCache>>,
 }
 
-/// Statistics being read, by number.
-#[derive(Default)]
-struct Snapshots {
-    texts: VecDeque<(u64, Arc<[u8]>)>,
-    last: u64,
-}
-
-impl Snapshots {
-    fn keep(&mut self, text: Vec<u8>) -> (u64, Arc<[u8]>) {
-        self.last += 1;
-        self.texts.push_back((self.last, text.into()));
-        if self.texts.len() > MAX_SNAPSHOTS {
-            self.texts.pop_front();
-        }
-        self.texts[self.texts.len() - 1].clone()
-    }
-    fn find(&self, number: u64) -> Option<(u64, Arc<[u8]>)> {
-        self.texts.iter().find(|(found, _)| *found == number).cloned()
-    }
-}
-
-/// Counts device trouble and tells the log of it.
-struct Errors {
-    count: AtomicU64,
-    logged: Mutex<Logged>,
-    log: LogSink,
-}
-
-impl Errors {
-    /// An engine error on its way to a program; device trouble is told to the log too.
-    fn fail(&self, error: Error) -> Errno {
-        if matches!(error, Error::Io(_) | Error::Corrupt(_) | Error::Shutdown(_)) {
-            self.count.fetch_add(1, Ordering::Relaxed);
-            let text = error.to_string();
-            if self.logged.lock().is_news(&text) {
-                (self.log)(&text);
-            }
-        }
-        error.into()
-    }
-}
-
-/// What the log was told of device trouble: the same thing once, and not without end.
-#[derive(Debug, Default)]
-struct Logged {
-    last: String,
-    lines: u64,
-}
-
-impl Logged {
-    fn is_news(&mut self, text: &str) -> bool {
-        if self.last == text || self.lines >= MAX_LOGGED_ERRORS {
-            return false;
-        }
-        text.clone_into(&mut self.last);
-        self.lines += 1;
-        true
-    }
-}
-
 impl WeirFs {
     /// Serves `volume`. With `posix_acl`, access control lists take part in creation and `chmod`.
     pub fn new(volume: Volume, posix_acl: bool, log: LogSink) -> weir::Result<Self> {
@@ -170,7 +105,7 @@ impl WeirFs {
             handles: HandleTable::default(),
             first_panic: Mutex::new(None),
             panics: AtomicU64::new(0),
-            errors: Arc::new(Errors { count: AtomicU64::new(0), logged: Mutex::default(), log }),
+            errors: Arc::new(Errors::new(log)),
             leftover: Arc::default(),
             closed: Closed::default(),
             batches: Batches::default(),
@@ -202,7 +137,7 @@ impl WeirFs {
         Trouble {
             panics: self.panics.load(Ordering::Relaxed),
             first_panic: self.first_panic.lock().clone(),
-            device_errors: self.errors.count.load(Ordering::Relaxed),
+            device_errors: self.errors.count(),
         }
     }
 
@@ -882,24 +817,10 @@ impl FileSystemOps for WeirFs {
         let count = self.panics.fetch_add(1, Ordering::Relaxed) + 1;
         self.first_panic.lock().get_or_insert_with(|| what.to_owned());
         if count == 1 {
-            (self.errors.log)(&format!(
+            self.errors.tell(&format!(
                 "internal error: {what}; the request was answered with EIO and the mount goes on: \
                  unmount and run weir fsck when you can"
             ));
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_log_hears_of_the_same_trouble_once_and_of_new_trouble_up_to_a_limit() {
-        let mut logged = Logged::default();
-        assert!(logged.is_news("read at 1"));
-        assert!(!logged.is_news("read at 1"));
-        let told = (2..1000).filter(|place| logged.is_news(&format!("read at {place}"))).count();
-        assert_eq!(told as u64 + 1, MAX_LOGGED_ERRORS);
     }
 }

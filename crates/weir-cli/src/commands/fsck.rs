@@ -16,6 +16,7 @@ use weir::check::{CheckOptions, CheckReport, Problem, Stage, check};
 use crate::failure::{FSCK_ERRORS_LEFT, FSCK_OPERATIONAL, Failure};
 use crate::open::{once_closed, print, print_json, with_volume};
 use crate::progress::{Progress, Unit};
+use crate::show;
 use crate::size;
 
 /// Exit code: something was corrected, nothing is left.
@@ -109,12 +110,16 @@ fn as_text(path: &Path, report: &CheckReport, replayed: bool) -> String {
         1 => "1 PROBLEM".to_owned(),
         count => format!("{count} PROBLEMS"),
     };
+    let named = counts.files + counts.directories + counts.symlinks;
+    let special = match counts.inodes.saturating_sub(named) {
+        0 => String::new(),
+        others => format!(", {}", show::counted(others, "special file", "special files")),
+    };
     lines.push(format!(
-        "{shown}: {verdict}: {} files, {} directories, {} symlinks, {} in use, {} of data \
-         verified{log}",
-        counts.files,
-        counts.directories,
-        counts.symlinks,
+        "{shown}: {verdict}: {}, {}, {}{special}, {} in use, {} of data verified{log}",
+        show::counted(counts.files, "file", "files"),
+        show::counted(counts.directories, "directory", "directories"),
+        show::counted(counts.symlinks, "symlink", "symlinks"),
         size::show(counts.file_blocks.saturating_mul(4096)),
         size::show(counts.verified_blocks.saturating_mul(4096)),
     ));

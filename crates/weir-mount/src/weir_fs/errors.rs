@@ -1,0 +1,82 @@
+//! Trouble of the device on its way to programs: counted, and told to people.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use weir::Error;
+use weir::sync::Mutex;
+
+use crate::errno::Errno;
+
+/// Device errors told to the log before it falls silent.
+const MAX_LOGGED_ERRORS: u64 = 100;
+
+/// Hears lines for people.
+pub type LogSink = Box<dyn Fn(&str) + Send + Sync>;
+
+/// Counts device trouble and tells the log of it.
+pub(super) struct Errors {
+    count: AtomicU64,
+    logged: Mutex<Logged>,
+    log: LogSink,
+}
+
+impl Errors {
+    /// Nothing has happened yet; `log` hears of what does.
+    pub(super) fn new(log: LogSink) -> Self {
+        Self { count: AtomicU64::new(0), logged: Mutex::default(), log }
+    }
+
+    /// Requests that failed for trouble of the device.
+    pub(super) fn count(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// A line for people.
+    pub(super) fn tell(&self, line: &str) {
+        (self.log)(line);
+    }
+
+    /// An engine error on its way to a program; device trouble is told to the log too.
+    pub(super) fn fail(&self, error: Error) -> Errno {
+        if matches!(error, Error::Io(_) | Error::Corrupt(_) | Error::Shutdown(_)) {
+            self.count.fetch_add(1, Ordering::Relaxed);
+            let text = error.to_string();
+            if self.logged.lock().is_news(&text) {
+                (self.log)(&text);
+            }
+        }
+        error.into()
+    }
+}
+
+/// What the log was told of device trouble: the same thing once, and not without end.
+#[derive(Debug, Default)]
+struct Logged {
+    last: String,
+    lines: u64,
+}
+
+impl Logged {
+    fn is_news(&mut self, text: &str) -> bool {
+        if self.last == text || self.lines >= MAX_LOGGED_ERRORS {
+            return false;
+        }
+        text.clone_into(&mut self.last);
+        self.lines += 1;
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_log_hears_of_the_same_trouble_once_and_of_new_trouble_up_to_a_limit() {
+        let mut logged = Logged::default();
+        assert!(logged.is_news("read at 1"));
+        assert!(!logged.is_news("read at 1"));
+        let told = (2..1000).filter(|place| logged.is_news(&format!("read at {place}"))).count();
+        assert_eq!(told as u64 + 1, MAX_LOGGED_ERRORS);
+    }
+}
