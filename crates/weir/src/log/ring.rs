@@ -312,6 +312,20 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_lies_ahead_wastes_no_more_than_is_said() {
+        for place in 0..64 {
+            for (queued, admitted) in [(0, 0), (3, 0), (0, 9), (10, 5)] {
+                let mut ring = Ring::new(64, place);
+                ring.queue(queued);
+                let said = ring.waste_ahead(admitted);
+                for more in 0..=16 {
+                    assert!(ring.waste(queued + admitted + more) <= said, "{place}: {more}");
+                }
+            }
+        }
+    }
+
+    #[test]
     fn what_lies_behind_leaves_the_newest_blocks() {
         let mut ring = Ring::new(1000, 990);
         let start = ReplayPoint { position_blocks: 990, sequence: 1, prev_digest: 0 };
