@@ -226,6 +226,11 @@ impl SimDevice {
         drop(before);
     }
 
+    /// What the engine claims to be durable now, if it is watched.
+    pub fn claimed_lsn(&self) -> Option<u64> {
+        self.state.lock().durable_lsn.as_ref().map(|probe| probe())
+    }
+
     /// During the write or flush that comes after `calls` others, `meanwhile` is run: the call has begun and not
     /// ended. Answers what was planned before and did not come to pass.
     pub fn plan_meanwhile(&self, planned: Option<(u32, Meanwhile)>) -> Option<Meanwhile> {

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::task::{Context, Wake, Waker};
 
 use weir::device::Device;
+use weir::sync::Mutex;
 use weir::{
     AtimePolicy, Attr, BackgroundMode, BackgroundWork, CompletionQueue, CreateOptions, Error, File,
     FileType, NewInode, OpenFlags, SetAttr, SetTime, SyncKind, SyncRangeFlags, SyncTicket, Volume,
@@ -47,8 +48,8 @@ pub struct EngineSession {
     queue: Option<Arc<CompletionQueue>>,
     /// What the last call said about when it is durable.
     told_lsn: Option<u64>,
-    /// Numbers that barriers have answered, with tickets for them.
-    barriers: Vec<(u64, Pin<Box<SyncTicket>>)>,
+    /// A barrier that was acknowledged too early.
+    early: Arc<Mutex<Option<String>>>,
     /// It is one beside another: the device's record is not its business.
     is_beside: bool,
 }
@@ -136,7 +137,7 @@ impl System for Engine {
             tickets: BTreeMap::new(),
             queue: None,
             told_lsn: None,
-            barriers: Vec::new(),
+            early: Arc::default(),
             is_beside: false,
         })
     }
@@ -169,7 +170,7 @@ impl EngineSession {
             tickets: BTreeMap::new(),
             queue: self.queue.clone(),
             told_lsn: None,
-            barriers: Vec::new(),
+            early: Arc::clone(&self.early),
             is_beside: true,
         }
     }
@@ -287,32 +288,24 @@ impl EngineSession {
     }
 
     /// The number of a barrier can be waited for, even if no operation has it yet. Every other barrier is: a ticket makes the log
-    /// write, and a barrier alone must hold too.
-    fn watch_barrier(&mut self, lsn: u64) -> Result<Outcome> {
+    /// write, and a barrier alone must hold too. No ticket ends before its barrier is durable.
+    fn watch_barrier(&self, lsn: u64) -> Result<Outcome> {
         if lsn > self.volume.last_given_out() {
-            return Err(SystemError::new(
-                0,
-                format!("a barrier answered {lsn}, which is nothing's"),
-            ));
+            let text = format!("a barrier answered {lsn}, which is nothing's");
+            return Err(SystemError::new(0, text));
         }
         if lsn % 2 == 1 {
-            self.barriers.push((lsn, Box::pin(self.volume.ticket_for(lsn)?)));
+            // The volume holds this: it must not hold the volume.
+            let (device, early) = (Arc::clone(&self.device), Arc::clone(&self.early));
+            self.volume.ticket_for(lsn)?.on_completion(move |result| {
+                let durable = device.claimed_lsn();
+                if result.is_ok() && durable.is_some_and(|durable| durable < lsn) {
+                    let text = format!("barrier {lsn} was acknowledged at {durable:?}");
+                    early.lock().get_or_insert(text);
+                }
+            });
         }
         Ok(Outcome::Done)
-    }
-
-    /// No ticket for a barrier ends before it is durable.
-    fn check_barriers(&mut self) -> Result<()> {
-        let mut early = None;
-        self.barriers.retain(|(lsn, ticket)| {
-            let Some(ended) = SyncTicket::poll(ticket) else { return true };
-            let durable = self.volume.durable_lsn();
-            if ended.is_ok() && durable < *lsn {
-                early = Some(format!("barrier {lsn} was acknowledged at {durable}"));
-            }
-            false
-        });
-        early.map_or(Ok(()), |text| Err(SystemError::new(0, text)))
     }
 
     /// In manual mode this drives the log and answers at once.
@@ -604,8 +597,8 @@ impl Session for EngineSession {
     fn apply(&mut self, op: &Op) -> Result<Outcome> {
         self.told_lsn = None;
         let outcome = self.namespace_op(op);
-        self.check_barriers()?;
-        outcome
+        let early = self.early.lock().take();
+        early.map_or(outcome, |text| Err(SystemError::new(0, text)))
     }
 
     fn overlap(&mut self, outer: &Op, at: u32, inner: &[Op]) -> Overlapped {
@@ -654,6 +647,8 @@ impl Session for EngineSession {
 
     fn close(mut self) -> Result<()> {
         self.slots.clear();
-        Ok(self.volume.close()?)
+        let closed = self.volume.close().map_err(SystemError::from);
+        let early = self.early.lock().take();
+        early.map_or(closed, |text| Err(SystemError::new(0, text)))
     }
 }

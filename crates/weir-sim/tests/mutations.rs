@@ -35,6 +35,7 @@ const fn hunt(mutation: Mutation) -> (Workload, u64) {
         | Mutation::ReleaseLogEarly
         | Mutation::AcknowledgeOutOfOrder
         | Mutation::IgnoreBarrier
+        | Mutation::EarlyBarrier
         | Mutation::CutBatch
         | Mutation::ReplayPartOfChain
         | Mutation::ForgetDurableFrames

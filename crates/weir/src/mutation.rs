@@ -38,6 +38,8 @@ pub enum Mutation {
     AcknowledgeOutOfOrder,
     /// A barrier does not see to the data before it.
     IgnoreBarrier,
+    /// Who waits for the number of a barrier, which no operation has yet, is told when the operation before is durable.
+    EarlyBarrier,
     /// A ranged sync logs the whole size of the file.
     SizeBeyondRange,
     /// Pages that could not be written count as written: the next sync finds nothing to do, and succeeds.
@@ -70,7 +72,7 @@ pub enum Mutation {
 
 impl Mutation {
     /// All of them.
-    pub const ALL: [Self; 31] = [
+    pub const ALL: [Self; 32] = [
         Self::AcknowledgeBeforeFlush,
         Self::SkipTailVerification,
         Self::AcceptStaleFrame,
@@ -88,6 +90,7 @@ impl Mutation {
         Self::IgnoreDeletes,
         Self::AcknowledgeOutOfOrder,
         Self::IgnoreBarrier,
+        Self::EarlyBarrier,
         Self::SizeBeyondRange,
         Self::SwallowWriteError,
         Self::CutBatch,
@@ -124,6 +127,7 @@ impl Mutation {
             Self::IgnoreDeletes => "ignore-deletes",
             Self::AcknowledgeOutOfOrder => "acknowledge-out-of-order",
             Self::IgnoreBarrier => "ignore-barrier",
+            Self::EarlyBarrier => "early-barrier",
             Self::SizeBeyondRange => "size-beyond-range",
             Self::SwallowWriteError => "swallow-write-error",
             Self::CutBatch => "cut-batch",

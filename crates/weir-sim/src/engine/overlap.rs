@@ -142,7 +142,6 @@ impl EngineSession {
         let during = others.answers.len() as u64;
         others.go_on(Amid::Nothing);
         self.tickets.append(&mut others.session.tickets);
-        self.barriers.append(&mut others.session.barriers);
         if self.queue.is_none() {
             self.queue = others.session.queue.take();
         }

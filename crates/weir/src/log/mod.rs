@@ -458,7 +458,8 @@ impl Log {
     /// `patient`: nobody waits for it before [`Log::hurry`]; until then it may be gathered with others for two milliseconds.
     pub fn commit_async(&self, lsn: Lsn, patient: bool, on_durable: OnDurable) {
         // An LSN that does not exist yet would make the drivers write in vain. The first of an open chain will exist.
-        let lsn = lsn.min(self.last_given_out());
+        let early = mutation::active(Mutation::EarlyBarrier);
+        let lsn = lsn.min(if early { self.last_lsn() } else { self.last_given_out() });
         let callback = Callback { on_durable, arrived_ns: self.clock.monotonic_ns() };
         let mut out = Outbox::default();
         let mut commit = self.commit.lock();
