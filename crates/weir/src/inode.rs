@@ -252,7 +252,7 @@ impl Meta {
 const SHARDS: usize = 16;
 /// Inodes that one sweep looks at.
 const SWEEP: usize = 64;
-/// Inodes that it finds in use before it gives up for now. Each is a look at memory that the processor's cache does not have, and
+/// Inodes that it finds in use before it leaves the rest to the next. Each is a look at memory that the processor's cache does not have, and
 /// where a mount's kernel knows more files than the table should hold, all of them are in use.
 const SWEEP_IN_USE: usize = 8;
 /// The part of the table that those have which nobody has asked for since they came.
