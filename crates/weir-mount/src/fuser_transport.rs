@@ -51,8 +51,7 @@ use crate::fuser_convert::{
 };
 use crate::ioctl::{self, Command};
 use crate::ops::{
-    ControlTarget, Done, FileSystemOps, Handle, KernelCache, Make, Seek, SetXattr, SyncTarget,
-    Wait, WriteMode,
+    ControlTarget, Done, FileSystemOps, Handle, Make, Seek, SetXattr, SyncTarget, Wait, WriteMode,
 };
 use crate::options::TransportOptions;
 
@@ -76,22 +75,6 @@ pub(crate) struct FuserTransport {
     rings: Arc<AtomicBool>,
     /// How long the kernel may trust what it is told.
     valid: Duration,
-}
-
-/// What the kernel remembers, through its notifications. What it does not remember (ENOENT) is as it should be, and where the
-/// connection is gone there is nothing to tell.
-pub(crate) struct FuserKernelCache(pub(crate) fuser::Notifier);
-
-impl KernelCache for FuserKernelCache {
-    fn attributes_changed(&self, ino: u64) {
-        let _ = self.0.inval_inode(INodeNo(ino), -1, 0);
-    }
-    fn content_changed(&self, ino: u64) {
-        let _ = self.0.inval_inode(INodeNo(ino), 0, 0);
-    }
-    fn name_changed(&self, dir: u64, name: &[u8]) {
-        let _ = self.0.inval_entry(INodeNo(dir), OsStr::from_bytes(name));
-    }
 }
 
 thread_local! {

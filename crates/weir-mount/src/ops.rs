@@ -130,6 +130,9 @@ pub trait KernelCache: Send + Sync {
     fn content_changed(&self, ino: u64);
     /// What a name refers to has changed.
     fn name_changed(&self, dir: u64, name: &[u8]);
+    /// Asks the kernel to forget those of `inodes` that nobody uses; [`FileSystemOps::forget`] says of which it did. False: this
+    /// kernel cannot be asked.
+    fn forget(&self, inodes: &[u64]) -> bool;
 }
 
 /// What a command of [`crate::ioctl`] is about.

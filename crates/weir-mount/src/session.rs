@@ -8,7 +8,8 @@ use std::sync::{Arc, Weak};
 
 use crate::dispatch::Dispatcher;
 use crate::error::{MountError, UnmountError};
-use crate::fuser_transport::{FuserKernelCache, FuserTransport};
+use crate::fuser_transport::FuserTransport;
+use crate::kernel_cache::FuserKernelCache;
 use crate::mount_point;
 use crate::ops::FileSystemOps;
 use crate::options::MountOptions;
@@ -68,7 +69,7 @@ pub fn mount(
         FuserTransport::new(ops, Arc::clone(&dispatcher), transport_options, Arc::clone(&taken));
 
     let connection = mount_point::attach(&dir, options)?;
-    let for_rings = connection.try_clone();
+    let (for_rings, for_notes) = (connection.try_clone(), connection.try_clone());
     // From here on an error must take the mount off again.
     let mounted = start(transport, connection, options, threads).and_then(|inner| {
         let entry = mount_point::mount_at(&dir).map_err(MountError::Session)?;
@@ -80,7 +81,7 @@ pub fn mount(
     match mounted {
         Ok((inner, device)) => {
             mount_point::set_read_ahead(&device, options.transport.max_write_bytes);
-            let kernel = Arc::new(FuserKernelCache(inner.notifier()));
+            let kernel = Arc::new(FuserKernelCache::new(inner.notifier(), for_notes.ok()));
             let weak: Weak<FuserKernelCache> = Arc::downgrade(&kernel);
             served.mounted(weak);
             let controller = Controller { dir, device };

@@ -1,14 +1,15 @@
 //! What the kernel refers to: inodes it has looked up, and open files.
 //!
 //! Invariants: an inode with a positive lookup count is held in the engine, so its number stays
-//! its own even when the last name goes; a handle number is never given out twice.
+//! its own even when the last name goes; a handle number is never given out twice; each inode of a
+//! shard has one place in the order that [`InodeTable::idle`] goes round.
 //!
 //! Lock order: a shard's lock, then the engine. Holds and files are dropped outside of the locks,
 //! because dropping the last one of an unlinked file purges it.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use weir::sync::{Mutex, RwLock};
 use weir::{File, InodeHold, Volume};
@@ -17,6 +18,8 @@ use crate::errno::Errno;
 use crate::ops::{Handle, OpResult};
 
 const SHARDS: usize = 64;
+/// Inodes that are looked at under one hold of a shard's lock when some are to be forgotten.
+const LOOK_AT: usize = 128;
 
 /// What is known of an inode's attributes without asking the engine.
 ///
@@ -103,36 +106,102 @@ struct Node {
     lookups: u64,
     facts: Arc<Facts>,
     hold: InodeHold,
+    /// Where it is in the shard's `order`.
+    place: usize,
+    /// The server was asked about it since it was last looked at.
+    is_used: bool,
+}
+
+#[derive(Default)]
+struct Shard {
+    nodes: HashMap<u64, Node>,
+    /// The same inodes, to go round.
+    order: Vec<u64>,
+    /// The next place in `order` to look at.
+    hand: usize,
+}
+
+impl Shard {
+    fn insert(&mut self, ino: u64, facts: Facts, hold: InodeHold) {
+        let place = self.order.len();
+        self.order.push(ino);
+        let facts = Arc::new(facts);
+        self.nodes.insert(ino, Node { lookups: 1, facts, hold, place, is_used: false });
+    }
+
+    fn remove(&mut self, ino: u64) -> Option<Node> {
+        let node = self.nodes.remove(&ino)?;
+        debug_assert_eq!(self.order[node.place], ino);
+        self.order.swap_remove(node.place);
+        // Whoever was last has taken its place.
+        let moved = self.order.get(node.place).and_then(|last| self.nodes.get_mut(last));
+        if let Some(moved) = moved {
+            moved.place = node.place;
+        }
+        Some(node)
+    }
+
+    /// Looks at some inodes, and adds those that were not used since the last time to `idle`, up to `most` in all. Answers how many it
+    /// has looked at.
+    fn idle(&mut self, most: usize, idle: &mut Vec<u64>) -> usize {
+        let look_at = LOOK_AT.min(self.order.len());
+        for seen in 0..look_at {
+            if idle.len() >= most {
+                return seen;
+            }
+            self.hand = if self.hand < self.order.len() { self.hand } else { 0 };
+            let ino = self.order[self.hand];
+            self.hand += 1;
+            let used = self.nodes.get_mut(&ino).map(|node| std::mem::take(&mut node.is_used));
+            if used == Some(false) && ino != Volume::ROOT {
+                idle.push(ino);
+            }
+        }
+        look_at
+    }
 }
 
 /// Inodes that the kernel knows.
 pub struct InodeTable {
-    shards: Vec<Mutex<HashMap<u64, Node>>>,
+    shards: Vec<Mutex<Shard>>,
+    /// How many there are in all shards.
+    known: AtomicUsize,
+    /// How many were forgotten since there is this table.
+    forgotten: AtomicU64,
+    /// The shard whose turn it is in [`Self::idle`].
+    turn: AtomicUsize,
     /// Changes of any inode that could end facts.
     changes: Arc<AtomicU64>,
 }
 
 impl Default for InodeTable {
     fn default() -> Self {
-        Self { shards: (0..SHARDS).map(|_| Mutex::default()).collect(), changes: Arc::default() }
+        Self {
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            known: AtomicUsize::new(0),
+            forgotten: AtomicU64::new(0),
+            turn: AtomicUsize::new(0),
+            changes: Arc::default(),
+        }
     }
 }
 
 impl InodeTable {
-    fn shard(&self, ino: u64) -> &Mutex<HashMap<u64, Node>> {
+    fn shard(&self, ino: u64) -> &Mutex<Shard> {
         &self.shards[(ino % SHARDS as u64) as usize]
     }
 
     /// Counts one more reference of the kernel.
     pub fn acquire(&self, volume: &Volume, ino: u64) -> weir::Result<()> {
         let mut shard = self.shard(ino).lock();
-        if let Some(node) = shard.get_mut(&ino) {
+        if let Some(node) = shard.nodes.get_mut(&ino) {
             node.lookups += 1;
+            node.is_used = true;
             return Ok(());
         }
         let hold = volume.hold(ino)?;
-        let facts = Arc::new(Facts::new(&self.changes));
-        shard.insert(ino, Node { lookups: 1, facts, hold });
+        shard.insert(ino, Facts::new(&self.changes), hold);
+        self.known.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 
@@ -154,39 +223,65 @@ impl InodeTable {
     /// The kernel gives `count` references back.
     pub fn forget(&self, ino: u64, count: u64) {
         let mut shard = self.shard(ino).lock();
-        let Some(node) = shard.get_mut(&ino) else { return };
+        let Some(node) = shard.nodes.get_mut(&ino) else { return };
         node.lookups = node.lookups.saturating_sub(count);
         if node.lookups > 0 {
             return;
         }
-        let node = shard.remove(&ino);
+        let node = shard.remove(ino);
         drop(shard);
+        self.known.fetch_sub(1, Ordering::Relaxed);
+        self.forgotten.fetch_add(1, Ordering::Relaxed);
         drop(node.map(|node| node.hold));
     }
 
     /// What is known of `ino`. For inodes the kernel never looked up (the root) nothing is, and
     /// nothing is kept.
     pub fn facts(&self, ino: u64) -> Arc<Facts> {
-        let shard = self.shard(ino).lock();
-        let known = shard.get(&ino).map(|node| Arc::clone(&node.facts));
+        let mut shard = self.shard(ino).lock();
+        let known = shard.nodes.get_mut(&ino).map(|node| {
+            node.is_used = true;
+            Arc::clone(&node.facts)
+        });
         known.unwrap_or_else(|| Arc::new(Facts::new(&self.changes)))
     }
 
     /// Whether the kernel knows `ino`, so that it is in memory.
     pub fn knows(&self, ino: u64) -> bool {
-        self.shard(ino).lock().contains_key(&ino)
+        self.shard(ino).lock().nodes.contains_key(&ino)
     }
 
     /// Inodes the kernel knows.
     pub fn count(&self) -> usize {
-        self.shards.iter().map(|shard| shard.lock().len()).sum()
+        self.known.load(Ordering::Relaxed)
+    }
+
+    /// Inodes the kernel has forgotten so far.
+    pub fn forgotten(&self) -> u64 {
+        self.forgotten.load(Ordering::Relaxed)
+    }
+
+    /// At most `most` inodes that the server was not asked about since this last came round to them. Looks at so many as the shards
+    /// hold, few at a time under their locks, and goes on there the next time: no answer means that all were used.
+    pub fn idle(&self, most: usize) -> Vec<u64> {
+        let mut idle = Vec::new();
+        let (mut looked_at, all) = (0, self.count());
+        let mut empty = 0;
+        while looked_at < all && idle.len() < most && empty < SHARDS {
+            let turn = self.turn.fetch_add(1, Ordering::Relaxed) % SHARDS;
+            let seen = self.shards[turn].lock().idle(most, &mut idle);
+            looked_at += seen;
+            empty = if seen == 0 { empty + 1 } else { 0 };
+        }
+        idle
     }
 
     /// Forgets everything: the connection is gone.
     pub fn clear(&self) {
         for shard in &self.shards {
-            let nodes = std::mem::take(&mut *shard.lock());
-            drop(nodes);
+            let shard = std::mem::take(&mut *shard.lock());
+            self.known.fetch_sub(shard.nodes.len(), Ordering::Relaxed);
+            drop(shard);
         }
     }
 }

@@ -35,6 +35,7 @@ use crate::acl::{self, Acl};
 use crate::batch::Batches;
 use crate::closed::Closed;
 use crate::errno::Errno;
+use crate::forgetting::Forgetting;
 use crate::ioctl::{self, Command};
 use crate::leftover::Leftover;
 use crate::ops::{
@@ -75,7 +76,7 @@ pub struct Trouble {
 pub struct WeirFs {
     volume: Volume,
     posix_acl: bool,
-    inodes: InodeTable,
+    inodes: Arc<InodeTable>,
     handles: HandleTable,
     first_panic: Mutex<Option<String>>,
     panics: AtomicU64,
@@ -89,14 +90,17 @@ pub struct WeirFs {
     snapshots: Mutex<Snapshots>,
     batches: Batches,
     kernel: OnceLock<Weak<dyn KernelCache>>,
+    /// Who asks the kernel to forget inodes when it knows too many.
+    forgetting: Forgetting,
 }
 
 impl WeirFs {
     /// Serves `volume`. With `posix_acl`, access control lists take part in creation and `chmod`.
     pub fn new(volume: Volume, posix_acl: bool, log: LogSink) -> weir::Result<Self> {
-        let inodes = InodeTable::default();
+        let inodes = Arc::new(InodeTable::default());
         inodes.acquire(&volume, Volume::ROOT)?;
         Ok(Self {
+            forgetting: Forgetting::new(volume.memory_bytes()),
             watcher: Watcher::new(volume.clone()),
             snapshots: Mutex::default(),
             volume,
@@ -122,6 +126,7 @@ impl WeirFs {
     /// called when no request can come any more.
     pub fn close(&self) -> weir::Result<()> {
         self.watcher.close();
+        self.forgetting.close();
         self.handles.clear();
         self.inodes.clear();
         // Syncs under way hold files too, and the last user of an unlinked file purges it: before the volume closes. An
@@ -175,9 +180,16 @@ impl WeirFs {
         result.map_err(|error| self.fail(error))
     }
 
+    /// One more reference of the kernel to `ino`.
+    fn acquire(&self, ino: u64) -> weir::Result<()> {
+        self.inodes.acquire(&self.volume, ino)?;
+        self.forgetting.known(&self.inodes);
+        Ok(())
+    }
+
     /// References `attr` for the kernel.
     fn entry(&self, attr: Attr) -> OpResult<Attr> {
-        self.check(self.inodes.acquire(&self.volume, attr.ino))?;
+        self.check(self.acquire(attr.ino))?;
         Ok(attr)
     }
 
@@ -512,7 +524,7 @@ impl FileSystemOps for WeirFs {
             let full = batch.len() == PLUS_BATCH;
             for entry in batch.drain(..) {
                 // An entry that was removed meanwhile is left out.
-                if self.inodes.acquire(&self.volume, entry.ino).is_err() {
+                if self.acquire(entry.ino).is_err() {
                     continue;
                 }
                 let taken = match self.volume.getattr(entry.ino) {
@@ -799,6 +811,7 @@ impl FileSystemOps for WeirFs {
     }
 
     fn mounted(&self, kernel: Weak<dyn KernelCache>) {
+        self.forgetting.ask(Weak::clone(&kernel));
         // One volume is served by one mount, so this is called once.
         let _ = self.kernel.set(kernel);
     }

@@ -45,6 +45,8 @@ pub struct Engine {
     pub volume_id: VolumeId,
     /// How it was opened.
     pub options: VolumeOptions,
+    /// The memory cap that came of that.
+    pub memory_bytes: u64,
     /// Time.
     pub clock: Arc<dyn Clock>,
     /// Metadata.

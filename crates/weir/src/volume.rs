@@ -213,6 +213,11 @@ impl Volume {
         self.engine.statfs()
     }
 
+    /// The memory cap: [`VolumeOptions::memory_bytes`], or what stands for it.
+    pub fn memory_bytes(&self) -> u64 {
+        self.engine.memory_bytes
+    }
+
     /// What this volume promises of single writes, and how much of everything it takes at a time.
     pub fn capabilities(&self) -> crate::types::Capabilities {
         self.engine.capabilities()

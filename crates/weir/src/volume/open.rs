@@ -118,7 +118,8 @@ pub(super) fn assemble(
     let Parts { superblock, tree, next_inode, inode_count, alloc, log_start } = parts;
     let geometry = superblock.geometry;
     let volume_id = superblock.volume_id;
-    let shares = Shares::of(memory_bytes(&options));
+    let memory_bytes = memory_bytes(&options);
+    let shares = Shares::of(memory_bytes);
     let clock = options.clock.clone();
     let log_geometry = log_geometry(&superblock);
     let log = Arc::new(Log::new(device.clone(), clock.clone(), log_geometry, &log_start));
@@ -164,6 +165,7 @@ pub(super) fn assemble(
         superblock: Mutex::new(superblock),
         device,
         options,
+        memory_bytes,
     })
 }
 
