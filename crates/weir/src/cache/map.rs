@@ -595,7 +595,9 @@ impl PageMap {
         bounds: &Range<u64>,
         most_pages: u64,
     ) -> (Writeback, usize) {
-        let mut writeback = Writeback { token: self.new_token(), pages: Vec::new() };
+        let pages: u64 = runs.iter().map(|run| run.end - run.start).sum();
+        let pages = Vec::with_capacity(pages.min(most_pages) as usize);
+        let mut writeback = Writeback { token: self.new_token(), pages };
         for (number, run) in runs.iter().enumerate() {
             if number > 0 && writeback.pages.len() as u64 + (run.end - run.start) > most_pages {
                 debug_assert!(writeback.is_in_order());

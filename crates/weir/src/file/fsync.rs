@@ -369,6 +369,9 @@ pub(super) const UNLOGGED: RunFilter =
 /// Those of them that were dirty when the sync began.
 pub(super) const CHOSEN: RunFilter = RunFilter { only_towrite: true, ..UNLOGGED };
 
+/// Room for so many runs is made at once.
+const USUAL_RUNS: usize = 16;
+
 /// Marks the dirty pages of `chosen`. Answers how many.
 fn mark_chosen(inode: &Inode, chosen: &[Range<u64>]) -> usize {
     let mut map = inode.pages.write();
@@ -400,7 +403,9 @@ pub(super) fn count_unlogged(inode: &Inode, pages: &Range<u64>, limit: usize) ->
 /// The first `most` runs of dirty pages of `pages` that the log does not have.
 fn unlogged_runs(inode: &Inode, pages: &Range<u64>, most: usize) -> Vec<Range<u64>> {
     let map = inode.pages.read();
-    map.dirty_runs(pages.clone(), PIECE_PAGES, UNLOGGED).take(most).collect()
+    let mut runs = Vec::with_capacity(most.min(USUAL_RUNS));
+    runs.extend(map.dirty_runs(pages.clone(), PIECE_PAGES, UNLOGGED).take(most));
+    runs
 }
 
 /// The block that page `index` is mapped to, 0 if none holds data of it.

@@ -163,6 +163,10 @@ impl Group {
             self.0[from] = new;
             return;
         }
+        if from == to {
+            self.0.insert(from, new);
+            return;
+        }
         let cut = &self.0[from..to];
         let left = cut.first().and_then(|first| first.run(base).within(&(base..run.file_block)));
         let right = cut.last().and_then(|last| last.run(base).within(&(run.end()..u64::MAX)));
@@ -207,7 +211,8 @@ pub struct KnownHomes {
 impl KnownHomes {
     /// The groups that `ranges`, which are in order, lie in.
     pub fn groups_of_all(ranges: &[Range<u64>]) -> Vec<u64> {
-        let mut all: Vec<u64> = ranges.iter().flat_map(groups_of).collect();
+        let mut all = Vec::with_capacity(ranges.len());
+        all.extend(ranges.iter().flat_map(groups_of));
         all.dedup();
         all
     }
@@ -218,14 +223,16 @@ impl KnownHomes {
             return None;
         }
         // All of them first, and then their parts: most are in nobody's cache, and the processor waits for several at a time.
-        let groups: Vec<(u64, &Range<u64>, Option<&Group>)> = ranges
-            .iter()
-            .flat_map(|blocks| groups_of(blocks).map(move |number| (number, blocks)))
-            .map(|(number, blocks)| (number, blocks, self.groups.get(&number)))
-            .collect();
+        let mut groups: Vec<(u64, &Range<u64>, Option<&Group>)> =
+            Vec::with_capacity(ranges.len() + 1);
+        for blocks in ranges {
+            let numbers = groups_of(blocks);
+            groups.extend(numbers.map(|number| (number, blocks, self.groups.get(&number))));
+        }
         let middles = groups.iter().filter_map(|(_, _, group)| group.map(Group::middle));
         std::hint::black_box(middles.fold(0, |all, middle| all ^ middle));
-        let mut answer = LookedUp::default();
+        let mapped = Vec::with_capacity(ranges.len());
+        let mut answer = LookedUp { mapped, missing: Vec::new() };
         for (number, blocks, group) in groups {
             if let Some(group) = group {
                 group.look_up(blocks_of(number).start, blocks, &mut answer.mapped);

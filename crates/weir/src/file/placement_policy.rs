@@ -84,7 +84,7 @@ pub fn beside(
     home: impl Fn(u64) -> u64,
 ) -> Vec<Range<u64>> {
     let adjoin = |page: u64| page > 0 && home(page - 1) != 0 && home(page - 1) + 1 == home(page);
-    let mut chosen: Vec<Range<u64>> = Vec::new();
+    let mut chosen: Vec<Range<u64>> = Vec::with_capacity(runs.len());
     for run in runs {
         // Stretches of pages that go: cut between units only.
         let mut at = run.start;

@@ -292,8 +292,9 @@ impl Engine {
         if piece.runs.len() == 1 {
             return Ok(vec![Replaceable::Unknown]);
         }
-        let scattered = piece.runs.iter().filter(|run| is_scattered(piece, run));
-        let scattered: Vec<Range<u64>> = scattered.map(|run| piece.file_blocks(run)).collect();
+        let mut scattered = Vec::with_capacity(piece.runs.len());
+        let among = piece.runs.iter().filter(|run| is_scattered(piece, run));
+        scattered.extend(among.map(|run| piece.file_blocks(run)));
         let mut known = self.replaceable(inode, &scattered)?.into_iter();
         let mut answer = |run: &Range<usize>| {
             let known = if is_scattered(piece, run) { known.next() } else { None };
@@ -329,6 +330,7 @@ impl Engine {
         batch: &mut Batch,
     ) -> Result<()> {
         let is_first = piece.inode.meta.lock().item.blocks == 0;
+        piece.segments.reserve(planned.len());
         let mut rest = planned;
         while let Some(segment) = rest.first() {
             if segment.place != Place::New {

@@ -53,7 +53,8 @@ pub(super) fn with_results(numbers: Vec<Vec<usize>>, outcomes: Vec<Outcome>) -> 
 
 /// What is to be written for `pieces`, in the order of blocks, at most `most_pages` by each request.
 pub(super) fn requests_of(pieces: &[Piece], most_pages: usize) -> Vec<OutRequest> {
-    let mut order: Vec<(u64, usize, usize)> = Vec::new();
+    let segments = pieces.iter().map(|piece| piece.segments.len()).sum();
+    let mut order: Vec<(u64, usize, usize)> = Vec::with_capacity(segments);
     for (number, piece) in pieces.iter().enumerate() {
         for (segment_number, segment) in piece.segments.iter().enumerate() {
             order.push((segment.block, number, segment_number));

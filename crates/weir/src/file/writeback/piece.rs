@@ -44,6 +44,9 @@ pub struct PieceLimits {
     max_operation_bytes: usize,
 }
 
+/// Room for so many runs of a piece is made at once.
+const USUAL_RUNS: usize = 16;
+
 impl PieceLimits {
     /// Where an operation may have records of so many bytes.
     pub fn new(max_operation_bytes: usize) -> Self {
@@ -66,7 +69,7 @@ impl PieceLimits {
     /// ends between two units, within which writes are not torn.
     pub fn first_of(self, runs: impl Iterator<Item = Range<u64>>) -> Vec<Range<u64>> {
         let limit = self.pages();
-        let mut taken = Vec::new();
+        let mut taken = Vec::with_capacity(USUAL_RUNS);
         let mut pages = 0;
         for run in runs {
             let length = run.end - run.start;
@@ -302,12 +305,12 @@ impl Piece {
 fn runs_of(pages: &[WritebackPage]) -> Vec<Range<usize>> {
     let mut start = 0;
     let chunks = pages.chunk_by(|page, next| page.index + 1 == next.index);
-    chunks
-        .map(|chunk| {
-            start += chunk.len();
-            start - chunk.len()..start
-        })
-        .collect()
+    let mut runs = Vec::with_capacity(USUAL_RUNS.min(pages.len()));
+    runs.extend(chunks.map(|chunk| {
+        start += chunk.len();
+        start - chunk.len()..start
+    }));
+    runs
 }
 
 /// Neighbouring segments that lie side by side become one.
