@@ -14,6 +14,7 @@ use crate::log::Admission;
 use crate::mutation::{self, Mutation};
 use crate::sync::Arc;
 use crate::txn::Op;
+use std::borrow::Cow;
 use std::ops::Range;
 
 /// Most pages of one piece: 1 MiB, a good request for any disk.
@@ -271,14 +272,13 @@ impl Piece {
     }
 
     /// The extents of a run: segments that lie side by side in one group become one.
-    pub(super) fn extents_of(&self, run: &Range<usize>) -> Vec<(u64, Extent)> {
-        let extent = |segment: Segment| {
+    pub(super) fn extents_of(&self, run: &Range<usize>) -> impl Iterator<Item = (u64, Extent)> {
+        joined(self.segments_of(run)).map(|segment| {
             let file_block = self.pages[segment.first].index;
             let checksums = self.checksums_of(&segment).to_vec();
             let blocks = segment.pages as u64;
             (file_block, Extent { block: segment.block, blocks, checksums })
-        };
-        joined(self.segments_of(run)).map(extent).collect()
+        })
     }
 
     /// Where the pages of the run live stays as it is.
@@ -288,10 +288,17 @@ impl Piece {
 
     /// Tells `op` what was allocated, and what was written elsewhere than in place.
     pub(super) fn note_written(&self, op: &mut Op) {
-        let anew = self.runs.iter().filter(|run| !self.is_in_place(run));
-        let written: Vec<Segment> = anew.flat_map(|run| self.segments_of(run)).cloned().collect();
         let is_new = |segment: &&Segment| segment.place == Place::New;
-        let allocated: Vec<Segment> = written.iter().filter(is_new).cloned().collect();
+        let (written, allocated): (Cow<'_, [Segment]>, Cow<'_, [Segment]>) =
+            if self.segments.iter().all(|segment| segment.place == Place::New) {
+                (Cow::Borrowed(&self.segments), Cow::Borrowed(&self.segments))
+            } else {
+                let anew = self.runs.iter().filter(|run| !self.is_in_place(run));
+                let written: Vec<Segment> =
+                    anew.flat_map(|run| self.segments_of(run)).cloned().collect();
+                let allocated = written.iter().filter(is_new).cloned().collect();
+                (Cow::Owned(written), Cow::Owned(allocated))
+            };
         for segment in joined(&allocated) {
             op.allocated(segment.run());
         }
