@@ -11,6 +11,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use clap::{Args, Subcommand};
 
 use crate::calibrate::Verdict;
+use crate::disk::awake::Awake;
 use crate::disk::registry::{Registry, clean_stale, stale_files};
 use crate::disk::{Disk, DiskSpec, limited_disk, make_run_dir, parse_amount, slow};
 use crate::error::{IoContext, LabError, LabResult};
@@ -247,6 +248,9 @@ pub struct RunArgs {
     /// The `weir` program for weir-mount [default: this program or its neighbour]
     #[arg(long, value_name = "FILE")]
     weir_bin: Option<PathBuf>,
+    /// Keep idle processors from sleeping, for every target alike: waking them differs from hour to hour (root)
+    #[arg(long)]
+    awake: bool,
     /// Do not measure the floor first
     #[arg(long)]
     no_probe: bool,
@@ -642,6 +646,7 @@ fn measure(
 ) -> LabResult<Outcome> {
     let Session { cancel, registry } = session;
     let Setup { disk: disk_spec, size_bytes, targets, baseline, stage } = setup;
+    let awake = args.awake.then(Awake::begin).transpose()?;
     let needs_disk = targets.iter().any(TargetSpec::uses_disk);
     let limited = matches!(disk_spec, DiskSpec::Limit(_));
     if !needs_disk && matches!(disk_spec, DiskSpec::Slow { .. }) {
@@ -689,6 +694,9 @@ fn measure(
     }
     rows.append(&mut outcome.rows);
     outcome.rows = rows;
+    if awake.is_some() {
+        outcome.notes.push("idle processors were kept from sleeping (--awake)".into());
+    }
     if limited && plan.targets.iter().any(|t| !t.uses_disk()) && needs_disk {
         outcome
             .notes

@@ -5,6 +5,7 @@
 //! unwritten extents would make every flush pay for the host's journal, and for some targets more
 //! than for others. All targets use the same blocks of the host, so none has the better place.
 
+pub mod awake;
 pub mod cgroup;
 pub mod registry;
 pub mod slow;
