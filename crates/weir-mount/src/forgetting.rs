@@ -25,8 +25,9 @@ const INODE_BYTES: u64 = 1024;
 const LEAST: usize = 1024;
 /// Most that the kernel is asked about at once.
 const BATCH: usize = 512;
-/// How often the kernel is given so long to say what it forgot.
+/// The kernel is given so long to say what it has forgotten ...
 const SETTLE: Duration = Duration::from_millis(20);
+/// ... so many times, as long as it has not said so of most.
 const SETTLE_ROUNDS: u32 = 50;
 /// No number of inodes starts a round.
 const NEVER: usize = usize::MAX;

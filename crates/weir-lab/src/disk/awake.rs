@@ -1,7 +1,7 @@
 //! Keeps idle processors from sleeping during a run, for every target alike.
 //!
-//! A processor that sleeps has to be woken before it can serve an interrupt. On a virtual machine that takes up to 30 µs, which is a
-//! third of what a small sync takes, and differs from hour to hour: the run then measures the machine. This asks the kernel for processors
+//! A processor that sleeps has to be woken before it can serve an interrupt. On a virtual machine that takes up to 30 µs, twice or
+//! three times in each sync, and differs from hour to hour: the run then measures the machine. This asks the kernel for processors
 //! that answer at once, as the latency profiles of `tuned` do, through its interface for that (`/dev/cpu_dma_latency`, "PM
 //! QoS"): the request stands for as long as the file is open, and ends with the process whatever becomes of it.
 

@@ -11,7 +11,7 @@
 use super::homes::run_of;
 use super::known_homes::{Held, MappedRun};
 use super::placement_policy;
-use super::writeback::{PIECE_PAGES, page_range};
+use super::writeback::{PIECE_PAGES, USUAL_RUNS, page_range};
 use crate::cache::map::{LoggedFilter, RunFilter};
 use crate::device::IoClass;
 use crate::engine::{Engine, Room};
@@ -368,9 +368,6 @@ pub(super) const UNLOGGED: RunFilter =
     RunFilter { logged: LoggedFilter::NotLogged, only_towrite: false, skip_writeback: false };
 /// Those of them that were dirty when the sync began.
 pub(super) const CHOSEN: RunFilter = RunFilter { only_towrite: true, ..UNLOGGED };
-
-/// Room for so many runs is made at once.
-const USUAL_RUNS: usize = 16;
 
 /// Marks the dirty pages of `chosen`. Answers how many.
 fn mark_chosen(inode: &Inode, chosen: &[Range<u64>]) -> usize {

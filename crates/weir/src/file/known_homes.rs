@@ -223,8 +223,7 @@ impl KnownHomes {
             return None;
         }
         // All of them first, and then their parts: most are in nobody's cache, and the processor waits for several at a time.
-        let mut groups: Vec<(u64, &Range<u64>, Option<&Group>)> =
-            Vec::with_capacity(ranges.len() + 1);
+        let mut groups: Vec<(u64, &Range<u64>, Option<&Group>)> = Vec::with_capacity(ranges.len());
         for blocks in ranges {
             let numbers = groups_of(blocks);
             groups.extend(numbers.map(|number| (number, blocks, self.groups.get(&number))));

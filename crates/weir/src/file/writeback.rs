@@ -50,7 +50,7 @@ use output::{
     to_device, with_results,
 };
 use piece::{CUT_BYTES, Place, Segment, Spare};
-pub use piece::{PIECE_PAGES, Piece, PieceLimits, settle_bytes};
+pub use piece::{PIECE_PAGES, Piece, PieceLimits, USUAL_RUNS, settle_bytes};
 use remap::{Changed, Remapping};
 pub use rounds::FLUSH_INODES;
 use std::ops::Range;

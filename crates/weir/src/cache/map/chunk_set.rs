@@ -5,8 +5,9 @@
 use std::collections::{BTreeSet, btree_set};
 use std::ops::Range;
 
-/// Most numbers in the array; with their count it is 256 bytes.
+/// Most numbers in the array.
 const FEW: usize = 31;
+const _: () = assert!(size_of::<Few>() == 256);
 
 /// Numbers in order, without duplicates.
 #[derive(Debug)]

@@ -14,11 +14,13 @@ use crate::log::Admission;
 use crate::mutation::{self, Mutation};
 use crate::sync::Arc;
 use crate::txn::Op;
-use std::borrow::Cow;
+use std::iter;
 use std::ops::Range;
 
 /// Most pages of one piece: 1 MiB, a good request for any disk.
 pub const PIECE_PAGES: u64 = 256;
+/// Lists of runs begin with room for so many.
+pub const USUAL_RUNS: usize = 16;
 /// Most runs of one piece.
 const PIECE_RUNS: usize = 128;
 /// Log space for settling anything. Extents that are cut leave checksums of up to [`CUT_BYTES`]; what few pages need
@@ -44,9 +46,6 @@ pub fn settle_bytes(pages: u64, runs: usize) -> usize {
 pub struct PieceLimits {
     max_operation_bytes: usize,
 }
-
-/// Room for so many runs of a piece is made at once.
-const USUAL_RUNS: usize = 16;
 
 impl PieceLimits {
     /// Where an operation may have records of so many bytes.
@@ -273,7 +272,7 @@ impl Piece {
 
     /// The extents of a run: segments that lie side by side in one group become one.
     pub(super) fn extents_of(&self, run: &Range<usize>) -> impl Iterator<Item = (u64, Extent)> {
-        joined(self.segments_of(run)).map(|segment| {
+        joined(self.segments_of(run).iter()).map(|segment| {
             let file_block = self.pages[segment.first].index;
             let checksums = self.checksums_of(&segment).to_vec();
             let blocks = segment.pages as u64;
@@ -288,21 +287,14 @@ impl Piece {
 
     /// Tells `op` what was allocated, and what was written elsewhere than in place.
     pub(super) fn note_written(&self, op: &mut Op) {
-        let is_new = |segment: &&Segment| segment.place == Place::New;
-        let (written, allocated): (Cow<'_, [Segment]>, Cow<'_, [Segment]>) =
-            if self.segments.iter().all(|segment| segment.place == Place::New) {
-                (Cow::Borrowed(&self.segments), Cow::Borrowed(&self.segments))
-            } else {
-                let anew = self.runs.iter().filter(|run| !self.is_in_place(run));
-                let written: Vec<Segment> =
-                    anew.flat_map(|run| self.segments_of(run)).cloned().collect();
-                let allocated = written.iter().filter(is_new).cloned().collect();
-                (Cow::Owned(written), Cow::Owned(allocated))
-            };
-        for segment in joined(&allocated) {
+        let written = || {
+            let anew = self.runs.iter().filter(|run| !self.is_in_place(run));
+            anew.flat_map(|run| self.segments_of(run))
+        };
+        for segment in joined(written().filter(|segment| segment.place == Place::New)) {
             op.allocated(segment.run());
         }
-        for segment in joined(&written) {
+        for segment in joined(written()) {
             op.wrote(segment.block, self.checksums_of(&segment));
         }
     }
@@ -321,10 +313,14 @@ fn runs_of(pages: &[WritebackPage]) -> Vec<Range<usize>> {
 }
 
 /// Neighbouring segments that lie side by side become one.
-pub(super) fn joined(segments: &[Segment]) -> impl Iterator<Item = Segment> {
-    segments.chunk_by(Segment::adjoins).map(|together| {
-        let pages = together.iter().map(|segment| segment.pages).sum();
-        Segment { pages, ..together[0].clone() }
+fn joined<'a>(segments: impl Iterator<Item = &'a Segment>) -> impl Iterator<Item = Segment> {
+    let mut rest = segments.peekable();
+    iter::from_fn(move || {
+        let mut whole = rest.next()?.clone();
+        while let Some(next) = rest.next_if(|next| whole.adjoins(next)) {
+            whole.pages += next.pages;
+        }
+        Some(whole)
     })
 }
 
