@@ -41,8 +41,9 @@ impl KernelCache for FuserKernelCache {
     fn forget(&self, inodes: &[u64]) -> bool {
         let Some(connection) = &self.connection else { return false };
         let Some(message) = prune_message(inodes) else { return false };
-        // The kernel takes a notification whole or refuses it.
-        rustix::io::write(connection, &message).is_ok()
+        // The kernel takes a notification whole or refuses it, with this error if it does not know what it is. Whatever else is
+        // wrong, such as a lack of memory, may be over the next time.
+        rustix::io::write(connection, &message) != Err(rustix::io::Errno::INVAL)
     }
 }
 
