@@ -6,6 +6,7 @@
 //!
 //! Lock order: `signals`, then `jobs`; `progress` is a leaf.
 
+use crate::alloc::ReserveClass;
 use crate::cache::map::{LoggedFilter, RunFilter};
 use crate::cache::throttle::{DelayDebt, Demand, Limits, Pressure};
 use crate::device::IoClass;
@@ -644,9 +645,9 @@ impl Engine {
         self.timed_stall(|| self.wait_checkpoint(next))
     }
 
-    /// Makes blocks available that only wait for something: purges, writeback, and a checkpoint. False if there is
-    /// nothing to hope for.
-    pub fn relieve_space(&self) -> Result<bool> {
+    /// Makes blocks available to `class` that only wait for something: purges, writeback, and a checkpoint. False if there
+    /// is nothing to hope for.
+    pub fn relieve_space(&self, class: ReserveClass) -> Result<bool> {
         self.counters.space_stalls.add(1);
         self.timed_stall(|| {
             self.purge_all()?;
@@ -657,10 +658,10 @@ impl Engine {
             }
             // A checkpoint frees blocks, and what was kept for it: changes take less room in the trees than
             // was feared.
-            let before = self.alloc.user_room_blocks();
+            let before = self.alloc.room_blocks(class);
             while self.flush_batch()? > 0 {}
             self.wait_checkpoint(self.checkpointer.goal())?;
-            Ok(self.alloc.user_room_blocks() > before)
+            Ok(self.alloc.room_blocks(class) > before)
         })
     }
 

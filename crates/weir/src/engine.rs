@@ -8,7 +8,7 @@
 //! number) → store state → log append → allocator. Dirty list, inode table, eviction queue and
 //! statistics are leaves.
 
-use crate::alloc::{Allocator, Supply};
+use crate::alloc::{Allocator, ReserveClass, Supply};
 use crate::background::Background;
 use crate::barrier::Barriers;
 use crate::cache::page::{PageMut, PagePool};
@@ -198,8 +198,12 @@ impl Engine {
     /// Reserves `blocks` for a user's data. When the volume is full, space that only waits for a checkpoint is
     /// made available first. The caller must hold no locks.
     pub fn reserve(&self, blocks: u64) -> Result<()> {
+        self.reserve_for(blocks, ReserveClass::User)
+    }
+
+    fn reserve_for(&self, blocks: u64, class: ReserveClass) -> Result<()> {
         for attempt in 1..=SPACE_ATTEMPTS {
-            match self.alloc.reserve(blocks, crate::alloc::ReserveClass::User) {
+            match self.alloc.reserve(blocks, class) {
                 Ok(Supply::Ample) => return Ok(()),
                 Ok(Supply::Short) => {
                     self.make_room_early();
@@ -207,7 +211,7 @@ impl Engine {
                 }
                 Err(error) if attempt == SPACE_ATTEMPTS => return Err(error),
                 Err(error) => {
-                    if !self.relieve_space()? {
+                    if !self.relieve_space(class)? {
                         return Err(error);
                     }
                 }
@@ -224,9 +228,9 @@ impl Engine {
     }
 
     /// Checks that a metadata operation finds room, without keeping it: the store's reserve takes over
-    /// at commit.
-    pub fn check_space(&self, blocks: u64) -> Result<()> {
-        self.reserve(blocks)?;
+    /// at commit. The caller must hold no locks.
+    pub fn check_space(&self, blocks: u64, class: ReserveClass) -> Result<()> {
+        self.reserve_for(blocks, class)?;
         self.alloc.release(blocks);
         Ok(())
     }

@@ -5,6 +5,7 @@ mod common;
 
 use common::*;
 use std::sync::Arc;
+use weir::check::{CheckOptions, check_device};
 use weir::device::Device;
 use weir::*;
 
@@ -115,6 +116,104 @@ fn a_full_volume_can_be_opened_read_synced_deleted_from_and_closed() {
         let volume = open(&device, manual(MIB));
         let again = fill(&volume, "f", file_bytes);
         assert!(again as f64 > 0.9 * written as f64, "{again} of {written}");
+    }
+}
+
+#[test]
+fn logs_are_rotated_on_a_full_volume() {
+    const GENERATIONS: u8 = 5;
+    let name = |generation| format!("log.{generation}").into_bytes();
+    for (size_bytes, file_bytes) in [(2 * MIB, 100), (4 * MIB, 5000), (16 * MIB, 1 << 20)] {
+        let (device, volume) = volume_of(size_bytes, 64);
+        let archive = volume.create_dir("/archive", 0o755).expect("directory").ino;
+        for generation in 0..GENERATIONS {
+            let file = volume.open_file(format!("/log.{generation}"), OpenFlags::CREATE);
+            file.expect("create").write_at(0, &[generation; 10]).expect("write");
+        }
+        fill(&volume, "f", file_bytes);
+        fill(&volume, "tiny", 1);
+        volume.checkpoint().expect("checkpoint");
+        fill(&volume, "more", 1);
+        let refused = volume.create_dir("/no", 0o755).expect_err("the volume is full");
+        assert_eq!(refused, Error::NoSpace);
+        let rename = |(from_dir, from): (u64, &[u8]), (to_dir, to): (u64, &[u8])| {
+            let moved = volume.rename(from_dir, from, to_dir, to, RenameMode::NoReplace);
+            moved.expect("rename on a full volume");
+        };
+        for _ in 0..20 * GENERATIONS {
+            rename((ROOT, &name(GENERATIONS - 1)), (archive, b"oldest"));
+            for generation in (1..GENERATIONS).rev() {
+                rename((ROOT, &name(generation - 1)), (ROOT, &name(generation)));
+            }
+            rename((archive, b"oldest"), (ROOT, &name(0)));
+        }
+        volume.checkpoint().expect("a checkpoint after many renames");
+        volume.close().expect("close");
+        let report = check_device(&device, &CheckOptions::default()).expect("check");
+        assert!(report.is_clean(), "{:#?}", report.problems);
+        let volume = open(&device, manual(MIB));
+        for generation in 0..GENERATIONS {
+            let ino = volume.lookup(ROOT, &name(generation)).expect("lookup").ino;
+            let file = volume.open_inode(ino, false).expect("open");
+            assert_eq!(contents(&file), [generation; 10]);
+        }
+    }
+}
+
+#[test]
+fn names_that_move_leave_what_checkpoints_and_deletion_need() {
+    for (size_bytes, file_bytes) in [(2 * MIB, 1), (4 * MIB, 1), (16 * MIB, 5000)] {
+        let (device, volume) = volume_of(size_bytes, 64);
+        fill(&volume, "f", file_bytes);
+        fill(&volume, "tiny", 1);
+        volume.checkpoint().expect("checkpoint");
+        fill(&volume, "more", 1);
+        let entries = volume.read_dir("/").expect("list");
+        // Every name becomes as long as can be: the tree has to grow, and somewhere that must be refused.
+        let moved = entries.iter().take_while(|entry| {
+            let long = [&entry.name[..], &[b'x'; 200]].concat();
+            match volume.rename(ROOT, &entry.name, ROOT, &long, RenameMode::Replace) {
+                Ok(()) => true,
+                Err(error) => {
+                    assert_eq!(error, Error::NoSpace);
+                    false
+                }
+            }
+        });
+        let moved = moved.count();
+        assert!(moved < entries.len(), "the tree grew for ever");
+        volume.checkpoint().expect("a checkpoint after as many renames as find room");
+        volume.close().expect("close");
+        let report = check_device(&device, &CheckOptions::default()).expect("check");
+        assert!(report.is_clean(), "{:#?}", report.problems);
+        let volume = open(&device, manual(MIB));
+        assert_eq!(volume.read_dir("/").expect("list").len(), entries.len());
+        remove_all(&volume);
+        volume.sync().expect("sync");
+        volume.close().expect("close");
+    }
+}
+
+#[test]
+fn everything_is_changed_between_two_checkpoints_of_a_full_volume() {
+    for (size_bytes, file_bytes) in [(2 * MIB, 1), (4 * MIB, 1), (16 * MIB, 5000)] {
+        let (device, volume) = volume_of(size_bytes, 64);
+        fill(&volume, "f", file_bytes);
+        fill(&volume, "tiny", 1);
+        volume.checkpoint().expect("checkpoint");
+        fill(&volume, "more", 1);
+        volume.checkpoint().expect("checkpoint");
+        let entries = volume.read_dir("/").expect("list");
+        for round in 0..3 {
+            for entry in &entries {
+                let change = SetAttr { permissions: Some(0o600 + round), ..SetAttr::default() };
+                volume.setattr(entry.ino, &change).expect("chmod on a full volume");
+            }
+            volume.checkpoint().expect("a checkpoint that rewrites every node");
+        }
+        volume.close().expect("close");
+        let report = check_device(&device, &CheckOptions::default()).expect("check");
+        assert!(report.is_clean(), "{:#?}", report.problems);
     }
 }
 

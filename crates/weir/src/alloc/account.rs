@@ -4,7 +4,7 @@
 //! * `pending`: freed (or quarantined), to be handed out after a durable checkpoint.
 //! * `reserved`: promised to dirty data. A promise is kept until [`Account::release`], which may come after
 //!   the blocks were taken; meanwhile the space counts twice, so promises err on the safe side.
-//! * the metadata reserve: what users' promises must leave to checkpoints.
+//! * the metadata reserve: what users' promises must leave to checkpoints, and to names that move.
 //!
 //! **Invariant:** `promise` succeeds only while `reserved + blocks (+ metadata reserve) <= free`.
 //! No counter goes below zero: taking back more than there is would be a bug of the caller, is
@@ -18,10 +18,37 @@ const WORTH_A_CHECKPOINT_BLOCKS: u64 = 1024;
 /// Who asks for a promise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReserveClass {
-    /// A user's data: leaves the metadata reserve alone.
+    /// A user's data, or a new name: leaves the metadata reserve alone.
     User,
+    /// A name that moves: may use what the metadata reserve has for that.
+    Move,
     /// Work that frees space or makes data durable: may use the metadata reserve.
     Privileged,
+}
+
+/// What promises leave free, in blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct MetadataReserve {
+    /// For checkpoints, so that they never fail.
+    pub checkpoint_blocks: u64,
+    /// For names that move: a full volume can be tidied up, and its logs rotated.
+    pub move_blocks: u64,
+}
+
+impl MetadataReserve {
+    /// All of it.
+    pub fn blocks(self) -> u64 {
+        self.checkpoint_blocks.saturating_add(self.move_blocks)
+    }
+
+    /// What a promise to `class` leaves free.
+    pub fn kept_from(self, class: ReserveClass) -> u64 {
+        match class {
+            ReserveClass::User => self.blocks(),
+            ReserveClass::Move => self.checkpoint_blocks,
+            ReserveClass::Privileged => 0,
+        }
+    }
 }
 
 /// How a promise leaves the free space.
@@ -116,13 +143,9 @@ impl Account {
         &mut self,
         blocks: u64,
         class: ReserveClass,
-        metadata_reserve: u64,
+        reserve: MetadataReserve,
     ) -> Result<()> {
-        let kept = match class {
-            ReserveClass::User => metadata_reserve,
-            ReserveClass::Privileged => 0,
-        };
-        if blocks > self.room(kept) {
+        if blocks > self.room(reserve.kept_from(class)) {
             return Err(Error::NoSpace);
         }
         self.reserved += blocks;
@@ -154,25 +177,50 @@ impl Account {
 mod tests {
     use super::*;
 
+    fn checkpoints(checkpoint_blocks: u64) -> MetadataReserve {
+        MetadataReserve { checkpoint_blocks, move_blocks: 0 }
+    }
+
     #[test]
     fn users_leave_the_metadata_reserve_alone() {
         let mut account = Account::new(100);
-        assert_eq!(account.promise(81, ReserveClass::User, 20), Err(Error::NoSpace));
-        assert_eq!(account.promise(80, ReserveClass::User, 20), Ok(()));
-        assert_eq!(account.promise(1, ReserveClass::User, 20), Err(Error::NoSpace));
-        assert_eq!(account.promise(20, ReserveClass::Privileged, 20), Ok(()));
-        assert_eq!(account.promise(1, ReserveClass::Privileged, 20), Err(Error::NoSpace));
+        assert_eq!(account.promise(81, ReserveClass::User, checkpoints(20)), Err(Error::NoSpace));
+        assert_eq!(account.promise(80, ReserveClass::User, checkpoints(20)), Ok(()));
+        assert_eq!(account.promise(1, ReserveClass::User, checkpoints(20)), Err(Error::NoSpace));
+        assert_eq!(account.promise(20, ReserveClass::Privileged, checkpoints(20)), Ok(()));
+        assert_eq!(
+            account.promise(1, ReserveClass::Privileged, checkpoints(20)),
+            Err(Error::NoSpace)
+        );
         account.release(100);
         assert_eq!(account.reserved(), 0);
     }
 
     #[test]
+    fn names_that_move_have_room_that_users_leave_and_leave_what_checkpoints_need() {
+        let mut account = Account::new(100);
+        let reserve = MetadataReserve { checkpoint_blocks: 20, move_blocks: 10 };
+        assert_eq!(account.promise(71, ReserveClass::User, reserve), Err(Error::NoSpace));
+        assert_eq!(account.promise(70, ReserveClass::User, reserve), Ok(()));
+        assert_eq!(account.promise(11, ReserveClass::Move, reserve), Err(Error::NoSpace));
+        assert_eq!(account.promise(10, ReserveClass::Move, reserve), Ok(()));
+        assert_eq!(account.promise(1, ReserveClass::Move, reserve), Err(Error::NoSpace));
+        assert_eq!(account.promise(20, ReserveClass::Privileged, reserve), Ok(()));
+    }
+
+    #[test]
     fn a_reserve_larger_than_the_volume_refuses_users_only() {
         let mut account = Account::new(10);
-        assert_eq!(account.promise(1, ReserveClass::User, u64::MAX), Err(Error::NoSpace));
-        assert_eq!(account.promise(0, ReserveClass::User, u64::MAX), Ok(()));
-        assert_eq!(account.promise(u64::MAX, ReserveClass::Privileged, 0), Err(Error::NoSpace));
-        assert_eq!(account.promise(10, ReserveClass::Privileged, u64::MAX), Ok(()));
+        assert_eq!(
+            account.promise(1, ReserveClass::User, checkpoints(u64::MAX)),
+            Err(Error::NoSpace)
+        );
+        assert_eq!(account.promise(0, ReserveClass::User, checkpoints(u64::MAX)), Ok(()));
+        assert_eq!(
+            account.promise(u64::MAX, ReserveClass::Privileged, checkpoints(0)),
+            Err(Error::NoSpace)
+        );
+        assert_eq!(account.promise(10, ReserveClass::Privileged, checkpoints(u64::MAX)), Ok(()));
     }
 
     #[test]
@@ -181,11 +229,11 @@ mod tests {
         account.take(6);
         account.expect(5);
         assert_eq!((account.free(), account.pending()), (4, 5));
-        assert_eq!(account.promise(5, ReserveClass::User, 0), Err(Error::NoSpace));
+        assert_eq!(account.promise(5, ReserveClass::User, checkpoints(0)), Err(Error::NoSpace));
         account.settle(5, 5);
         assert_eq!((account.free(), account.pending()), (9, 0));
         account.give(1);
-        assert_eq!(account.promise(10, ReserveClass::User, 0), Ok(()));
+        assert_eq!(account.promise(10, ReserveClass::User, checkpoints(0)), Ok(()));
     }
 
     #[test]

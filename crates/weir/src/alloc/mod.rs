@@ -40,7 +40,7 @@ use crate::mutation::{self, Mutation};
 use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use crate::sync::{Arc, Mutex};
 use crate::{Error, Result};
-pub use account::{ReserveClass, SpaceTotals, Supply};
+pub use account::{MetadataReserve, ReserveClass, SpaceTotals, Supply};
 use bitmap::BITS;
 use committed::{Committed, EAGER_GROUPS, Owner};
 pub use policy::AllocKind;
@@ -135,7 +135,8 @@ pub struct AppliedSpace {
 pub struct Allocator {
     device: Arc<dyn Device>,
     owner: Owner,
-    metadata_reserve: AtomicU64,
+    checkpoint_reserve: AtomicU64,
+    move_reserve: AtomicU64,
     committed: Mutex<Committed>,
     space: Mutex<Space>,
 }
@@ -203,7 +204,8 @@ impl Allocator {
         Self {
             device,
             owner: Owner { geometry: *geometry, volume_id },
-            metadata_reserve: AtomicU64::new(0),
+            checkpoint_reserve: AtomicU64::new(0),
+            move_reserve: AtomicU64::new(0),
             space: Mutex::new(Space::new(entries.iter().map(|entry| entry.free_blocks))),
             committed: Mutex::new(Committed::new(entries)),
         }
@@ -285,7 +287,7 @@ impl Allocator {
             return Err(Error::NoSpace);
         }
         let want = want_blocks.min(u64::from(BITS)) as u32;
-        let keep_cells = self.metadata_reserve.load(Relaxed).div_ceil(NODE_BLOCKS);
+        let keep_cells = self.metadata_reserve().blocks().div_ceil(NODE_BLOCKS);
         let wish = Wish { want, min: min_blocks as u32, hint, kind, keep_cells };
         loop {
             let group = {
@@ -468,22 +470,22 @@ impl Allocator {
     /// Promises `blocks` to a later allocation, and says how that leaves the free space.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] if that many are not free, besides earlier promises and (for users) the metadata
-    /// reserve; or if free space is so scattered that the metadata reserve does not fit in as nodes.
+    /// [`Error::NoSpace`] if that many are not free, besides earlier promises and what `class` leaves of the metadata
+    /// reserve; or if free space is so scattered that this does not fit in as nodes.
     pub fn reserve(&self, blocks: u64, class: ReserveClass) -> Result<Supply> {
-        let metadata_reserve = self.metadata_reserve.load(Relaxed);
+        let reserve = self.metadata_reserve();
         let mut space = self.space.lock();
-        let scattered = space.cells() < metadata_reserve / NODE_BLOCKS;
-        if class == ReserveClass::User && blocks > 0 && scattered {
+        if blocks > 0 && space.is_scattered(reserve.kept_from(class)) {
             return Err(Error::NoSpace);
         }
-        space.account.promise(blocks, class, metadata_reserve)?;
-        Ok(space.account.supply(metadata_reserve, space.cells() * NODE_BLOCKS))
+        space.account.promise(blocks, class, reserve)?;
+        Ok(space.account.supply(reserve.blocks(), space.cells() * NODE_BLOCKS))
     }
 
-    /// What could be promised to users at this moment.
-    pub fn user_room_blocks(&self) -> u64 {
-        self.totals().room_blocks
+    /// What could be promised to `class` at this moment.
+    pub fn room_blocks(&self, class: ReserveClass) -> u64 {
+        let kept_blocks = self.metadata_reserve().kept_from(class);
+        self.space.lock().room_blocks(kept_blocks)
     }
 
     /// Takes back a promise, kept or not.
@@ -491,9 +493,17 @@ impl Allocator {
         self.space.lock().account.release(blocks);
     }
 
-    /// Sets how many blocks users' promises must leave to checkpoints.
-    pub fn set_metadata_reserve(&self, blocks: u64) {
-        self.metadata_reserve.store(blocks, Relaxed);
+    /// Sets what promises must leave free.
+    pub fn set_metadata_reserve(&self, reserve: MetadataReserve) {
+        self.checkpoint_reserve.store(reserve.checkpoint_blocks, Relaxed);
+        self.move_reserve.store(reserve.move_blocks, Relaxed);
+    }
+
+    fn metadata_reserve(&self) -> MetadataReserve {
+        MetadataReserve {
+            checkpoint_blocks: self.checkpoint_reserve.load(Relaxed),
+            move_blocks: self.move_reserve.load(Relaxed),
+        }
     }
 
     /// Blocks that can be handed out now.
@@ -508,10 +518,8 @@ impl Allocator {
 
     /// All numbers at one moment.
     pub fn totals(&self) -> SpaceTotals {
-        let metadata_reserve_blocks = self.metadata_reserve.load(Relaxed);
+        let metadata_reserve_blocks = self.metadata_reserve().blocks();
         let space = self.space.lock();
-        let is_scattered = space.cells() < metadata_reserve_blocks / NODE_BLOCKS;
-        let room_blocks = space.account.room(metadata_reserve_blocks);
         SpaceTotals {
             total_blocks: self.owner.geometry.data_blocks(),
             free_blocks: space.account.free(),
@@ -519,7 +527,7 @@ impl Allocator {
             reserved_blocks: space.account.reserved(),
             metadata_reserve_blocks,
             unscattered_blocks: space.cells() * NODE_BLOCKS,
-            room_blocks: if is_scattered { 0 } else { room_blocks },
+            room_blocks: space.room_blocks(metadata_reserve_blocks),
         }
     }
 }

@@ -146,6 +146,16 @@ impl Space {
         self.cells
     }
 
+    /// Whether what has to be kept for nodes does not find places for them.
+    pub(super) fn is_scattered(&self, kept_blocks: u64) -> bool {
+        self.cells < kept_blocks / NODE_BLOCKS
+    }
+
+    /// What can be promised if so much is kept.
+    pub(super) fn room_blocks(&self, kept_blocks: u64) -> u64 {
+        if self.is_scattered(kept_blocks) { 0 } else { self.account.room(kept_blocks) }
+    }
+
     /// Whether every block of the run is in use; `None` if its group is not in memory.
     pub(super) fn is_used(&self, run: Run) -> Option<bool> {
         let used = self.group(run.group()).used.as_ref()?;

@@ -329,7 +329,8 @@ fn large_volumes_load_a_group_when_it_is_needed() {
 fn reservations_are_kept_and_never_exceed_what_is_free() {
     let (_, allocator, _) = volume(256);
     let all = geometry(256).data_blocks();
-    allocator.set_metadata_reserve(20);
+    let reserve = MetadataReserve { checkpoint_blocks: 15, move_blocks: 5 };
+    allocator.set_metadata_reserve(reserve);
     assert_eq!(allocator.reserve(all - 19, ReserveClass::User), Err(Error::NoSpace));
     allocator.reserve(all - 20, ReserveClass::User).unwrap();
     assert_eq!(allocator.totals().available_blocks(), 0);
@@ -338,7 +339,10 @@ fn reservations_are_kept_and_never_exceed_what_is_free() {
     allocator.cancel(run);
     assert_eq!(allocator.reserve(11, ReserveClass::User), Err(Error::NoSpace));
     allocator.reserve(10, ReserveClass::User).unwrap();
-    allocator.reserve(20, ReserveClass::Privileged).unwrap();
+    assert_eq!(allocator.reserve(6, ReserveClass::Move), Err(Error::NoSpace));
+    assert_eq!(allocator.room_blocks(ReserveClass::Move), 5);
+    allocator.reserve(5, ReserveClass::Move).unwrap();
+    allocator.reserve(15, ReserveClass::Privileged).unwrap();
     assert_eq!(allocator.reserve(1, ReserveClass::Privileged), Err(Error::NoSpace));
     allocator.release(all);
     assert_eq!(allocator.totals().reserved_blocks, 0);

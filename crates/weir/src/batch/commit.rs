@@ -8,7 +8,7 @@ use super::data::{Held, Logged, Old, Way};
 use super::patch::Patch;
 use super::plan::{self, Ops, Plan, Unplanned};
 use super::{Batch, Step};
-use crate::alloc::Run;
+use crate::alloc::{ReserveClass, Run};
 use crate::cache::map::{PageMap, Removed};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
@@ -98,9 +98,11 @@ impl Engine {
             return Ok(self.log.last_lsn());
         }
         self.throttle(0)?;
-        let names_added = batch.steps.iter().filter(|step| adds_name(step)).count() as u64;
-        if names_added > 0 {
-            self.check_space(names_added * OP_SPACE_BLOCKS)?;
+        let names_put = batch.steps.iter().filter(|step| puts_name(step)).count() as u64;
+        if names_put > 0 {
+            let only_moves = !batch.steps.iter().any(adds_name);
+            let class = if only_moves { ReserveClass::Move } else { ReserveClass::User };
+            self.check_space(names_put * OP_SPACE_BLOCKS, class)?;
         }
         let (mut held, way) = Held::for_batch(self, batch)?;
         if way != Way::Log {
@@ -508,7 +510,12 @@ fn unborn(number: u64, new: &NewInode) -> Inode {
 }
 
 fn adds_name(step: &Step) -> bool {
-    matches!(step, Step::Make { .. } | Step::Link { .. } | Step::Rename { .. })
+    matches!(step, Step::Make { .. } | Step::Link { .. })
+}
+
+/// Whether the step puts an entry into a directory.
+fn puts_name(step: &Step) -> bool {
+    adds_name(step) || matches!(step, Step::Rename { .. })
 }
 
 /// Writes the pages of which nothing old is left to new blocks.

@@ -4,6 +4,7 @@ use super::entry::FreePlace;
 use super::rules::Metas as _;
 use super::rules::{self, Side};
 use super::{MetaLocks, OP_RECORD_BYTES, OP_SPACE_BLOCKS, check_name};
+use crate::alloc::ReserveClass;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::format::{Key, MAX_SYMLINK_BYTES};
@@ -55,7 +56,7 @@ impl Engine {
     ) -> Result<Arc<Inode>> {
         check_name(name)?;
         let admission = self.enter(OP_RECORD_BYTES, 0)?;
-        self.check_space(OP_SPACE_BLOCKS)?;
+        self.check_space(OP_SPACE_BLOCKS, ReserveClass::User)?;
         let parent = self.directory(dir)?;
         let _ops = parent.ops.lock();
         parent.check_alive()?;
@@ -92,7 +93,7 @@ impl Engine {
             return Err(Error::Invalid("only regular files can be made without a name"));
         }
         let admission = self.enter(OP_RECORD_BYTES, 0)?;
-        self.check_space(OP_SPACE_BLOCKS)?;
+        self.check_space(OP_SPACE_BLOCKS, ReserveClass::User)?;
         let parent = self.directory(dir)?;
         parent.check_alive()?;
         let number = self.store.allocate_inode();
@@ -112,7 +113,7 @@ impl Engine {
     pub fn link(&self, number: u64, dir: u64, name: &[u8]) -> Result<Arc<Inode>> {
         check_name(name)?;
         let admission = self.enter(OP_RECORD_BYTES, 0)?;
-        self.check_space(OP_SPACE_BLOCKS)?;
+        self.check_space(OP_SPACE_BLOCKS, ReserveClass::User)?;
         let parent = self.directory(dir)?;
         let inode = self.inode(number)?;
         if inode.file_type == FileType::Directory {

@@ -7,6 +7,7 @@
 use super::rules::Metas as _;
 use super::rules::{self, Exchange, Move, Side};
 use super::{MetaLocks, OP_RECORD_BYTES, OP_SPACE_BLOCKS, check_name};
+use crate::alloc::ReserveClass;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::inode::Inode;
@@ -29,7 +30,14 @@ impl Engine {
         check_name(name)?;
         check_name(new_name)?;
         let admission = self.enter(OP_RECORD_BYTES, 0)?;
-        self.check_space(OP_SPACE_BLOCKS)?;
+        let class = match mode {
+            // A whiteout is an inode more.
+            RenameMode::Whiteout { .. } => ReserveClass::User,
+            RenameMode::Replace | RenameMode::NoReplace | RenameMode::Exchange => {
+                ReserveClass::Move
+            }
+        };
+        self.check_space(OP_SPACE_BLOCKS, class)?;
         let from_parent = self.directory(dir)?;
         let to_parent = self.directory(new_dir)?;
         let tree = self.tree_lock.lock();

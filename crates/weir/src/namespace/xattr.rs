@@ -2,6 +2,7 @@
 
 use super::rules::Metas as _;
 use super::{MetaLocks, OP_RECORD_BYTES, OP_SPACE_BLOCKS};
+use crate::alloc::ReserveClass;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::format::item::{Xattr, name_hash};
@@ -73,7 +74,7 @@ impl Engine {
             return Err(Error::AttributeTooLarge);
         }
         let admission = self.enter(OP_RECORD_BYTES, 0)?;
-        self.check_space(OP_SPACE_BLOCKS)?;
+        self.check_space(OP_SPACE_BLOCKS, ReserveClass::User)?;
         let inode = self.inode(number)?;
         let _ops = inode.ops.lock();
         let (key, present) = self.find_xattr(number, name)?;

@@ -16,7 +16,7 @@ use super::names::NameCache;
 use super::new_directories::NewDirectories;
 use super::obligations::Obligations;
 use super::op::Op;
-use crate::alloc::{Allocator, FrozenSpace};
+use crate::alloc::{Allocator, FrozenSpace, MetadataReserve};
 use crate::error::Result;
 use crate::format::{BLOCK_BYTES, Key, Kind, MAX_COUNTER, NODE_BLOCKS};
 use crate::log::{Admission, Boundary, Log};
@@ -93,7 +93,7 @@ pub struct Store {
     pub mappings: MappingMoments,
     /// The log is being replayed: what follows from it needs no record, because the next replay would do the same.
     pub replaying: AtomicBool,
-    base_reserve_blocks: u64,
+    base_reserve: MetadataReserve,
 }
 
 impl Store {
@@ -104,7 +104,7 @@ impl Store {
         alloc: Arc<Allocator>,
         tree: TreeRoot,
         (next_inode, inode_count): (u64, u64),
-        base_reserve_blocks: u64,
+        base_reserve: MetadataReserve,
         memory: Memory,
     ) -> Self {
         let running = Delta::default();
@@ -126,7 +126,7 @@ impl Store {
             names: NameCache::new(memory.cached_names),
             mappings: MappingMoments::default(),
             replaying: AtomicBool::new(false),
-            base_reserve_blocks,
+            base_reserve,
         };
         store.update_reserve(&store.state.read());
         store
@@ -486,12 +486,16 @@ impl Store {
     }
 
     /// Keeps so much space free that the next checkpoint can rewrite every node once and add the
-    /// deltas: a checkpoint, and so a deletion, never fails for space.
+    /// deltas: a checkpoint, and so a deletion, never fails for space. What is kept for names that move stays the same.
     fn update_reserve(&self, state: &State) {
         let frozen = state.frozen.as_ref().map_or(0, |frozen| frozen.stored_bytes());
         let added = (state.running.stored_bytes() + frozen) * 2 / BLOCK_BYTES;
         let tree = state.tree.node_count * NODE_BLOCKS;
-        self.alloc.set_metadata_reserve(tree + added as u64 + self.base_reserve_blocks);
+        let MetadataReserve { checkpoint_blocks, move_blocks } = self.base_reserve;
+        self.alloc.set_metadata_reserve(MetadataReserve {
+            checkpoint_blocks: tree + added as u64 + checkpoint_blocks,
+            move_blocks,
+        });
     }
 }
 

@@ -1,6 +1,6 @@
 //! Opening: superblock, root, bitmaps, log; recovery; threads.
 
-use crate::alloc::Allocator;
+use crate::alloc::{Allocator, MetadataReserve};
 use crate::background::Background;
 use crate::barrier::Barriers;
 use crate::cache::page::PagePool;
@@ -13,6 +13,7 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::file::closed::ClosedFiles;
 use crate::file::known_homes::HomesBudget;
+use crate::format::geometry::Geometry;
 use crate::format::root::Root;
 use crate::format::superblock::{Superblock, choose_superblock};
 use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64};
@@ -21,6 +22,7 @@ use crate::log::replay::{Recovered, ReplayStart, recover};
 use crate::log::ring::ReplayPoint;
 use crate::log::{Log, LogGeometry, LogStart};
 use crate::mutation::{self, Mutation};
+use crate::namespace::OP_SPACE_BLOCKS;
 use crate::reclaim::Reclaim;
 use crate::stats::Counters;
 use crate::sync::atomic::{AtomicBool, AtomicU64};
@@ -31,6 +33,7 @@ use crate::txn::checkpoint::{Checkpointer, loaded_tree};
 use crate::txn::names::CACHED_NAME_BYTES;
 use crate::txn::store::Memory;
 use crate::types::{BackgroundMode, VolumeOptions};
+use std::ops::RangeInclusive;
 use std::path::Path;
 
 /// Largest default memory cap.
@@ -41,6 +44,10 @@ const LEAST_MEMORY_BYTES: u64 = 256 << 10;
 const KEPT_RECORDS_SHARE: u64 = 16;
 /// Blocks always kept free for checkpoints, besides what the trees and the delta need.
 const BASE_RESERVE_BLOCKS: u64 = 16;
+/// Part of the volume that is kept for names that move where nothing else finds room, in blocks: of them, so many at least
+/// and at most.
+const MOVE_RESERVE_SHARE: u64 = 256;
+const MOVE_RESERVE_BLOCKS: RangeInclusive<u64> = 4 * OP_SPACE_BLOCKS..=64;
 
 /// Opens an image file or block device, exclusively.
 pub(crate) fn posix_device(path: &Path, read_only: bool) -> Result<Arc<dyn Device>> {
@@ -99,6 +106,15 @@ impl Shares {
     }
 }
 
+/// What users leave free whatever the volume holds.
+fn base_reserve(geometry: &Geometry) -> MetadataReserve {
+    let (least, most) = (*MOVE_RESERVE_BLOCKS.start(), *MOVE_RESERVE_BLOCKS.end());
+    MetadataReserve {
+        checkpoint_blocks: BASE_RESERVE_BLOCKS,
+        move_blocks: (geometry.data_blocks() / MOVE_RESERVE_SHARE).clamp(least, most),
+    }
+}
+
 /// What an engine is made of, besides the device.
 pub(super) struct Parts {
     pub superblock: Superblock,
@@ -128,8 +144,15 @@ pub(super) fn assemble(
     let counts = (next_inode, inode_count);
     let memory =
         Memory { cached_names: shares.names, new_directory_bytes: shares.new_directory_bytes };
-    let store =
-        Store::new(nodes, log.clone(), alloc.clone(), tree, counts, BASE_RESERVE_BLOCKS, memory);
+    let store = Store::new(
+        nodes,
+        log.clone(),
+        alloc.clone(),
+        tree,
+        counts,
+        base_reserve(&geometry),
+        memory,
+    );
     // Foreground operations may fill half of the ring: delays end there.
     let usable_log_bytes = geometry.log_blocks() * BLOCK_BYTES_U64 / 2;
     let limits = Limits::new(shares.pages, shares.delta, usable_log_bytes);
