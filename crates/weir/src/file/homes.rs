@@ -114,6 +114,13 @@ pub(super) enum Replaceable {
     Unknown,
 }
 
+impl Replaceable {
+    /// One of the two is wrong.
+    pub(super) fn contradicts(&self, other: &Self) -> bool {
+        self != other && *self != Self::Unknown && *other != Self::Unknown
+    }
+}
+
 /// The piece, and no more of its extent.
 pub(super) fn run_of(piece: &extents::Piece) -> MappedRun {
     let (file_block, blocks) = (piece.file_block, piece.blocks);

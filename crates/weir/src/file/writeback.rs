@@ -53,6 +53,7 @@ use piece::{CUT_BYTES, Place, Segment, Spare};
 pub use piece::{PIECE_PAGES, Piece, PieceLimits, USUAL_RUNS, settle_bytes};
 use remap::{Changed, Remapping};
 pub use rounds::FLUSH_INODES;
+use std::borrow::Cow;
 use std::ops::Range;
 
 /// From this length on, new pages are placed near the file's last extent before them even if that is far away in the file.
@@ -205,14 +206,21 @@ impl Engine {
         let mut planned = Vec::with_capacity(piece.runs.len());
         let mut near = None;
         let mut cut_bytes = 0;
-        for (run, known) in piece.runs.iter().zip(self.replaceable_runs(piece)?) {
+        let moment = self.store.mappings.moment(piece.inode.number);
+        let replaceable = self.replaceable_runs(piece)?;
+        for (run, known) in piece.runs.iter().zip(&replaceable) {
             let blocks = piece.file_blocks(run);
-            let (mapped, before) = match known {
-                Replaceable::Nothing => (Vec::new(), None),
-                Replaceable::Extent(home) => (vec![Old::extent(&home)], None),
+            let (own, looked_up);
+            let (mapped, before): (&[Old], _) = match known {
+                Replaceable::Nothing => (&[], None),
+                Replaceable::Extent(home) => {
+                    own = [Old::extent(home)];
+                    (&own, None)
+                }
                 Replaceable::Unknown => {
                     let (parts, before) = self.look_up_mapping(&piece.inode, &blocks)?;
-                    (parts.iter().map(Old::from).collect(), before)
+                    looked_up = parts.iter().map(Old::from).collect::<Vec<_>>();
+                    (&looked_up, before)
                 }
             };
             let fits_inode = piece.size <= MAX_INLINE_BYTES as u64 && mapped.is_empty();
@@ -224,8 +232,9 @@ impl Engine {
             if planned.is_empty() && (is_alone || !is_short(run)) {
                 near = before.map(|before| before.next_block()).transpose()?;
             }
-            cut_bytes += self.plan_segments(piece, run, &mapped, &mut planned);
+            cut_bytes += self.plan_segments(piece, run, mapped, &mut planned);
         }
+        piece.replaceable = Some((moment, replaceable));
         self.place_new(piece, &planned, near, batch)?;
         // Exact, because several runs may each leave two long parts of an extent.
         self.admit_more(piece, cut_bytes.saturating_sub(CUT_BYTES))
@@ -280,6 +289,20 @@ impl Engine {
         }
         push(at, end, 0, Place::New);
         cut_bytes
+    }
+
+    /// What each run of `piece` replaces, as when it was placed if its file is mapped as it was then. The caller holds the `map` lock.
+    fn still_replaceable<'a>(&self, piece: &'a Piece) -> Result<Cow<'a, [Replaceable]>> {
+        let now = self.store.mappings.moment(piece.inode.number);
+        match &piece.replaceable {
+            Some((moment, known)) if *moment == now => {
+                debug_assert!(self.replaceable_runs(piece).map_or(true, |again| {
+                    known.iter().zip(&again).all(|(known, again)| !known.contradicts(again))
+                }));
+                Ok(Cow::Borrowed(known))
+            }
+            _ => self.replaceable_runs(piece).map(Cow::Owned),
+        }
     }
 
     /// What each run of `piece` replaces, where that is known and it does not matter what is before: short and scattered runs

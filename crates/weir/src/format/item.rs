@@ -287,6 +287,15 @@ impl Extent {
         bytes
     }
 
+    /// The bytes on disk of an extent of one block.
+    pub fn encode_block(block: u64, checksum: u32) -> [u8; 20] {
+        let mut bytes = [0; 20];
+        bytes[..8].copy_from_slice(&block.to_le_bytes());
+        bytes[8..12].copy_from_slice(&1_u32.to_le_bytes());
+        bytes[16..].copy_from_slice(&checksum.to_le_bytes());
+        bytes
+    }
+
     /// The head of the bytes on disk: (block, blocks, unwritten).
     pub fn decode_head(bytes: &[u8]) -> Result<(u64, u64, bool), FormatError> {
         let error = |problem: &str| FormatError::new("extent", problem);
@@ -400,6 +409,8 @@ mod tests {
     fn extent_parts_keep_their_checksums() {
         let extent = Extent { block: 100, blocks: 5, checksums: vec![1, 2, 3, 4, 5] };
         assert_eq!(Extent::decode(&extent.encode()), Ok(extent.clone()));
+        let block = extent.part(1, 1);
+        assert_eq!(Extent::encode_block(block.block, block.checksums[0])[..], block.encode());
         assert_eq!(extent.part(1, 3), Extent { block: 101, blocks: 3, checksums: vec![2, 3, 4] });
         assert_eq!(Extent::checksum_at(&extent.encode(), 4), Some(5));
         assert_eq!(Extent::checksum_at(&extent.encode(), 5), None);

@@ -131,6 +131,7 @@ mod tests {
             segments: Vec::new(),
             size: 0,
             into_inode: false,
+            replaceable: None,
             spare: None,
             failed: None,
         };

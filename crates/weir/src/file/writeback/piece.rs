@@ -4,6 +4,7 @@
 //! the inode's item, a place in the log, a wake-up.
 
 use super::super::extents::Piece as Mapped;
+use super::super::homes::Replaceable;
 use crate::alloc::{Allocator, Run};
 use crate::cache::map::{PageMap, UNTORN_PAGES, Writeback, WritebackPage};
 use crate::error::Error;
@@ -14,6 +15,7 @@ use crate::log::Admission;
 use crate::mutation::{self, Mutation};
 use crate::sync::Arc;
 use crate::txn::Op;
+use crate::txn::mapping_moments::MappingMoment;
 use std::iter;
 use std::ops::Range;
 
@@ -147,6 +149,8 @@ pub struct Piece {
     /// The file was this long when the pages were taken.
     pub(super) size: u64,
     pub(super) into_inode: bool,
+    /// What each run replaces, as long as the file is mapped as it was at that moment.
+    pub(super) replaceable: Option<(MappingMoment, Vec<Replaceable>)>,
     /// Blocks for the next piece of the batch.
     pub(super) spare: Option<Spare>,
     pub(super) failed: Option<Error>,
@@ -200,6 +204,7 @@ impl Piece {
             segments: Vec::new(),
             size,
             into_inode: false,
+            replaceable: None,
             spare: None,
             failed: None,
         }

@@ -17,6 +17,7 @@ use crate::format::Key;
 use crate::format::item::Extent;
 use crate::mutation::{self, Mutation};
 use crate::txn::{Home, Op, Overlay};
+use std::borrow::Cow;
 use std::ops::Range;
 
 /// Blocks that an inode gets and loses.
@@ -42,7 +43,7 @@ pub(super) struct Remapping<'a> {
     open: Option<(Key, Extent)>,
     changed: Changed,
     /// Of each run, what it replaces, where that was known when this began and what is before does not matter.
-    known: Vec<Replaceable>,
+    known: Cow<'a, [Replaceable]>,
 }
 
 impl<'a> Remapping<'a> {
@@ -54,7 +55,7 @@ impl<'a> Remapping<'a> {
         let view = Overlay::new(&engine.store);
         let seen = op.change_count();
         let changed = Changed::default();
-        let known = engine.replaceable_runs(piece)?;
+        let known = engine.still_replaceable(piece)?;
         Ok(Self { engine, piece, newer, op, view, seen, changed_to: 0, open: None, changed, known })
     }
 
@@ -171,9 +172,10 @@ impl<'a> Remapping<'a> {
     /// The run is one block, mapped to `home`, which is an extent of its own: its item is replaced.
     fn replace_extent(&mut self, run: &Range<usize>, home: &MappedRun) {
         self.close();
-        for (file_block, extent) in self.piece.extents_of(run) {
+        for segment in self.piece.segments_of(run) {
+            let extent = Extent::encode_block(segment.block, self.piece.checksums[segment.first]);
             self.op.freed(Run { start: home.block, blocks: 1 });
-            self.op.put(Key::extent(self.piece.inode.number, file_block), &extent.encode());
+            self.op.put(Key::extent(self.piece.inode.number, home.file_block), &extent);
         }
         self.changed.removed += 1;
         self.changed.added += 1;
