@@ -680,7 +680,7 @@ impl Device for SimDevice {
     }
 
     /// What begins so is in flight, and shows in reads and in a flush only when it was waited for.
-    fn begin_all(&self, requests: Vec<Request>) -> Underway<'_> {
+    fn begin_all(self: Arc<Self>, requests: Vec<Request>) -> Underway {
         let begin = |request: Request| {
             let (call, result) = match request.operation {
                 Operation::Write { fua } => {
@@ -692,8 +692,9 @@ impl Device for SimDevice {
             (call, result, request)
         };
         let begun: Vec<_> = requests.into_iter().map(begin).collect();
-        let end = |(call, result, mut request): (u64, DeviceResult<()>, Request)| {
-            let finish = |()| self.finish(&mut self.state.lock(), call, &mut request);
+        let device = Arc::clone(&self);
+        let end = move |(call, result, mut request): (u64, DeviceResult<()>, Request)| {
+            let finish = |()| device.finish(&mut device.state.lock(), call, &mut request);
             (result.and_then(finish), request.buffers)
         };
         Underway::new(move || begun.into_iter().map(end).collect())

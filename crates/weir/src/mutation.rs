@@ -60,6 +60,8 @@ pub enum Mutation {
     SettleNewer,
     /// A frame counts as written although the data that was written beside it is missing.
     CountWithoutData,
+    /// A frame counts as written while data that began before it is still on its way.
+    CountBegun,
     /// A sync that asks whether everything is durable already takes what the log's open frame holds for durable.
     TakeLoggedForDurable,
     /// The log goes on owing what it has of a page of which a newer version was written beside a frame: replay brings the older one back.
@@ -72,7 +74,7 @@ pub enum Mutation {
 
 impl Mutation {
     /// All of them.
-    pub const ALL: [Self; 32] = [
+    pub const ALL: [Self; 33] = [
         Self::AcknowledgeBeforeFlush,
         Self::SkipTailVerification,
         Self::AcceptStaleFrame,
@@ -101,6 +103,7 @@ impl Mutation {
         Self::ForgetMapped,
         Self::SettleNewer,
         Self::CountWithoutData,
+        Self::CountBegun,
         Self::TakeLoggedForDurable,
         Self::OweWhatIsBeside,
         Self::KeepOwnExtent,
@@ -138,6 +141,7 @@ impl Mutation {
             Self::ForgetMapped => "forget-mapped",
             Self::SettleNewer => "settle-newer",
             Self::CountWithoutData => "count-without-data",
+            Self::CountBegun => "count-begun",
             Self::TakeLoggedForDurable => "take-logged-for-durable",
             Self::OweWhatIsBeside => "owe-what-is-beside",
             Self::KeepOwnExtent => "keep-own-extent",

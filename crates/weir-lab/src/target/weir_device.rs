@@ -121,10 +121,10 @@ impl Device for Severable {
         }
     }
 
-    fn begin_all(&self, requests: Vec<Request>) -> Underway<'_> {
+    fn begin_all(self: Arc<Self>, requests: Vec<Request>) -> Underway {
         match self.check("write") {
-            Ok(()) => self.inner.begin_all(requests),
-            Err(_) => Underway::new(|| self.run_all(requests)),
+            Ok(()) => self.inner.clone().begin_all(requests),
+            Err(_) => Underway::new(move || self.run_all(requests)),
         }
     }
 }

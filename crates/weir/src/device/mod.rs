@@ -17,6 +17,7 @@ pub mod stats;
 
 use crate::cache::page::PageRef;
 use crate::format::BLOCK_BYTES;
+use crate::sync::Arc;
 use buffer::AlignedBuf;
 use request::Underway;
 
@@ -185,9 +186,10 @@ pub trait Device: Send + Sync {
         request::submit_all(self, requests)
     }
     /// Begins `requests` and returns at once, as [`Device::run_all`] otherwise. Whoever has much to write sends a part on its way so, and
-    /// prepares the next meanwhile. Of very many, some may begin only when they are waited for.
-    fn begin_all(&self, requests: Vec<Request>) -> Underway<'_> {
-        let batch = request::submit_batch(self, requests);
+    /// prepares the next meanwhile. Of very many, some may begin only when they are waited for. Any thread may wait; but Linux has
+    /// the thread that began them notice their end, so another may hear of it only when that one is done with what it asks of the device.
+    fn begin_all(self: Arc<Self>, requests: Vec<Request>) -> Underway {
+        let batch = request::submit_batch(&*self, requests);
         Underway::new(|| batch.wait())
     }
 }

@@ -273,11 +273,11 @@ impl Device for PosixDevice {
         }
     }
 
-    fn begin_all(&self, requests: Vec<Request>) -> Underway<'_> {
+    fn begin_all(self: Arc<Self>, requests: Vec<Request>) -> Underway {
         match self.rings.begin(&self.disk, requests) {
-            Ok(underway) => underway,
+            Ok(batch) => Underway::new(move || self.rings.end(batch)),
             Err(requests) => {
-                let batch = super::request::submit_batch(self, requests);
+                let batch = super::request::submit_batch(&*self, requests);
                 Underway::new(|| batch.wait())
             }
         }

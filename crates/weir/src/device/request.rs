@@ -148,20 +148,35 @@ pub fn submit_batch<D: Device + ?Sized>(device: &D, requests: Vec<Request>) -> B
     Batch(latch)
 }
 
-/// Requests that began together ([`Device::begin_all`]), and the rest of what it takes to end them. Dropping it waits for what the
-/// kernel has in hand.
+/// Requests that began together ([`Device::begin_all`]), and the rest of what it takes to end them. Dropping it waits for them.
 #[must_use = "the memory of the requests comes back with their results"]
-pub struct Underway<'a>(Box<dyn FnOnce() -> Vec<Outcome> + 'a>);
+pub struct Underway(Option<Finish>);
 
-impl<'a> Underway<'a> {
+type Finish = Box<dyn FnOnce() -> Vec<Outcome> + Send>;
+
+impl Underway {
     /// `finish` waits for the last of the requests, and gives results and memory in their order.
-    pub fn new(finish: impl FnOnce() -> Vec<Outcome> + 'a) -> Self {
-        Self(Box::new(finish))
+    pub fn new(finish: impl FnOnce() -> Vec<Outcome> + Send + 'static) -> Self {
+        Self(Some(Box::new(finish)))
     }
 
     /// Waits for the last of them: results and memory in the order of the requests.
-    pub fn wait(self) -> Vec<Outcome> {
-        (self.0)()
+    pub fn wait(mut self) -> Vec<Outcome> {
+        self.0.take().map_or_else(Vec::new, |finish| finish())
+    }
+}
+
+impl Drop for Underway {
+    fn drop(&mut self) {
+        if let Some(finish) = self.0.take() {
+            finish();
+        }
+    }
+}
+
+impl std::fmt::Debug for Underway {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Underway").finish_non_exhaustive()
     }
 }
 

@@ -36,7 +36,7 @@ use crate::device::IoClass;
 use crate::engine::{Engine, Room};
 use crate::error::{Error, Result};
 use crate::format::item::INODE_INLINE;
-use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64, Key, MAX_INLINE_BYTES, checksum};
+use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64, Key, MAX_INLINE_BYTES};
 use crate::inode::Inode;
 use crate::log::Admission;
 use crate::log::companion::Companions;
@@ -75,6 +75,21 @@ impl Engine {
     /// writing. Log space is waited for only while `pieces` is empty: what they hold has to be given back first. So the
     /// answer may be incomplete; the caller writes, settles and comes again.
     pub fn collect(
+        &self,
+        inode: &Arc<Inode>,
+        range: Range<u64>,
+        filter: RunFilter,
+        budget: (u64, Room),
+        pieces: &mut Vec<Piece>,
+    ) -> Result<Collected> {
+        let before = pieces.len();
+        let collected = self.collect_unsummed(inode, range, filter, budget, pieces);
+        pieces[before..].iter_mut().for_each(Piece::sum);
+        collected
+    }
+
+    /// The same without the checksums: [`Piece::sum`] is left to the caller.
+    fn collect_unsummed(
         &self,
         inode: &Arc<Inode>,
         range: Range<u64>,
@@ -155,7 +170,7 @@ impl Engine {
         admission: Admission,
     ) -> Result<Taken> {
         let expected_bytes = settle_bytes(pages_of(runs), runs.len());
-        let map = inode.map.lock();
+        let _map = inode.map.lock();
         let (writeback, done, size) = {
             let mut pages = inode.pages.write();
             let most_pages = self.max_piece_pages();
@@ -184,9 +199,6 @@ impl Engine {
         if !stays.is_empty() {
             inode.pages.write().note_in_place(stays.into_iter(), piece.token);
         }
-        drop(map);
-        // What is under writeback does not change: a writer gets a copy. So nobody else has to wait for this.
-        piece.checksums = piece.pages.iter().map(|page| checksum(&page.page)).collect();
         Ok(Taken { piece: Some(piece), next })
     }
 

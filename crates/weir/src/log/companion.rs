@@ -6,6 +6,10 @@
 //! wait in the frame, and one batch writes the frame with the data of all of its operations, neighbours joined. A group of callers
 //! therefore shares not only the frame's write and the flush but the writes of its data, and each sleeps once.
 //!
+//! **Data may have begun before.** Whoever brings it to a log that nobody uses need not wait with it for the frame, which takes longest to be
+//! made: the disk writes while checksums, mapping and frame come into being ([`Data::Begun`]). The frame's writer then waits for it
+//! after the frame.
+//!
 //! **When data cannot be written** its operation is in the log already, and cannot be taken back. The writer then has the owner append what makes up for it
 //! ([`Companion::make_up`]: the pages themselves, as payload), and frames count together with those that do. Meanwhile the log takes no
 //! companions ([`Log::takes_companions`]), so that this ends. If it cannot be made up for, the log shuts down.
@@ -18,6 +22,7 @@ use super::op::Frame;
 use super::stats::add;
 use super::{Log, Lsn};
 use crate::cache::page::PageRef;
+use crate::device::request::Underway;
 use crate::device::{Buffers, DeviceResult, IoClass, Operation, Request};
 use crate::format::BLOCK_BYTES_U64;
 use crate::mutation::{self, Mutation};
@@ -44,20 +49,30 @@ pub trait Companion: Send + Sync {
 
 /// What is written beside the frame of an operation.
 pub struct Companions {
-    /// First blocks, and what goes to the blocks from there on.
-    writes: Vec<(u64, Vec<PageRef>)>,
+    data: Data,
     owner: Box<dyn Companion>,
 }
 
+/// Data that goes beside a frame.
+pub enum Data {
+    /// It waits: first blocks, and what goes to the blocks from there on.
+    Waits(Vec<(u64, Vec<PageRef>)>),
+    /// It is on its way, so many blocks.
+    Begun(Underway, u64),
+}
+
 impl Companions {
-    /// `writes`: first blocks, and the pages that go to the blocks from there on.
-    pub fn new(writes: Vec<(u64, Vec<PageRef>)>, owner: Box<dyn Companion>) -> Self {
-        Self { writes, owner }
+    /// `data`, and who owns it.
+    pub fn new(data: Data, owner: Box<dyn Companion>) -> Self {
+        Self { data, owner }
     }
 
     /// Blocks to be written.
     pub fn blocks(&self) -> u64 {
-        self.writes.iter().map(|(_, pages)| pages.len() as u64).sum()
+        match &self.data {
+            Data::Waits(writes) => writes.iter().map(|(_, pages)| pages.len() as u64).sum(),
+            Data::Begun(_, blocks) => *blocks,
+        }
     }
 }
 
@@ -75,6 +90,8 @@ pub(super) struct Party {
     pub class: IoClass,
     /// Not written yet.
     requests: Vec<Request>,
+    /// On their way, and the places of those whose data it is.
+    begun: Vec<(usize, Underway)>,
     /// Of each request, the places of those whose data it has.
     owners_of: Vec<Vec<usize>>,
     results: Vec<DeviceResult<()>>,
@@ -86,10 +103,16 @@ impl Party {
         let mut owners = Vec::with_capacity(frame.companions.len());
         let blocks = frame.companions.iter().map(Companions::blocks).sum();
         let mut writes: Vec<(u64, Vec<PageRef>, usize)> = Vec::new();
+        let mut begun = Vec::new();
         for companions in frame.companions.drain(..) {
             let place = owners.len();
-            let own = companions.writes.into_iter();
-            writes.extend(own.map(|(block, pages)| (block, pages, place)));
+            match companions.data {
+                Data::Waits(own) => {
+                    let own = own.into_iter();
+                    writes.extend(own.map(|(block, pages)| (block, pages, place)));
+                }
+                Data::Begun(underway, _) => begun.push((place, underway)),
+            }
             owners.push(companions.owner);
         }
         writes.sort_unstable_by_key(|(block, _, _)| *block);
@@ -117,7 +140,8 @@ impl Party {
             class: IoClass::Beside,
         });
         let requests: Vec<Request> = requests.collect();
-        Self { owners, blocks, class: IoClass::Beside, requests, owners_of, results: Vec::new() }
+        let (class, results) = (IoClass::Beside, Vec::new());
+        Self { owners, blocks, class, requests, begun, owners_of, results }
     }
 
     /// Nothing is written beside the frame.
@@ -133,6 +157,20 @@ impl Party {
     /// How the requests ended.
     pub fn written(&mut self, results: impl Iterator<Item = DeviceResult<()>>) {
         self.results.extend(results);
+    }
+
+    /// Waits for what was on its way before. The results of all else are there.
+    fn wait_begun(&mut self) {
+        for (place, underway) in self.begun.drain(..) {
+            if mutation::active(Mutation::CountBegun) {
+                std::mem::forget(underway);
+                continue;
+            }
+            for (result, _) in underway.wait() {
+                self.results.push(result);
+                self.owners_of.push(vec![place]);
+            }
+        }
     }
 
     /// Some of it could not be written.
@@ -163,8 +201,9 @@ impl Party {
         made_up.map(|()| true)
     }
 
-    /// Tells everybody who has not made up for anything.
+    /// Tells everybody who has not made up for anything, when nothing is on its way any more.
     pub fn end(self, result: &Result<()>) {
+        drop(self.begun);
         for owner in self.owners {
             owner.end(result.clone());
         }
@@ -178,18 +217,24 @@ impl Log {
             && self.companion_blocks.load(Ordering::Acquire) < MAX_QUEUED_BLOCKS
     }
 
+    /// Nobody writes, nobody flushes, and no data waits for a frame: whoever comes now will write his own. A hint.
+    pub fn is_idle(&self) -> bool {
+        !self.has_companions() && self.commit.lock().core.is_idle()
+    }
+
     /// Some data waits for somebody to write its frame.
     pub fn has_companions(&self) -> bool {
         self.companion_blocks.load(Ordering::Acquire) > 0
     }
 
-    /// Writes what no frame has taken along.
+    /// Writes what no frame has taken along, and waits for what was on its way.
     pub(super) fn write_rest(&self, party: &mut Party) {
         let requests = party.take_requests();
         if !requests.is_empty() {
             let outcomes = self.device.run_all(requests);
             party.written(outcomes.into_iter().map(|(result, _)| result));
         }
+        party.wait_begun();
     }
 
     /// Books that the data of a frame was written, or that it was tried.

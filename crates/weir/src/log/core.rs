@@ -163,6 +163,11 @@ impl<C, B> Core<C, B> {
         self.durable
     }
 
+    /// Both roles are free.
+    pub fn is_idle(&self) -> bool {
+        self.writer.is_none() && self.flusher.is_none()
+    }
+
     /// True after a failed flush or a frame that could not be written. Sticky.
     pub fn is_failed(&self) -> bool {
         self.failed

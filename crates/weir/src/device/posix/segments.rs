@@ -10,6 +10,10 @@
 #[derive(Debug, Default)]
 pub(super) struct Segments(Vec<libc::iovec>);
 
+// SAFETY: the list is addresses and lengths, which nobody follows here. Whose memory they name is for the owner to see to, on
+// whatever thread: it keeps the buffers, which are `Send`, beside the list.
+unsafe impl Send for Segments {}
+
 impl Segments {
     /// Memory that the kernel reads.
     pub(super) fn to_kernel<'a>(buffers: impl Iterator<Item = &'a [u8]>) -> Self {

@@ -302,19 +302,19 @@ fn background_requests_leave_a_thread_for_urgent_ones() {
 }
 
 /// Performs requests.
-type Run = fn(&PosixDevice, Vec<Request>) -> Vec<Outcome>;
+type Run = fn(&Arc<PosixDevice>, Vec<Request>) -> Vec<Outcome>;
 
 const ALL_AT_ONCE: Run = |device, requests| device.run_all(requests);
-const BEGUN: Run = |device, requests| device.begin_all(requests).wait();
+const BEGUN: Run = |device, requests| device.clone().begin_all(requests).wait();
 const BEGUN_IN_TWO: Run = |device, mut requests| {
     let rest = requests.split_off(requests.len() / 3);
-    let first = device.begin_all(requests);
-    let rest = device.begin_all(rest).wait();
+    let first = device.clone().begin_all(requests);
+    let rest = device.clone().begin_all(rest).wait();
     first.wait().into_iter().chain(rest).collect()
 };
 
 /// Writes `count` scattered pieces in one batch, reads them back in another, and compares.
-fn batches_round_trip(device: &PosixDevice, count: u64, run: Run) {
+fn batches_round_trip(device: &Arc<PosixDevice>, count: u64, run: Run) {
     let place = |number: u64| (number * 11 % count) * 16384;
     let length = |number: u64| if number.is_multiple_of(5) { 12288 } else { 4096 };
     let pool = crate::cache::page::PagePool::new(4 << 20);
@@ -365,7 +365,8 @@ fn batches_round_trip(device: &PosixDevice, count: u64, run: Run) {
 fn batches_do_every_request_and_give_the_memory_back_in_order() {
     for io_uring in [true, false] {
         let path = TempPath::new();
-        let device = PosixDevice::create(&path.0, 8 << 20).unwrap().with_io_uring(io_uring);
+        let device =
+            Arc::new(PosixDevice::create(&path.0, 8 << 20).unwrap().with_io_uring(io_uring));
         for count in [0, 1, 2, 63, 64, 65, 300] {
             batches_round_trip(&device, count, ALL_AT_ONCE);
             batches_round_trip(&device, count, BEGUN);
@@ -380,7 +381,7 @@ fn batches_do_every_request_and_give_the_memory_back_in_order() {
 #[test]
 fn a_batch_that_nobody_waits_for_has_let_go_of_its_memory_when_it_goes_away() {
     let path = TempPath::new();
-    let device = PosixDevice::create(&path.0, 8 << 20).unwrap();
+    let device = Arc::new(PosixDevice::create(&path.0, 8 << 20).unwrap());
     let pool = crate::cache::page::PagePool::new(1 << 20);
     let page = || {
         let mut page = pool.alloc_zeroed().unwrap();
@@ -391,7 +392,7 @@ fn a_batch_that_nobody_waits_for_has_let_go_of_its_memory_when_it_goes_away() {
     let class = IoClass::Writeback;
     let request =
         |number: u64| Request { operation, offset_bytes: number * 8192, buffers: page(), class };
-    drop(device.begin_all((0..20).map(request).collect()));
+    drop(device.clone().begin_all((0..20).map(request).collect()));
     if device.uses_io_uring() {
         assert_eq!(pool.in_use_pages(), 0, "the kernel may read what is not ours any more");
     }
@@ -460,7 +461,7 @@ fn a_host_that_refuses_io_uring_is_served_by_threads() {
         let refused = std::thread::spawn(move || {
             refuse_io_uring(error);
             let path = TempPath::new();
-            let device = PosixDevice::create(&path.0, 2 << 20).unwrap();
+            let device = Arc::new(PosixDevice::create(&path.0, 2 << 20).unwrap());
             assert!(device.uses_io_uring());
             batches_round_trip(&device, 40, ALL_AT_ONCE);
             batches_round_trip(&device, 40, BEGUN);
@@ -473,7 +474,7 @@ fn a_host_that_refuses_io_uring_is_served_by_threads() {
     let out_of_luck = std::thread::spawn(|| {
         refuse_io_uring(libc::ENOMEM);
         let path = TempPath::new();
-        let device = PosixDevice::create(&path.0, 2 << 20).unwrap();
+        let device = Arc::new(PosixDevice::create(&path.0, 2 << 20).unwrap());
         batches_round_trip(&device, 40, BEGUN);
         assert!(device.uses_io_uring(), "the next batch may have more luck");
     });

@@ -13,10 +13,10 @@
 
 use super::segments::Segments;
 use super::{Disk, MAX_SEGMENTS, device_error};
-use crate::device::request::{Underway, check_transfer, perform};
+use crate::device::request::{check_transfer, perform};
 use crate::device::{Buffers, DeviceResult, IoClass, Operation, Request};
-use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{Arc, Mutex};
 use io_uring::{IoUring, opcode, squeue, types};
 use std::fmt;
 use std::io;
@@ -84,31 +84,31 @@ impl Rings {
     /// There is no ring to be had: the requests, unperformed.
     pub(super) fn run(
         &self,
-        disk: &Disk,
+        disk: &Arc<Disk>,
         requests: Vec<Request>,
     ) -> Result<Outcomes, Vec<Request>> {
         let Some(ring) = self.take() else { return Err(requests) };
         Ok(self.end(Batch::new(ring, disk, requests)))
     }
 
-    /// Begins the requests, as many as a ring takes at a time; the rest when they are waited for.
+    /// Begins the requests, as many as a ring takes at a time; the rest when they are waited for, which is what [`Rings::end`] does.
     ///
     /// # Errors
     /// There is no ring to be had: the requests, unperformed.
-    pub(super) fn begin<'a>(
-        &'a self,
-        disk: &'a Disk,
+    pub(super) fn begin(
+        &self,
+        disk: &Arc<Disk>,
         requests: Vec<Request>,
-    ) -> Result<Underway<'a>, Vec<Request>> {
+    ) -> Result<Batch, Vec<Request>> {
         let Some(ring) = self.take() else { return Err(requests) };
         let mut batch = Batch::new(ring, disk, requests);
         batch.fill();
         batch.submit(0);
-        Ok(Underway::new(|| self.end(batch)))
+        Ok(batch)
     }
 
     /// Performs what is left of the batch, and keeps its ring for the next.
-    fn end(&self, mut batch: Batch<'_>) -> Outcomes {
+    pub(super) fn end(&self, mut batch: Batch) -> Outcomes {
         batch.run();
         let (outcomes, ring) = batch.finish();
         if let Some(ring) = ring {
@@ -233,8 +233,8 @@ fn segments(request: &mut Request) -> Segments {
 }
 
 /// The requests of one batch and the ring they run on.
-struct Batch<'a> {
-    disk: &'a Disk,
+pub(super) struct Batch {
+    disk: Arc<Disk>,
     /// Gone when a system call on it has failed.
     ring: Option<IoUring>,
     transfers: Vec<Transfer>,
@@ -247,18 +247,21 @@ struct Batch<'a> {
     refusals: u32,
 }
 
-impl<'a> Batch<'a> {
-    fn new(ring: IoUring, disk: &'a Disk, requests: Vec<Request>) -> Self {
+impl Batch {
+    fn new(ring: IoUring, disk: &Arc<Disk>, requests: Vec<Request>) -> Self {
         let urgent = requests.iter().any(|request| request.class <= IoClass::SyncWrite);
         let depth = if urgent { URGENT_DEPTH } else { PATIENT_DEPTH };
         let transfers: Vec<Transfer> =
             requests.into_iter().map(|request| Transfer::new(disk, request)).collect();
         let by_ring = |&index: &usize| !transfers[index].segments.is_empty();
         let waiting = (0..transfers.len()).rev().filter(by_ring).collect();
+        let disk = Arc::clone(disk);
         Self { disk, ring: Some(ring), transfers, waiting, in_flight: 0, depth, refusals: 0 }
     }
 
     fn run(&mut self) {
+        // Some may have completed while the caller did something else.
+        self.reap();
         while self.ring.is_some() && (self.in_flight > 0 || !self.waiting.is_empty()) {
             self.fill();
             // Half of it, or all when nothing else is to be submitted.
@@ -267,7 +270,7 @@ impl<'a> Batch<'a> {
             self.reap();
         }
         for transfer in self.transfers.iter_mut().filter(|transfer| transfer.result.is_none()) {
-            transfer.perform_blocking(self.disk);
+            transfer.perform_blocking(&self.disk);
         }
     }
 
@@ -308,7 +311,7 @@ impl<'a> Batch<'a> {
             self.in_flight -= 1;
             self.refusals = 0;
             let index = completion.user_data() as usize;
-            if self.transfers[index].completed(self.disk, completion.result()) {
+            if self.transfers[index].completed(&self.disk, completion.result()) {
                 self.waiting.push(index);
             }
         }
@@ -337,7 +340,7 @@ impl<'a> Batch<'a> {
     }
 }
 
-impl Drop for Batch<'_> {
+impl Drop for Batch {
     fn drop(&mut self) {
         // After a panic: the buffers must not go away while the kernel uses them.
         self.give_up_ring();

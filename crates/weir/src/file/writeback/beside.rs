@@ -9,7 +9,7 @@
 //! into the log after it, and both frames count together.
 //! **Invariant:** no pages wait for their frame in an open chain: what ends it may wait for them, while their owner waits for its end.
 
-use super::output::{REQUEST_PAGES, requests_of};
+use super::output::{REQUEST_PAGES, requests_of, to_device};
 use super::piece::{Piece, Place};
 use crate::device::IoClass;
 use crate::engine::{Engine, Room};
@@ -18,9 +18,10 @@ use crate::file::fsync::{CHOSEN, PAYLOAD_RECORD_BYTES};
 use crate::format::Key;
 use crate::inode::Inode;
 use crate::log::Admission;
-use crate::log::companion::{Companion, Companions};
+use crate::log::companion::{Companion, Companions, Data};
 use crate::sync::{Arc, Mutex, Weak};
 use crate::txn::Op;
+use crate::types::BackgroundMode;
 use std::ops::Range;
 
 /// A piece that waits for its frame, as the log knows it.
@@ -58,7 +59,7 @@ impl Engine {
         }
         let mut pieces = Vec::new();
         let budget = (self.max_payload_pages() as u64, Room::NoWait);
-        let collected = self.collect(inode, range.clone(), CHOSEN, budget, &mut pieces);
+        let collected = self.collect_unsummed(inode, range.clone(), CHOSEN, budget, &mut pieces);
         let mut result = Ok(());
         let mut others = Vec::new();
         for piece in pieces {
@@ -77,29 +78,28 @@ impl Engine {
         }
     }
 
-    /// Commits the piece, to be written beside its frame. Answers it if that is not possible: nothing was done.
+    /// Commits the piece, to be written beside its frame. Answers it if that is not possible: it got its checksums, no more.
     fn commit_beside(&self, mut piece: Piece) -> Result<Option<Piece>> {
-        let is_new = piece.segments.iter().all(|segment| segment.place == Place::New);
-        let count = piece.pages.len();
-        if !is_new || piece.into_inode || count > self.max_payload_pages() {
-            return Ok(Some(piece));
-        }
-        if !self.log.takes_companions() {
-            return Ok(Some(piece));
-        }
-        let Ok(spare) = self.admit(PAYLOAD_RECORD_BYTES, count, Room::NoWait) else {
+        let Some((admission, spare)) = self.admit_beside(&mut piece) else {
+            piece.sum();
             return Ok(Some(piece));
         };
-        let Some(admission) = piece.admission.take() else { return Ok(Some(piece)) };
-        let requests = requests_of(std::slice::from_ref(&piece), REQUEST_PAGES);
-        let writes = requests.into_iter().map(|request| (request.block, request.pages)).collect();
+        let count = piece.pages.len();
+        let writes = requests_of(std::slice::from_ref(&piece), REQUEST_PAGES);
+        let data = if self.may_begin() {
+            let (_, requests) = to_device(writes, IoClass::Beside);
+            Data::Begun(self.device.clone().begin_all(requests), count as u64)
+        } else {
+            Data::Waits(writes.into_iter().map(|write| (write.block, write.pages)).collect())
+        };
+        piece.sum();
         let piece = Arc::new(piece);
         let owner = Beside {
             engine: self.me.clone(),
             piece: piece.clone(),
             spare: Mutex::new(Some(spare)),
         };
-        let companions = Companions::new(writes, Box::new(owner));
+        let companions = Companions::new(data, Box::new(owner));
         let committed = {
             let _map = piece.inode.map.lock();
             self.commit_piece(&piece, admission, Some(companions)).inspect(|_| {
@@ -117,6 +117,27 @@ impl Engine {
             self.log.write_up_to(lsn)?;
         }
         Ok(None)
+    }
+
+    /// Log space for mapping the piece, and for its pages themselves. `None`: it cannot be written beside a frame.
+    fn admit_beside(&self, piece: &mut Piece) -> Option<(Admission, Admission)> {
+        let is_new = piece.segments.iter().all(|segment| segment.place == Place::New);
+        let count = piece.pages.len();
+        if !is_new || piece.into_inode || count > self.max_payload_pages() {
+            return None;
+        }
+        if !self.log.takes_companions() {
+            return None;
+        }
+        let spare = self.admit(PAYLOAD_RECORD_BYTES, count, Room::NoWait).ok()?;
+        Some((piece.admission.take()?, spare))
+    }
+
+    /// Data begins before its frame exists where nobody else uses the log: others would have their data written together with it.
+    fn may_begin(&self) -> bool {
+        let is_manual = self.options.background == BackgroundMode::Manual;
+        // As for rounds of writeback: in manual mode only where things overlap on purpose.
+        (!is_manual || self.options.round_pages.is_some()) && self.log.is_idle()
     }
 
     /// Waits until some I/O of `inode` has ended since `moment`; does it, if it is data that waits for its frame.

@@ -31,13 +31,13 @@ impl OutRequest {
 pub(super) type Written = Vec<(Vec<usize>, Result<()>)>;
 
 /// Writes that may be on their way.
-pub(super) enum Writes<'a> {
+pub(super) enum Writes {
     /// Which pieces each request of the batch is for.
-    Begun(Vec<Vec<usize>>, Underway<'a>),
+    Begun(Vec<Vec<usize>>, Underway),
     Done(Written),
 }
 
-impl Writes<'_> {
+impl Writes {
     pub(super) fn wait(self) -> Written {
         match self {
             Self::Begun(numbers, underway) => with_results(numbers, underway.wait()),

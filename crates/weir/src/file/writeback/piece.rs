@@ -8,8 +8,8 @@ use super::super::homes::Replaceable;
 use crate::alloc::{Allocator, Run};
 use crate::cache::map::{PageMap, UNTORN_PAGES, Writeback, WritebackPage};
 use crate::error::Error;
-use crate::format::GROUP_BLOCKS;
 use crate::format::item::Extent;
+use crate::format::{GROUP_BLOCKS, checksum};
 use crate::inode::Inode;
 use crate::log::Admission;
 use crate::mutation::{self, Mutation};
@@ -143,6 +143,7 @@ pub struct Piece {
     pub(super) pages: Vec<WritebackPage>,
     /// The runs of consecutive ones, as places among them.
     pub(super) runs: Vec<Range<usize>>,
+    /// Of the pages, once [`Piece::sum`] has been called.
     pub(super) checksums: Vec<u32>,
     /// In order of the pages; none reaches from one run into another.
     pub(super) segments: Vec<Segment>,
@@ -208,6 +209,11 @@ impl Piece {
             spare: None,
             failed: None,
         }
+    }
+
+    /// Computes the checksums. What is under writeback does not change (a writer gets a copy), so this needs no lock.
+    pub(super) fn sum(&mut self) {
+        self.checksums = self.pages.iter().map(|page| checksum(&page.page)).collect();
     }
 
     /// File block of the first page.

@@ -46,7 +46,7 @@ struct Rounds<'a> {
     /// Home, but not settled: that happens while the next one is on its way, so that the disk does not wait for it.
     home: Option<Home>,
     /// The round before the one that is being collected.
-    last: Option<Round<'a>>,
+    last: Option<Round>,
     /// The work since the thread last slept.
     stretch: Stretch,
     /// The first error.
@@ -54,11 +54,11 @@ struct Rounds<'a> {
 }
 
 /// Pieces on their way. Hold their log space, and must be finished.
-struct Round<'a> {
+struct Round {
     pieces: Vec<Piece>,
     /// How the portions of it ended that have been written already.
     earlier: Written,
-    writes: Writes<'a>,
+    writes: Writes,
     share: Share,
     ends_batch: bool,
 }
@@ -329,7 +329,7 @@ impl<'a> Rounds<'a> {
     }
 
     /// In manual mode everything is written at once, unless rounds are small on purpose.
-    fn send(&self, requests: Vec<OutRequest>, goes_on: bool) -> Writes<'a> {
+    fn send(&self, requests: Vec<OutRequest>, goes_on: bool) -> Writes {
         let engine = self.engine;
         let is_manual = engine.options.background == BackgroundMode::Manual;
         let is_at_once = is_manual && engine.options.round_pages.is_none();
@@ -337,7 +337,7 @@ impl<'a> Rounds<'a> {
             return Writes::Done(engine.run_requests(requests, self.class));
         }
         let (numbers, requests) = to_device(requests, self.class);
-        Writes::Begun(numbers, engine.device.begin_all(requests))
+        Writes::Begun(numbers, engine.device.clone().begin_all(requests))
     }
 
     /// Waits for everything, and settles it.
@@ -350,7 +350,7 @@ impl<'a> Rounds<'a> {
     }
 
     /// Waits until a round is written.
-    fn wait(&mut self, round: Round<'a>) -> Home {
+    fn wait(&mut self, round: Round) -> Home {
         let Round { mut pieces, earlier, writes, share, ends_batch } = round;
         let from_us = self.engine.now_us();
         let results = writes.wait();
