@@ -18,6 +18,16 @@ fn volume_on_probe() -> (Arc<Probe>, Volume) {
     (probe, volume)
 }
 
+/// Data that waits for its frame, and data that begins before.
+fn both_ways() -> [(Arc<Probe>, Volume); 2] {
+    [None, Some(1)].map(|round_pages| {
+        let probe = Probe::new(formatted(32 * MIB, 0));
+        let options = VolumeOptions { round_pages, ..manual(4 * MIB) };
+        let volume = Volume::open_device(probe.clone(), options).expect("open");
+        (probe, volume)
+    })
+}
+
 /// As after a power cut: what was acknowledged is there, and the volume is clean.
 fn holds_after_a_crash(probe: Arc<Probe>, volume: Volume, expected: &[u8]) {
     drop(volume);
@@ -31,66 +41,69 @@ fn holds_after_a_crash(probe: Arc<Probe>, volume: Volume, expected: &[u8]) {
 
 #[test]
 fn appends_of_a_lone_writer_are_written_once_and_flushed_once() {
-    let (probe, volume) = volume_on_probe();
-    let (file, mut expected) = (create(&volume, "/f"), Vec::new());
-    file.fsync().expect("fsync");
-    let before = volume.stats();
-    for round in 0..10 {
-        let bytes = pattern(round, 16 * PAGE);
-        file.append(&bytes).expect("append");
-        expected.extend_from_slice(&bytes);
+    for (probe, volume) in both_ways() {
+        let (file, mut expected) = (create(&volume, "/f"), Vec::new());
         file.fsync().expect("fsync");
+        let before = volume.stats();
+        for round in 0..10 {
+            let bytes = pattern(round, 16 * PAGE);
+            file.append(&bytes).expect("append");
+            expected.extend_from_slice(&bytes);
+            file.fsync().expect("fsync");
+        }
+        let after = volume.stats();
+        assert_eq!(after.log.beside_bytes - before.log.beside_bytes, expected.len() as u64);
+        assert_eq!(after.log.payload_blocks, before.log.payload_blocks);
+        assert_eq!(after.log.flushes - before.log.flushes, 10);
+        assert_eq!(after.log.frames - before.log.frames, 10);
+        assert_eq!(after.dirty_pages, 0, "all of it is home");
+        drop(file);
+        holds_after_a_crash(probe, volume, &expected);
     }
-    let after = volume.stats();
-    assert_eq!(after.log.beside_bytes - before.log.beside_bytes, expected.len() as u64);
-    assert_eq!(after.log.payload_blocks, before.log.payload_blocks);
-    assert_eq!(after.log.flushes - before.log.flushes, 10);
-    assert_eq!(after.log.frames - before.log.frames, 10);
-    assert_eq!(after.dirty_pages, 0, "all of it is home");
-    drop(file);
-    holds_after_a_crash(probe, volume, &expected);
 }
 
 #[test]
 fn what_cannot_be_written_beside_its_frame_goes_into_the_log_and_the_sync_is_true() {
-    let (probe, volume) = volume_on_probe();
-    let (file, expected) = (create(&volume, "/f"), pattern(1, 16 * PAGE));
-    file.write_at(0, &expected).expect("write");
-    probe.fail_data_writes.store(true, Ordering::Relaxed);
-    let before = volume.stats();
-    file.fsync().expect("the log has it");
-    let after = volume.stats();
-    assert_eq!(after.log.payload_blocks - before.log.payload_blocks, 16);
-    assert_eq!(after.writeback_errors - before.writeback_errors, 1);
-    assert_eq!(after.log.flushes - before.log.flushes, 1, "both frames count together");
-    assert!(after.shutdown_reason.is_none() && after.logged_pages == 16);
-    assert!(contents(&file) == expected);
-    probe.fail_data_writes.store(false, Ordering::Relaxed);
-    drop(file);
-    holds_after_a_crash(probe, volume, &expected);
+    for (probe, volume) in both_ways() {
+        let (file, expected) = (create(&volume, "/f"), pattern(1, 16 * PAGE));
+        file.write_at(0, &expected).expect("write");
+        probe.fail_data_writes.store(true, Ordering::Relaxed);
+        let before = volume.stats();
+        file.fsync().expect("the log has it");
+        let after = volume.stats();
+        assert_eq!(after.log.payload_blocks - before.log.payload_blocks, 16);
+        assert_eq!(after.writeback_errors - before.writeback_errors, 1);
+        assert_eq!(after.log.flushes - before.log.flushes, 1, "both frames count together");
+        assert!(after.shutdown_reason.is_none() && after.logged_pages == 16);
+        assert!(contents(&file) == expected);
+        probe.fail_data_writes.store(false, Ordering::Relaxed);
+        drop(file);
+        holds_after_a_crash(probe, volume, &expected);
+    }
 }
 
 /// The pages go home later, as all that the log holds; what was written to one of them meanwhile is not lost.
 #[test]
 fn a_page_that_changes_while_its_older_version_cannot_be_written_keeps_the_change() {
-    let (probe, volume) = volume_on_probe();
-    let (file, mut expected) = (create(&volume, "/f"), pattern(1, 16 * PAGE));
-    file.write_at(0, &expected).expect("write");
-    let other = volume.open_file("/f", OpenFlags::READ_WRITE).expect("open");
-    probe.amid_next_data_write(move || {
-        other.write_at(3 * PAGE as u64 + 5, b"newer").expect("write");
-    });
-    probe.fail_data_writes.store(true, Ordering::Relaxed);
-    file.fsync().expect("the log has the older version");
-    assert!(probe.has_happened());
-    expected[3 * PAGE + 5..][..5].copy_from_slice(b"newer");
-    assert!(contents(&file) == expected);
-    probe.fail_data_writes.store(false, Ordering::Relaxed);
-    file.fsync().expect("fsync");
-    volume.checkpoint().expect("checkpoint");
-    assert_eq!(volume.stats().dirty_pages, 0);
-    drop(file);
-    holds_after_a_crash(probe, volume, &expected);
+    for (probe, volume) in both_ways() {
+        let (file, mut expected) = (create(&volume, "/f"), pattern(1, 16 * PAGE));
+        file.write_at(0, &expected).expect("write");
+        let other = volume.open_file("/f", OpenFlags::READ_WRITE).expect("open");
+        probe.amid_next_data_write(move || {
+            other.write_at(3 * PAGE as u64 + 5, b"newer").expect("write");
+        });
+        probe.fail_data_writes.store(true, Ordering::Relaxed);
+        file.fsync().expect("the log has the older version");
+        assert!(probe.has_happened());
+        expected[3 * PAGE + 5..][..5].copy_from_slice(b"newer");
+        assert!(contents(&file) == expected);
+        probe.fail_data_writes.store(false, Ordering::Relaxed);
+        file.fsync().expect("fsync");
+        volume.checkpoint().expect("checkpoint");
+        assert_eq!(volume.stats().dirty_pages, 0);
+        drop(file);
+        holds_after_a_crash(probe, volume, &expected);
+    }
 }
 
 /// 64 KiB in each of three files.
@@ -231,21 +244,22 @@ fn pages_that_live_in_one_extent_are_written_to_it_again() {
 
 #[test]
 fn pages_that_cannot_be_written_where_they_move_to_are_in_the_log() {
-    let (probe, volume) = volume_on_probe();
-    let (file, mut expected) = (create(&volume, "/f"), Vec::new());
-    write_scattered(&file, &mut expected, 1);
-    file.fsync().expect("fsync");
-    write_scattered(&file, &mut expected, 100);
-    probe.fail_data_writes.store(true, Ordering::Relaxed);
-    let before = volume.stats();
-    file.fsync().expect("the log has it");
-    let after = volume.stats();
-    assert_eq!(after.sync_moved_pages - before.sync_moved_pages, 16);
-    assert_eq!(after.log.payload_blocks - before.log.payload_blocks, 16);
-    assert!(after.shutdown_reason.is_none() && after.logged_pages == 16);
-    probe.fail_data_writes.store(false, Ordering::Relaxed);
-    drop(file);
-    holds_after_a_crash(probe, volume, &expected);
+    for (probe, volume) in both_ways() {
+        let (file, mut expected) = (create(&volume, "/f"), Vec::new());
+        write_scattered(&file, &mut expected, 1);
+        file.fsync().expect("fsync");
+        write_scattered(&file, &mut expected, 100);
+        probe.fail_data_writes.store(true, Ordering::Relaxed);
+        let before = volume.stats();
+        file.fsync().expect("the log has it");
+        let after = volume.stats();
+        assert_eq!(after.sync_moved_pages - before.sync_moved_pages, 16);
+        assert_eq!(after.log.payload_blocks - before.log.payload_blocks, 16);
+        assert!(after.shutdown_reason.is_none() && after.logged_pages == 16);
+        probe.fail_data_writes.store(false, Ordering::Relaxed);
+        drop(file);
+        holds_after_a_crash(probe, volume, &expected);
+    }
 }
 
 /// Where the free space is short, or mostly holes, pages stay.
