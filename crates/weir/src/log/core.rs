@@ -163,9 +163,9 @@ impl<C, B> Core<C, B> {
         self.durable
     }
 
-    /// Both roles are free.
-    pub fn is_idle(&self) -> bool {
-        self.writer.is_none() && self.flusher.is_none()
+    /// Nobody has the writer's role.
+    pub fn is_writer_free(&self) -> bool {
+        self.writer.is_none()
     }
 
     /// True after a failed flush or a frame that could not be written. Sticky.

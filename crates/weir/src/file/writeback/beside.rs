@@ -133,11 +133,11 @@ impl Engine {
         Some((piece.admission.take()?, spare))
     }
 
-    /// Data begins before its frame exists where nobody else uses the log: others would have their data written together with it.
+    /// Data begins before its frame exists where nobody else writes: others would have their data written together with it.
     fn may_begin(&self) -> bool {
         let is_manual = self.options.background == BackgroundMode::Manual;
         // As for rounds of writeback: in manual mode only where things overlap on purpose.
-        (!is_manual || self.options.round_pages.is_some()) && self.log.is_idle()
+        (!is_manual || self.options.round_pages.is_some()) && self.log.awaits_writer()
     }
 
     /// Waits until some I/O of `inode` has ended since `moment`; does it, if it is data that waits for its frame.
