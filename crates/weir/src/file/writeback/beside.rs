@@ -8,6 +8,8 @@
 //! **Invariant:** log space for the pages themselves is admitted before the operation is committed: what cannot be written home goes
 //! into the log after it, and both frames count together.
 //! **Invariant:** no pages wait for their frame in an open chain: what ends it may wait for them, while their owner waits for its end.
+//! **Invariant:** data begins before its frame only on a thread that goes on to wait for it to be durable, or that does nothing but syncs: on
+//! Linux the thread that began it notices its end, so the frame's writer may wait for what that thread does meanwhile.
 
 use super::output::{REQUEST_PAGES, requests_of, to_device};
 use super::piece::{Piece, Place};
