@@ -39,6 +39,19 @@ fn fill(volume: &Volume, prefix: &str, file_bytes: usize) -> u64 {
     total
 }
 
+/// Fills the volume until there is no space, also not what a checkpoint finds when the trees are denser than was feared.
+fn fill_up(volume: &Volume, file_bytes: usize) {
+    fill(volume, "f", file_bytes);
+    fill(volume, "tiny", 1);
+    volume.checkpoint().expect("checkpoint");
+    fill(volume, "more", 1);
+}
+
+fn assert_clean(device: &Arc<dyn Device>) {
+    let report = check_device(device, &CheckOptions::default()).expect("check");
+    assert!(report.is_clean(), "{:#?}", report.problems);
+}
+
 fn remove_all(volume: &Volume) {
     for entry in volume.read_dir("/").expect("list") {
         if entry.file_type == FileType::Directory {
@@ -130,10 +143,7 @@ fn logs_are_rotated_on_a_full_volume() {
             let file = volume.open_file(format!("/log.{generation}"), OpenFlags::CREATE);
             file.expect("create").write_at(0, &[generation; 10]).expect("write");
         }
-        fill(&volume, "f", file_bytes);
-        fill(&volume, "tiny", 1);
-        volume.checkpoint().expect("checkpoint");
-        fill(&volume, "more", 1);
+        fill_up(&volume, file_bytes);
         let refused = volume.create_dir("/no", 0o755).expect_err("the volume is full");
         assert_eq!(refused, Error::NoSpace);
         let rename = |(from_dir, from): (u64, &[u8]), (to_dir, to): (u64, &[u8])| {
@@ -149,8 +159,7 @@ fn logs_are_rotated_on_a_full_volume() {
         }
         volume.checkpoint().expect("a checkpoint after many renames");
         volume.close().expect("close");
-        let report = check_device(&device, &CheckOptions::default()).expect("check");
-        assert!(report.is_clean(), "{:#?}", report.problems);
+        assert_clean(&device);
         let volume = open(&device, manual(MIB));
         for generation in 0..GENERATIONS {
             let ino = volume.lookup(ROOT, &name(generation)).expect("lookup").ino;
@@ -164,10 +173,7 @@ fn logs_are_rotated_on_a_full_volume() {
 fn names_that_move_leave_what_checkpoints_and_deletion_need() {
     for (size_bytes, file_bytes) in [(2 * MIB, 1), (4 * MIB, 1), (16 * MIB, 5000)] {
         let (device, volume) = volume_of(size_bytes, 64);
-        fill(&volume, "f", file_bytes);
-        fill(&volume, "tiny", 1);
-        volume.checkpoint().expect("checkpoint");
-        fill(&volume, "more", 1);
+        fill_up(&volume, file_bytes);
         let entries = volume.read_dir("/").expect("list");
         // Every name becomes as long as can be: the tree has to grow, and somewhere that must be refused.
         let moved = entries.iter().take_while(|entry| {
@@ -184,8 +190,7 @@ fn names_that_move_leave_what_checkpoints_and_deletion_need() {
         assert!(moved < entries.len(), "the tree grew for ever");
         volume.checkpoint().expect("a checkpoint after as many renames as find room");
         volume.close().expect("close");
-        let report = check_device(&device, &CheckOptions::default()).expect("check");
-        assert!(report.is_clean(), "{:#?}", report.problems);
+        assert_clean(&device);
         let volume = open(&device, manual(MIB));
         assert_eq!(volume.read_dir("/").expect("list").len(), entries.len());
         remove_all(&volume);
@@ -195,13 +200,10 @@ fn names_that_move_leave_what_checkpoints_and_deletion_need() {
 }
 
 #[test]
-fn everything_is_changed_between_two_checkpoints_of_a_full_volume() {
+fn attributes_of_everything_change_on_a_full_volume() {
     for (size_bytes, file_bytes) in [(2 * MIB, 1), (4 * MIB, 1), (16 * MIB, 5000)] {
         let (device, volume) = volume_of(size_bytes, 64);
-        fill(&volume, "f", file_bytes);
-        fill(&volume, "tiny", 1);
-        volume.checkpoint().expect("checkpoint");
-        fill(&volume, "more", 1);
+        fill_up(&volume, file_bytes);
         volume.checkpoint().expect("checkpoint");
         let entries = volume.read_dir("/").expect("list");
         for round in 0..3 {
@@ -209,11 +211,10 @@ fn everything_is_changed_between_two_checkpoints_of_a_full_volume() {
                 let change = SetAttr { permissions: Some(0o600 + round), ..SetAttr::default() };
                 volume.setattr(entry.ino, &change).expect("chmod on a full volume");
             }
-            volume.checkpoint().expect("a checkpoint that rewrites every node");
+            volume.checkpoint().expect("a checkpoint of changed attributes");
         }
         volume.close().expect("close");
-        let report = check_device(&device, &CheckOptions::default()).expect("check");
-        assert!(report.is_clean(), "{:#?}", report.problems);
+        assert_clean(&device);
     }
 }
 

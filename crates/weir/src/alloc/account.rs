@@ -6,7 +6,7 @@
 //!   the blocks were taken; meanwhile the space counts twice, so promises err on the safe side.
 //! * the metadata reserve: what users' promises must leave to checkpoints, and to names that move.
 //!
-//! **Invariant:** `promise` succeeds only while `reserved + blocks (+ metadata reserve) <= free`.
+//! **Invariant:** `promise` succeeds only while `reserved + blocks`, and what its class leaves of the metadata reserve, `<= free`.
 //! No counter goes below zero: taking back more than there is would be a bug of the caller, is
 //! asserted in debug builds, and saturates otherwise.
 
@@ -29,7 +29,7 @@ pub enum ReserveClass {
 /// What promises leave free, in blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MetadataReserve {
-    /// For checkpoints, so that they never fail.
+    /// For checkpoints.
     pub checkpoint_blocks: u64,
     /// For names that move: a full volume can be tidied up, and its logs rotated.
     pub move_blocks: u64,

@@ -461,6 +461,11 @@ impl Engine {
         note_failures(pieces, results);
     }
 
+    /// Writes may be on their way while something else is done. In manual mode only on purpose: where rounds are small.
+    fn may_overlap(&self) -> bool {
+        self.options.background != BackgroundMode::Manual || self.options.round_pages.is_some()
+    }
+
     /// How large a request of `class` may be now.
     fn most_request_pages(&self, class: IoClass) -> usize {
         let is_paced = is_paced(class) && self.background.has_threads();

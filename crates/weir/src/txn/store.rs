@@ -486,15 +486,15 @@ impl Store {
     }
 
     /// Keeps so much space free that the next checkpoint can rewrite every node once and add the
-    /// deltas: a checkpoint, and so a deletion, never fails for space. What is kept for names that move stays the same.
+    /// deltas: a checkpoint, and so a deletion, does not fail for space (DESIGN names a gap). What is kept for names that move
+    /// stays the same.
     fn update_reserve(&self, state: &State) {
         let frozen = state.frozen.as_ref().map_or(0, |frozen| frozen.stored_bytes());
         let added = (state.running.stored_bytes() + frozen) * 2 / BLOCK_BYTES;
         let tree = state.tree.node_count * NODE_BLOCKS;
-        let MetadataReserve { checkpoint_blocks, move_blocks } = self.base_reserve;
         self.alloc.set_metadata_reserve(MetadataReserve {
-            checkpoint_blocks: tree + added as u64 + checkpoint_blocks,
-            move_blocks,
+            checkpoint_blocks: tree + added as u64 + self.base_reserve.checkpoint_blocks,
+            ..self.base_reserve
         });
     }
 }

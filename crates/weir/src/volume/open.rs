@@ -33,7 +33,6 @@ use crate::txn::checkpoint::{Checkpointer, loaded_tree};
 use crate::txn::names::CACHED_NAME_BYTES;
 use crate::txn::store::Memory;
 use crate::types::{BackgroundMode, VolumeOptions};
-use std::ops::RangeInclusive;
 use std::path::Path;
 
 /// Largest default memory cap.
@@ -44,10 +43,10 @@ const LEAST_MEMORY_BYTES: u64 = 256 << 10;
 const KEPT_RECORDS_SHARE: u64 = 16;
 /// Blocks always kept free for checkpoints, besides what the trees and the delta need.
 const BASE_RESERVE_BLOCKS: u64 = 16;
-/// Part of the volume that is kept for names that move where nothing else finds room, in blocks: of them, so many at least
-/// and at most.
+/// Part of the volume that is kept for names that move where nothing else finds room: so many blocks at least, and at most.
 const MOVE_RESERVE_SHARE: u64 = 256;
-const MOVE_RESERVE_BLOCKS: RangeInclusive<u64> = 4 * OP_SPACE_BLOCKS..=64;
+const LEAST_MOVE_RESERVE_BLOCKS: u64 = 4 * OP_SPACE_BLOCKS;
+const MOST_MOVE_RESERVE_BLOCKS: u64 = 64;
 
 /// Opens an image file or block device, exclusively.
 pub(crate) fn posix_device(path: &Path, read_only: bool) -> Result<Arc<dyn Device>> {
@@ -108,10 +107,10 @@ impl Shares {
 
 /// What users leave free whatever the volume holds.
 fn base_reserve(geometry: &Geometry) -> MetadataReserve {
-    let (least, most) = (*MOVE_RESERVE_BLOCKS.start(), *MOVE_RESERVE_BLOCKS.end());
+    let share_blocks = geometry.data_blocks() / MOVE_RESERVE_SHARE;
     MetadataReserve {
         checkpoint_blocks: BASE_RESERVE_BLOCKS,
-        move_blocks: (geometry.data_blocks() / MOVE_RESERVE_SHARE).clamp(least, most),
+        move_blocks: share_blocks.clamp(LEAST_MOVE_RESERVE_BLOCKS, MOST_MOVE_RESERVE_BLOCKS),
     }
 }
 

@@ -23,7 +23,6 @@ use crate::log::Admission;
 use crate::log::companion::{Companion, Companions, Data};
 use crate::sync::{Arc, Mutex, Weak};
 use crate::txn::Op;
-use crate::types::BackgroundMode;
 use std::ops::Range;
 
 /// A piece that waits for its frame, as the log knows it.
@@ -137,9 +136,7 @@ impl Engine {
 
     /// Data begins before its frame exists where nobody else writes: others would have their data written together with it.
     fn may_begin(&self) -> bool {
-        let is_manual = self.options.background == BackgroundMode::Manual;
-        // As for rounds of writeback: in manual mode only where things overlap on purpose.
-        (!is_manual || self.options.round_pages.is_some()) && self.log.awaits_writer()
+        self.may_overlap() && self.log.awaits_writer()
     }
 
     /// Waits until some I/O of `inode` has ended since `moment`; does it, if it is data that waits for its frame.

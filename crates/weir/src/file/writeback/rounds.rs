@@ -22,7 +22,6 @@ use crate::file::paced::Portion;
 use crate::inode::Inode;
 use crate::mutation::{self, Mutation};
 use crate::sync::Arc;
-use crate::types::BackgroundMode;
 use std::ops::Range;
 
 /// Pages of one round of a sync: 8 MiB.
@@ -328,12 +327,9 @@ impl<'a> Rounds<'a> {
         engine.begin_paced_write(requests.iter().map(OutRequest::bytes))
     }
 
-    /// In manual mode everything is written at once, unless rounds are small on purpose.
     fn send(&self, requests: Vec<OutRequest>, goes_on: bool) -> Writes {
         let engine = self.engine;
-        let is_manual = engine.options.background == BackgroundMode::Manual;
-        let is_at_once = is_manual && engine.options.round_pages.is_none();
-        if is_at_once || !goes_on || requests.is_empty() {
+        if !engine.may_overlap() || !goes_on || requests.is_empty() {
             return Writes::Done(engine.run_requests(requests, self.class));
         }
         let (numbers, requests) = to_device(requests, self.class);
