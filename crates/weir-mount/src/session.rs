@@ -151,7 +151,7 @@ impl Session {
                 return Err(MountError::Session(error));
             }
         };
-        let mut result = inner.run();
+        let mut result = unless_ended(inner.run());
         if let Some(running) = running {
             result = result.and(running.join());
         }
@@ -165,6 +165,15 @@ impl Session {
         }
         result.map_err(MountError::Session)
     }
+}
+
+/// The end of the mount is no error. Who waits for a request then gets `ENODEV`, which the transport knows; who is just taking one from the
+/// kernel, the last that nobody waits for, gets `ECONNABORTED`.
+fn unless_ended(result: io::Result<()>) -> io::Result<()> {
+    result.or_else(|error| match error.raw_os_error() {
+        Some(libc::ECONNABORTED) => Ok(()),
+        _ => Err(error),
+    })
 }
 
 impl Drop for Session {
@@ -195,5 +204,19 @@ impl Controller {
     /// Ends the connection to the kernel: whoever uses the mount gets errors.
     pub fn abort(&self) -> io::Result<()> {
         mount_point::abort(&self.dir, &self.device)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_that_the_end_of_the_mount_overtakes_is_no_error_and_all_else_is() {
+        let run = |number| unless_ended(Err(io::Error::from_raw_os_error(number)));
+        assert!(unless_ended(Ok(())).is_ok() && run(libc::ECONNABORTED).is_ok());
+        for number in [libc::EIO, libc::EPERM, libc::EINVAL] {
+            assert_eq!(run(number).unwrap_err().raw_os_error(), Some(number));
+        }
     }
 }
