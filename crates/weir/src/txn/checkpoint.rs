@@ -106,6 +106,8 @@ struct Published {
     superblock: Superblock,
     replay: ReplayPoint,
     checkpoint_lsn: u64,
+    /// What it covers stays in the log in part: pages were owed when it froze.
+    keeps_log: bool,
 }
 
 #[derive(Default)]
@@ -117,6 +119,8 @@ struct Progress {
     began_ns: u64,
     /// LSN that the last checkpoint covers.
     covered_lsn: u64,
+    /// It has kept some of that in the log, for pages that were owed.
+    keeps_log: bool,
     /// Attempts that failed before the freeze, and why the last one did.
     failures: u64,
     failure: Option<Error>,
@@ -194,9 +198,15 @@ impl Engine {
         Ok(())
     }
 
-    /// Whether a checkpoint would change anything.
+    /// Whether a checkpoint would change anything: cover more, or release what the last one has kept in the log. Pages may have been owed then
+    /// of which the log said already that they are home: who brought them had not told yet.
     pub fn checkpoint_wanted(&self) -> bool {
-        self.log.last_lsn() > self.checkpointer.progress.lock().covered_lsn
+        let (covered_lsn, keeps_log) = {
+            let progress = self.checkpointer.progress.lock();
+            (progress.covered_lsn, progress.keeps_log)
+        };
+        self.log.last_lsn() > covered_lsn
+            || keeps_log
             || self.store.delta_size().running_keys > 0
             || self.store.obligations.oldest().is_some()
     }
@@ -437,11 +447,12 @@ impl Engine {
             clean: false,
             ..old
         };
-        Ok(Published { tree, superblock, replay, checkpoint_lsn })
+        let keeps_log = oldest <= checkpoint_lsn;
+        Ok(Published { tree, superblock, replay, checkpoint_lsn, keeps_log })
     }
 
     fn publish(&self, published: Published) -> Result<()> {
-        let Published { tree, superblock, replay, checkpoint_lsn } = published;
+        let Published { tree, superblock, replay, checkpoint_lsn, keeps_log } = published;
         self.write_superblock(&superblock)?;
         self.checkpointer.enter(Phase::Completed);
         self.store.publish(tree);
@@ -453,6 +464,7 @@ impl Engine {
         progress.completed += 1;
         progress.phase = Phase::Running;
         progress.covered_lsn = checkpoint_lsn;
+        progress.keeps_log = keeps_log;
         let took_ns = self.clock.monotonic_ns().saturating_sub(progress.began_ns);
         drop(progress);
         self.counters.checkpoint_us.record(took_ns / 1000);
