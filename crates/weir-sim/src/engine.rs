@@ -92,6 +92,7 @@ fn options(clock: &Arc<SimClock>, settings: &Settings) -> VolumeOptions {
         memory_bytes: Some(settings.memory_bytes),
         batch_part_blocks: settings.batch_part_blocks,
         beside_from_pages: settings.beside_from_pages,
+        dense_merges: settings.dense_merges,
         purge_at_once_blocks: settings.purge_at_once_blocks,
         round_pages: settings.round_pages,
         background: BackgroundMode::Manual,

@@ -204,6 +204,8 @@ impl<S: System> Factory<'_, S> {
         let batch_part_blocks = (number % 2 == 1).then_some(2);
         // Every second pair of them writes each new page of a sync beside its frame.
         let beside_from_pages = (number % 4 > 1).then_some(1);
+        // Every fifth one writes the whole tree with every checkpoint.
+        let dense_merges = number.is_multiple_of(5);
         // Every third one leaves removed files to the background.
         let purge_at_once_blocks = number.is_multiple_of(3).then_some(0);
         // In the other half of all, the writeback of each file overlaps with that of the next.
@@ -211,6 +213,7 @@ impl<S: System> Factory<'_, S> {
         let settings = Settings {
             batch_part_blocks,
             beside_from_pages,
+            dense_merges,
             purge_at_once_blocks,
             round_pages,
             ..Settings::SMALL

@@ -55,6 +55,8 @@ pub struct Settings {
     pub batch_part_blocks: Option<u64>,
     /// New pages of a sync that are written beside their frame at least; `None`: as few as are worth it.
     pub beside_from_pages: Option<u64>,
+    /// Whether checkpoints write all of the tree anew, after a merge that they give up.
+    pub dense_merges: bool,
     /// Blocks of the largest removed file that is purged at once; `None`: more than there are.
     pub purge_at_once_blocks: Option<u64>,
     /// Pages of a round of writeback, one of which is on its way while the next is collected; `None`: more than there are.
@@ -69,6 +71,7 @@ impl Settings {
         memory_bytes: 2 << 20,
         batch_part_blocks: None,
         beside_from_pages: None,
+        dense_merges: false,
         purge_at_once_blocks: None,
         round_pages: None,
     };

@@ -659,6 +659,9 @@ impl Engine {
             // A checkpoint frees blocks, and what was kept for it: changes take less room in the trees than
             // was feared.
             let before = self.alloc.room_blocks(class);
+            // What the log holds for good is written where it lives, and takes no new block.
+            self.log.write_up_to(self.log.last_lsn())?;
+            self.log.flush()?;
             while self.flush_batch()? > 0 {}
             self.wait_checkpoint(self.checkpointer.goal())?;
             Ok(self.alloc.room_blocks(class) > before)

@@ -201,7 +201,8 @@ impl Engine {
         self.reserve_for(blocks, ReserveClass::User)
     }
 
-    fn reserve_for(&self, blocks: u64, class: ReserveClass) -> Result<()> {
+    /// As [`Engine::reserve`], for `class`.
+    pub fn reserve_for(&self, blocks: u64, class: ReserveClass) -> Result<()> {
         for attempt in 1..=SPACE_ATTEMPTS {
             match self.alloc.reserve(blocks, class) {
                 Ok(Supply::Ample) => return Ok(()),

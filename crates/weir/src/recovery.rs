@@ -286,7 +286,7 @@ impl Engine {
         let mut pages = inode.pages.write();
         let inserted = pages.insert_dirty(file_block, page);
         if inserted.newly_dirty {
-            self.alloc.reserve(1, ReserveClass::Privileged)?;
+            self.alloc.reserve(1, ReserveClass::Logged)?;
             self.dirty_pages.fetch_add(1, Ordering::AcqRel);
         }
         // The same frame may hold the page twice; the later one counts, and is what is owed.

@@ -362,6 +362,9 @@ pub struct VolumeOptions {
     /// For simulators and tests: so few new pages of a sync are already written beside their frame.
     #[doc(hidden)]
     pub beside_from_pages: Option<u64>,
+    /// For simulators and tests: every merge of a checkpoint is given up and made anew with as few nodes as there can be.
+    #[doc(hidden)]
+    pub dense_merges: bool,
     /// For simulators and tests: a removed file with more blocks than this is purged in the background.
     #[doc(hidden)]
     pub purge_at_once_blocks: Option<u64>,
@@ -383,6 +386,7 @@ impl Default for VolumeOptions {
             on_recovery_progress: None,
             batch_part_blocks: None,
             beside_from_pages: None,
+            dense_merges: false,
             purge_at_once_blocks: None,
             round_pages: None,
         }

@@ -218,6 +218,179 @@ fn attributes_of_everything_change_on_a_full_volume() {
     }
 }
 
+/// Numbers that are the same in every run.
+struct Random(u64);
+
+impl Random {
+    fn seeded(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 20) % end
+    }
+}
+
+/// Leaves that are nearly full become two by one more item each, and names that are alike fill all of them at about the
+/// same time: the tree grows by much more than what is put into it.
+#[test]
+fn a_checkpoint_finds_room_for_every_node_of_a_full_volume() {
+    for (seed, size_mib) in (30..50).zip([2, 3, 4, 6, 8].into_iter().cycle()) {
+        let size_bytes = size_mib * MIB;
+        let device = formatted(size_bytes, size_bytes / 4096 / 8);
+        let volume = open(&device, manual(4 * MIB));
+        let mut random = Random::seeded(seed);
+        let (mut names, mut refused) = (Vec::new(), 0);
+        for number in 0.. {
+            let name = format!("{}{number}", "p".repeat(200));
+            match volume.open_file(format!("/{name}"), OpenFlags::CREATE) {
+                Ok(_) => names.push(name),
+                Err(error) => {
+                    assert_eq!(error, Error::NoSpace);
+                    refused += 1;
+                }
+            }
+            if refused == 6 {
+                break;
+            }
+            if random.below(500) == 0 {
+                volume.checkpoint().expect("a checkpoint while names come");
+            }
+        }
+        volume.checkpoint().expect("a checkpoint of a full volume");
+        for name in names.iter().step_by(24 + seed as usize % 9) {
+            volume.unlink(ROOT, name.as_bytes()).expect("unlink");
+        }
+        for name in names.iter().skip(1).step_by(8) {
+            if let Ok(attr) = volume.lookup(ROOT, name.as_bytes()) {
+                let change = SetAttr { permissions: Some(0o600), ..SetAttr::default() };
+                volume.setattr(attr.ino, &change).expect("chmod");
+            }
+        }
+        volume.checkpoint().expect("a checkpoint that comes to every node");
+        volume.close().expect("close");
+        assert_clean(&device);
+        let volume = open(&device, manual(4 * MIB));
+        remove_all(&volume);
+        volume.sync().expect("sync");
+        volume.close().expect("close");
+    }
+}
+
+/// Items that lie in full leaves, as those of files that were made one after the other do: one more makes two of every
+/// leaf.
+#[test]
+fn a_checkpoint_that_divides_every_leaf_leaves_room_for_the_next_one() {
+    for spare_blocks in [4, 40, 80, 120, 160, 200] {
+        let (device, volume) = volume_of(8 * MIB, 256);
+        let value = [1; 1000];
+        let mut files = Vec::new();
+        while volume.stats().space.room_blocks > spare_blocks {
+            let file = create(&volume, &format!("/f{}", files.len()));
+            volume
+                .setxattr(file.ino(), b"user.large", &value, XattrMode::Set)
+                .expect("there is room");
+            files.push(file.ino());
+            if files.len() % 500 == 0 {
+                volume.checkpoint().expect("checkpoint");
+            }
+        }
+        volume.checkpoint().expect("a checkpoint of full leaves");
+        for ino in files.iter().step_by(24) {
+            match volume.setxattr(*ino, b"user.small", b"", XattrMode::Set) {
+                Ok(()) => {}
+                Err(error) => assert_eq!(error, Error::NoSpace),
+            }
+        }
+        volume.checkpoint().expect("a checkpoint that divides leaves");
+        let change = SetAttr { permissions: Some(0o600), ..SetAttr::default() };
+        for ino in files.iter().step_by(6) {
+            volume.setattr(*ino, &change).expect("chmod");
+        }
+        volume.checkpoint().expect("a checkpoint that comes to every leaf");
+        remove_all(&volume);
+        volume.close().expect("close");
+        assert_clean(&device);
+    }
+}
+
+/// Every page that is overwritten may become an extent of its own, of which none is known before the pages are written.
+#[test]
+fn a_checkpoint_finds_room_for_the_extents_of_a_full_volume() {
+    for (size_mib, spare_pages) in
+        [(64, 500), (64, 3000), (256, 10_000), (256, 20_000), (512, 40_000)]
+    {
+        let device = formatted(size_mib * MIB, size_mib * 16);
+        let volume = open(&device, manual(size_mib * MIB));
+        let file = create(&volume, "/f");
+        let mut size = 0;
+        while let Ok(count) = file.write_at(size, &vec![1; 65_536]) {
+            size += count as u64;
+        }
+        volume.checkpoint().expect("a checkpoint of a full volume");
+        let pages = size / 4096 - spare_pages;
+        file.truncate(pages * 4096).expect("truncate");
+        volume.checkpoint().expect("checkpoint");
+        let mut written = 0;
+        for page in (1..pages).step_by(2) {
+            if volume.stats().space.room_blocks == 0 {
+                break;
+            }
+            file.write_at(page * 4096, &[2; 4096]).expect("there is room");
+            written += 1;
+        }
+        assert!(written > spare_pages * 9 / 10, "{written} pages found room");
+        volume.checkpoint().expect("a checkpoint of scattered extents");
+        volume.close().expect("close");
+        assert_clean(&device);
+    }
+}
+
+/// Holes within extents, and parts of pages that become zero, on a volume that has no room for either.
+#[test]
+fn a_file_of_a_full_volume_is_cut_into_pieces() {
+    for (offset, length) in [(0, 4096), (100, 200), (4000, 4196)] {
+        let device = formatted(64 * MIB, 2048);
+        let volume = open(&device, manual(64 * MIB));
+        let file = create(&volume, "/f");
+        let mut size = 0;
+        while let Ok(count) = file.write_at(size, &vec![1; 65_536]) {
+            size += count as u64;
+        }
+        fill_up(&volume, 4096);
+        for entry in volume.read_dir("/").expect("list") {
+            let file = volume.open_inode(entry.ino, true).expect("open");
+            if file.size() < size {
+                file.truncate(file.size() / 3).expect("truncate on a full volume");
+            }
+        }
+        let mut expected = vec![1; size as usize];
+        for page in (1..size / 4096 - 1).step_by(2) {
+            let start = page * 4096 + offset;
+            match file.allocate(AllocateMode::PunchHole, start, length) {
+                Ok(()) => expected[start as usize..][..length as usize].fill(0),
+                // Single blocks are free in plenty, and no node finds room any more.
+                Err(error) => {
+                    assert_eq!((error, length), (Error::NoSpace, 4096));
+                    let space = volume.stats().space;
+                    assert!(space.free_blocks > 4 * space.unscattered_blocks, "{space:?}");
+                }
+            }
+        }
+        volume.checkpoint().expect("a checkpoint of holes");
+        volume.close().expect("close");
+        drop((file, volume));
+        assert_clean(&device);
+        let volume = open(&device, manual(MIB));
+        assert!(contents(&volume.open_file("/f", OpenFlags::READ).expect("open")) == expected);
+        remove_all(&volume);
+        volume.close().expect("close");
+    }
+}
+
 #[test]
 fn cycles_of_filling_and_deleting_leak_no_block() {
     let (device, mut volume) = volume_of(8 * MIB, 64);

@@ -44,6 +44,7 @@ impl Shape {
         let beside_from_pages = [None, Some(1)][rng.index(2)];
         let purge_at_once_blocks = [None, Some(0)][rng.index(2)];
         let round_pages = [None, Some(1), Some(3)][rng.index(3)];
+        let length = 30 + rng.index(120);
         Self {
             settings: Settings {
                 volume_blocks,
@@ -51,10 +52,11 @@ impl Shape {
                 memory_bytes,
                 batch_part_blocks,
                 beside_from_pages,
+                dense_merges: length.is_multiple_of(4),
                 purge_at_once_blocks,
                 round_pages,
             },
-            length: 30 + rng.index(120),
+            length,
             writers: 1 + rng.below(4) as u8,
             growth: rng.below(10),
             sync_one_in: 3 + rng.below(12),

@@ -4,14 +4,22 @@
 //! * `pending`: freed (or quarantined), to be handed out after a durable checkpoint.
 //! * `reserved`: promised to dirty data. A promise is kept until [`Account::release`], which may come after
 //!   the blocks were taken; meanwhile the space counts twice, so promises err on the safe side.
-//! * the metadata reserve: what users' promises must leave to checkpoints, and to names that move.
+//! * the metadata reserve: what users' promises must leave to checkpoints, and to who tidies up.
 //!
-//! **Invariant:** `promise` succeeds only while `reserved + blocks`, and what its class leaves of the metadata reserve, `<= free`.
+//! A page that is overwritten can become an extent of its own in the middle of another, which nobody knows before it is
+//! written: for every [`PAGES_PER_METADATA_BLOCK`] promised blocks, one more is kept for the tree.
+//!
+//! **Invariant:** `promise` succeeds only while all that is promised, what is kept for its extents, and what its class leaves of the
+//! metadata reserve, `<= free`.
 //! No counter goes below zero: taking back more than there is would be a bug of the caller, is
 //! asserted in debug builds, and saturates otherwise.
 
+use crate::format::NODE_BLOCKS;
 use crate::{Error, Result};
 
+/// Two extents more (40 bytes of a leaf each) and a checksum for each page, twice over as everything that a checkpoint has to find room for, are less
+/// than 256 bytes.
+const PAGES_PER_METADATA_BLOCK: u64 = 16;
 /// So much has to wait for a checkpoint before one is made for it: 4 MiB.
 const WORTH_A_CHECKPOINT_BLOCKS: u64 = 1024;
 
@@ -20,34 +28,41 @@ const WORTH_A_CHECKPOINT_BLOCKS: u64 = 1024;
 pub enum ReserveClass {
     /// A user's data, or a new name: leaves the metadata reserve alone.
     User,
-    /// A name that moves: may use what the metadata reserve has for that.
-    Move,
-    /// Work that frees space or makes data durable: may use the metadata reserve.
-    Privileged,
+    /// A name that moves, a file that is cut: may use what the metadata reserve has for that.
+    Tidy,
+    /// A file that is cut when there is nothing else to be had: leaves what the next merge needs, should it add a node.
+    Cut,
+    /// Data that was promised before, and is found in the log: leaves nothing.
+    Logged,
 }
 
 /// What promises leave free, in blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MetadataReserve {
-    /// For checkpoints.
-    pub checkpoint_blocks: u64,
-    /// For names that move: a full volume can be tidied up, and its logs rotated.
-    pub move_blocks: u64,
+    /// What it takes to write the tree anew, with the changes that there are.
+    pub merge_blocks: u64,
+    /// What changes that are small can add to that, and what frees space draws on.
+    pub spare_blocks: u64,
+    /// For names that move and files that are cut: a full volume can be tidied up, and its logs rotated.
+    pub tidy_blocks: u64,
 }
 
 impl MetadataReserve {
     /// All of it.
     pub fn blocks(self) -> u64 {
-        self.checkpoint_blocks.saturating_add(self.move_blocks)
+        self.kept_from(ReserveClass::User)
     }
 
     /// What a promise to `class` leaves free.
     pub fn kept_from(self, class: ReserveClass) -> u64 {
-        match class {
-            ReserveClass::User => self.blocks(),
-            ReserveClass::Move => self.checkpoint_blocks,
-            ReserveClass::Privileged => 0,
-        }
+        let kept = match class {
+            ReserveClass::User => [self.merge_blocks, self.spare_blocks, self.tidy_blocks],
+            ReserveClass::Tidy => [self.merge_blocks, self.spare_blocks, 0],
+            // A node that the merge adds takes room, and takes it again in the next one.
+            ReserveClass::Cut => [self.merge_blocks, 2 * NODE_BLOCKS, 0],
+            ReserveClass::Logged => [0; 3],
+        };
+        kept.into_iter().fold(0, u64::saturating_add)
     }
 }
 
@@ -87,6 +102,12 @@ impl SpaceTotals {
         (self.free_blocks + self.pending_free_blocks)
             .saturating_sub(self.reserved_blocks + self.metadata_reserve_blocks)
     }
+}
+
+/// Promises, with `blocks` more, and what is kept for their extents.
+fn with_extents(reserved: u64, blocks: u64) -> u64 {
+    let promised = reserved.saturating_add(blocks);
+    promised.saturating_add(promised / PAGES_PER_METADATA_BLOCK)
 }
 
 /// See the module's head.
@@ -145,7 +166,11 @@ impl Account {
         class: ReserveClass,
         reserve: MetadataReserve,
     ) -> Result<()> {
-        if blocks > self.room(reserve.kept_from(class)) {
+        let claimed = match class {
+            ReserveClass::Logged => self.reserved.saturating_add(blocks),
+            _ => with_extents(self.reserved, blocks),
+        };
+        if blocks > 0 && claimed.saturating_add(reserve.kept_from(class)) > self.free {
             return Err(Error::NoSpace);
         }
         self.reserved += blocks;
@@ -156,9 +181,9 @@ impl Account {
         subtract(&mut self.reserved, blocks);
     }
 
-    /// What can be promised, besides earlier promises and `kept` blocks.
+    /// What is free besides promises, what is kept for their extents, and `kept` blocks.
     pub(super) fn room(&self, kept: u64) -> u64 {
-        self.free.saturating_sub(self.reserved.saturating_add(kept))
+        self.free.saturating_sub(with_extents(self.reserved, 0).saturating_add(kept))
     }
 
     /// Short where what users can still write, of `cell_blocks` free ones where nodes fit in, is less than what waits for a checkpoint. Whoever
@@ -177,35 +202,49 @@ impl Account {
 mod tests {
     use super::*;
 
-    fn checkpoints(checkpoint_blocks: u64) -> MetadataReserve {
-        MetadataReserve { checkpoint_blocks, move_blocks: 0 }
+    fn checkpoints(merge_blocks: u64) -> MetadataReserve {
+        MetadataReserve { merge_blocks, ..MetadataReserve::default() }
     }
 
     #[test]
-    fn users_leave_the_metadata_reserve_alone() {
-        let mut account = Account::new(100);
-        assert_eq!(account.promise(81, ReserveClass::User, checkpoints(20)), Err(Error::NoSpace));
-        assert_eq!(account.promise(80, ReserveClass::User, checkpoints(20)), Ok(()));
-        assert_eq!(account.promise(1, ReserveClass::User, checkpoints(20)), Err(Error::NoSpace));
-        assert_eq!(account.promise(20, ReserveClass::Privileged, checkpoints(20)), Ok(()));
-        assert_eq!(
-            account.promise(1, ReserveClass::Privileged, checkpoints(20)),
-            Err(Error::NoSpace)
-        );
-        account.release(100);
-        assert_eq!(account.reserved(), 0);
+    fn each_class_leaves_what_the_next_one_has() {
+        let reserve = MetadataReserve { merge_blocks: 20, spare_blocks: 30, tidy_blocks: 10 };
+        let classes = [
+            (ReserveClass::User, 40),
+            (ReserveClass::Tidy, 50),
+            (ReserveClass::Cut, 100 - 20 - 2 * NODE_BLOCKS),
+        ];
+        for (class, room) in classes {
+            // One by one, so that what is kept for extents does not count yet.
+            let mut account = Account::new(100);
+            account.take(100 - room);
+            assert_eq!(
+                account.promise(room + 1, class, MetadataReserve::default()),
+                Err(Error::NoSpace)
+            );
+            let mut account = Account::new(100);
+            account.take(room - 10);
+            assert_eq!(account.promise(11, class, reserve), Err(Error::NoSpace), "{class:?}");
+            assert_eq!(account.promise(10, class, reserve), Ok(()), "{class:?}");
+            assert_eq!(account.promise(1, class, reserve), Err(Error::NoSpace), "{class:?}");
+            assert_eq!(account.promise(100 - room, ReserveClass::Logged, reserve), Ok(()));
+            assert_eq!(account.promise(1, ReserveClass::Logged, reserve), Err(Error::NoSpace));
+        }
     }
 
     #[test]
-    fn names_that_move_have_room_that_users_leave_and_leave_what_checkpoints_need() {
-        let mut account = Account::new(100);
-        let reserve = MetadataReserve { checkpoint_blocks: 20, move_blocks: 10 };
-        assert_eq!(account.promise(71, ReserveClass::User, reserve), Err(Error::NoSpace));
-        assert_eq!(account.promise(70, ReserveClass::User, reserve), Ok(()));
-        assert_eq!(account.promise(11, ReserveClass::Move, reserve), Err(Error::NoSpace));
-        assert_eq!(account.promise(10, ReserveClass::Move, reserve), Ok(()));
-        assert_eq!(account.promise(1, ReserveClass::Move, reserve), Err(Error::NoSpace));
-        assert_eq!(account.promise(20, ReserveClass::Privileged, reserve), Ok(()));
+    fn data_leaves_room_for_the_extents_that_it_may_become() {
+        let mut account = Account::new(17_000);
+        let kept = checkpoints(0);
+        assert_eq!(account.promise(16_001, ReserveClass::User, kept), Err(Error::NoSpace));
+        assert_eq!(account.promise(16_000, ReserveClass::User, kept), Ok(()));
+        assert_eq!(account.room(0), 0);
+        // Written: what was kept for its extents is free for those, or for more data.
+        account.take(16_000);
+        account.release(16_000);
+        assert_eq!(account.room(0), 1000);
+        assert_eq!(account.promise(943, ReserveClass::User, kept), Err(Error::NoSpace));
+        assert_eq!(account.promise(942, ReserveClass::User, kept), Ok(()));
     }
 
     #[test]
@@ -217,10 +256,12 @@ mod tests {
         );
         assert_eq!(account.promise(0, ReserveClass::User, checkpoints(u64::MAX)), Ok(()));
         assert_eq!(
-            account.promise(u64::MAX, ReserveClass::Privileged, checkpoints(0)),
+            account.promise(u64::MAX, ReserveClass::Logged, checkpoints(0)),
             Err(Error::NoSpace)
         );
-        assert_eq!(account.promise(10, ReserveClass::Privileged, checkpoints(u64::MAX)), Ok(()));
+        assert_eq!(account.promise(10, ReserveClass::Logged, checkpoints(u64::MAX)), Ok(()));
+        account.release(10);
+        assert_eq!(account.reserved(), 0);
     }
 
     #[test]
@@ -248,7 +289,7 @@ mod tests {
                         account.expect(pending);
                         account.reserved = reserved;
                         let room = (free - taken)
-                            .saturating_sub(reserved + kept)
+                            .saturating_sub(with_extents(reserved, 0) + kept)
                             .min(cell_blocks.saturating_sub(kept));
                         let is_worth_it = pending >= WORTH_A_CHECKPOINT_BLOCKS;
                         let is_short = account.supply(kept, cell_blocks) == Supply::Short;

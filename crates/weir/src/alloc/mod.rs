@@ -135,8 +135,9 @@ pub struct AppliedSpace {
 pub struct Allocator {
     device: Arc<dyn Device>,
     owner: Owner,
-    checkpoint_reserve: AtomicU64,
-    move_reserve: AtomicU64,
+    merge_reserve: AtomicU64,
+    spare_reserve: AtomicU64,
+    tidy_reserve: AtomicU64,
     committed: Mutex<Committed>,
     space: Mutex<Space>,
 }
@@ -204,8 +205,9 @@ impl Allocator {
         Self {
             device,
             owner: Owner { geometry: *geometry, volume_id },
-            checkpoint_reserve: AtomicU64::new(0),
-            move_reserve: AtomicU64::new(0),
+            merge_reserve: AtomicU64::new(0),
+            spare_reserve: AtomicU64::new(0),
+            tidy_reserve: AtomicU64::new(0),
             space: Mutex::new(Space::new(entries.iter().map(|entry| entry.free_blocks))),
             committed: Mutex::new(Committed::new(entries)),
         }
@@ -287,7 +289,9 @@ impl Allocator {
             return Err(Error::NoSpace);
         }
         let want = want_blocks.min(u64::from(BITS)) as u32;
-        let keep_cells = self.metadata_reserve().blocks().div_ceil(NODE_BLOCKS);
+        // What is kept grows with the delta, and there have to be cells for it then.
+        let kept_blocks = self.metadata_reserve().blocks();
+        let keep_cells = (kept_blocks + kept_blocks / 2).div_ceil(NODE_BLOCKS);
         let wish = Wish { want, min: min_blocks as u32, hint, kind, keep_cells };
         loop {
             let group = {
@@ -488,6 +492,12 @@ impl Allocator {
         self.space.lock().room_blocks(kept_blocks)
     }
 
+    /// Blocks that nodes can be put into, besides what is promised.
+    pub fn node_room_blocks(&self) -> u64 {
+        let space = self.space.lock();
+        space.account.room(0).min(space.cells() * NODE_BLOCKS)
+    }
+
     /// Takes back a promise, kept or not.
     pub fn release(&self, blocks: u64) {
         self.space.lock().account.release(blocks);
@@ -495,14 +505,16 @@ impl Allocator {
 
     /// Sets what promises must leave free.
     pub fn set_metadata_reserve(&self, reserve: MetadataReserve) {
-        self.checkpoint_reserve.store(reserve.checkpoint_blocks, Relaxed);
-        self.move_reserve.store(reserve.move_blocks, Relaxed);
+        self.merge_reserve.store(reserve.merge_blocks, Relaxed);
+        self.spare_reserve.store(reserve.spare_blocks, Relaxed);
+        self.tidy_reserve.store(reserve.tidy_blocks, Relaxed);
     }
 
     fn metadata_reserve(&self) -> MetadataReserve {
         MetadataReserve {
-            checkpoint_blocks: self.checkpoint_reserve.load(Relaxed),
-            move_blocks: self.move_reserve.load(Relaxed),
+            merge_blocks: self.merge_reserve.load(Relaxed),
+            spare_blocks: self.spare_reserve.load(Relaxed),
+            tidy_blocks: self.tidy_reserve.load(Relaxed),
         }
     }
 

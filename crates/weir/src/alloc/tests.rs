@@ -329,21 +329,22 @@ fn large_volumes_load_a_group_when_it_is_needed() {
 fn reservations_are_kept_and_never_exceed_what_is_free() {
     let (_, allocator, _) = volume(256);
     let all = geometry(256).data_blocks();
-    let reserve = MetadataReserve { checkpoint_blocks: 15, move_blocks: 5 };
+    let reserve = MetadataReserve { merge_blocks: 5, spare_blocks: 10, tidy_blocks: 5 };
     allocator.set_metadata_reserve(reserve);
-    assert_eq!(allocator.reserve(all - 19, ReserveClass::User), Err(Error::NoSpace));
-    allocator.reserve(all - 20, ReserveClass::User).unwrap();
-    assert_eq!(allocator.totals().available_blocks(), 0);
+    // Of 17 blocks, one is kept for the extents that the others may become.
+    let most = (all - 20) * 16 / 17;
+    assert_eq!(allocator.reserve(most + 1, ReserveClass::User), Err(Error::NoSpace));
+    allocator.reserve(most, ReserveClass::User).unwrap();
     let run = allocator.allocate_reserved(10, 1, None, AllocKind::Data).unwrap();
-    assert_eq!(allocator.totals().reserved_blocks, all - 30);
+    assert_eq!(allocator.totals().reserved_blocks, most - 10);
     allocator.cancel(run);
-    assert_eq!(allocator.reserve(11, ReserveClass::User), Err(Error::NoSpace));
+    assert_eq!(allocator.reserve(12, ReserveClass::User), Err(Error::NoSpace));
     allocator.reserve(10, ReserveClass::User).unwrap();
-    assert_eq!(allocator.reserve(6, ReserveClass::Move), Err(Error::NoSpace));
-    assert_eq!(allocator.room_blocks(ReserveClass::Move), 5);
-    allocator.reserve(5, ReserveClass::Move).unwrap();
-    allocator.reserve(15, ReserveClass::Privileged).unwrap();
-    assert_eq!(allocator.reserve(1, ReserveClass::Privileged), Err(Error::NoSpace));
+    assert_eq!(allocator.reserve(7, ReserveClass::Tidy), Err(Error::NoSpace));
+    assert_eq!(allocator.room_blocks(ReserveClass::Tidy), 5);
+    allocator.reserve(5, ReserveClass::Tidy).unwrap();
+    allocator.reserve(all - most - 5, ReserveClass::Logged).unwrap();
+    assert_eq!(allocator.reserve(1, ReserveClass::Logged), Err(Error::NoSpace));
     allocator.release(all);
     assert_eq!(allocator.totals().reserved_blocks, 0);
 }

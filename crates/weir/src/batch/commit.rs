@@ -101,7 +101,7 @@ impl Engine {
         let names_put = batch.steps.iter().filter(|step| puts_name(step)).count() as u64;
         if names_put > 0 {
             let only_moves = !batch.steps.iter().any(adds_name);
-            let class = if only_moves { ReserveClass::Move } else { ReserveClass::User };
+            let class = if only_moves { ReserveClass::Tidy } else { ReserveClass::User };
             self.check_space(names_put * OP_SPACE_BLOCKS, class)?;
         }
         let (mut held, way) = Held::for_batch(self, batch)?;

@@ -9,6 +9,7 @@
 //! way.
 
 use super::extents::{self, Mapping, Unmapped};
+use crate::alloc::ReserveClass;
 use crate::cache::map::{OldContents, PageMap, Removed, WriteRefused};
 use crate::device::IoClass;
 use crate::engine::{Engine, Room};
@@ -17,7 +18,7 @@ use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64, Key, MAX_FILE_BYTES};
 use crate::inode::Inode;
 use crate::log::Admission;
 use crate::mutation::{self, Mutation};
-use crate::namespace::OP_RECORD_BYTES;
+use crate::namespace::{OP_RECORD_BYTES, OP_SPACE_BLOCKS};
 use crate::reclaim::Shortage;
 use crate::sync::atomic::Ordering;
 use crate::sync::{Arc, MutexGuard};
@@ -63,13 +64,15 @@ impl Engine {
 
     /// The file gets shorter. The caller holds `ops`.
     pub fn shrink(&self, inode: &Arc<Inode>, size: u64) -> Result<()> {
-        let admission = self.enter(OP_RECORD_BYTES, 1)?;
         let first_gone = size.div_ceil(BLOCK_BYTES_U64);
         let within = size % BLOCK_BYTES_U64;
         let partial =
             (within > 0).then_some((size / BLOCK_BYTES_U64, within as usize..BLOCK_BYTES));
         let zero: Vec<_> = partial.into_iter().collect();
         let settled_from = size / BLOCK_BYTES_U64;
+        // What only takes away needs no room.
+        let added = if zero.is_empty() { 0 } else { OP_SPACE_BLOCKS };
+        let admission = self.enter_cut(&zero, added)?;
         let (map, zeroed) = self.zero_pages(inode, &zero, settled_from..u64::MAX)?;
         let step = CutStep {
             range: first_gone..u64::MAX,
@@ -91,8 +94,9 @@ impl Engine {
         if range.start >= end {
             return Ok(());
         }
-        let admission = self.enter(OP_RECORD_BYTES, 2)?;
         let zero = partial_pages(range.start, end);
+        // A hole within an extent makes two of it.
+        let admission = self.enter_cut(&zero, OP_SPACE_BLOCKS)?;
         let whole = range.start.div_ceil(BLOCK_BYTES_U64)..end / BLOCK_BYTES_U64;
         let touched = range.start / BLOCK_BYTES_U64..end.div_ceil(BLOCK_BYTES_U64);
         let (map, zeroed) = self.zero_pages(inode, &zero, touched)?;
@@ -198,24 +202,32 @@ impl Engine {
         Ok(next.is_none())
     }
 
-    /// Charges for pages that zeroing may make dirty.
-    fn reserve_zeroing(&self, pages: usize) -> Result<()> {
-        // Cutting must work on a full volume: this draws on the reserve if it has to.
-        let pages = pages as u64;
-        self.alloc.reserve(pages, crate::alloc::ReserveClass::Privileged)?;
+    /// Log space for an operation that cuts a file, and space: for the pages that it may make dirty, charged already, and `added` blocks
+    /// for what it adds to the tree. The caller holds nothing but `ops`.
+    ///
+    /// Cutting works on a full volume: there is room for who tidies up, and when that is used up, a checkpoint makes it anew. Where none
+    /// can, no other cut waits to be written, and this one draws on what is spare. It is refused only where the free space is so scattered that a
+    /// checkpoint would not find room for one node more.
+    fn enter_cut(&self, zero: &[(u64, Range<usize>)], added: u64) -> Result<Admission> {
+        let pages = zero.len() as u64;
+        let blocks = pages + added;
+        match self.reserve_for(blocks, ReserveClass::Tidy) {
+            Err(Error::NoSpace) => self.alloc.reserve(blocks, ReserveClass::Cut).map(|_| ())?,
+            promised => promised?,
+        }
+        self.alloc.release(added);
         self.dirty_pages.fetch_add(pages, Ordering::AcqRel);
-        Ok(())
+        self.enter(OP_RECORD_BYTES, zero.len()).inspect_err(|_| self.pages_paid(pages))
     }
 
     /// Zeroes parts of pages in the cache, and takes the `map` lock at a moment when no page of `quiet` is under
-    /// writeback. Answers the lock and the pages that were changed. The caller holds `ops`.
+    /// writeback. Answers the lock and the pages that were changed. The caller holds `ops` and what [`Engine::enter_cut`] gave.
     fn zero_pages<'a>(
         &self,
         inode: &'a Arc<Inode>,
         zero: &[(u64, Range<usize>)],
         quiet: Range<u64>,
     ) -> Result<(MutexGuard<'a, ()>, Zeroed)> {
-        self.reserve_zeroing(zero.len())?;
         let mut newly_dirty = 0;
         let result = self.try_zero_pages(inode, zero, quiet, &mut newly_dirty);
         self.pages_paid(zero.len() as u64 - newly_dirty);

@@ -34,7 +34,7 @@ impl Engine {
             // A whiteout is an inode more.
             RenameMode::Whiteout { .. } => ReserveClass::User,
             RenameMode::Replace | RenameMode::NoReplace | RenameMode::Exchange => {
-                ReserveClass::Move
+                ReserveClass::Tidy
             }
         };
         self.check_space(OP_SPACE_BLOCKS, class)?;

@@ -34,11 +34,23 @@ pub trait NodeSink {
     fn write(&mut self, block: u64, node: AlignedBuf) -> Result<()>;
 }
 
+/// Which nodes a merge writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Packing {
+    /// Those on the way to changes, and few more: what does not change is shared with the old tree. A
+    /// leaf that overflows becomes two, so single items here and there can add a node each.
+    Shared,
+    /// All of the tree anew, each as full as its items allow: no tree of these items has fewer
+    /// leaves, and none of the old tree's nodes is left.
+    Dense,
+}
+
 /// A change: the item's new value, or `None` to delete it.
 pub type Change<'v> = (Key, Option<&'v [u8]>);
 
 /// The tree that `root` becomes with `changes`, which come in strictly increasing key order. The
-/// nodes of `root` stay as they are. If nothing changes, the result is `root` itself.
+/// nodes of `root` stay as they are. If nothing changes, the result is `root` itself. New nodes say
+/// that `generation` wrote them, as part of this `tree` of the table.
 ///
 /// # Errors
 /// [`Error::Invalid`] for changes out of order or too large; the sink's errors; [`Error::Corrupt`]
@@ -48,12 +60,12 @@ pub fn merge<'v>(
     cache: &NodeCache,
     root: &TreeRoot,
     changes: impl Iterator<Item = Change<'v>>,
-    generation: u64,
-    tree: u8,
+    packing: Packing,
+    (generation, tree): (u64, u8),
     sink: &mut dyn NodeSink,
 ) -> Result<TreeRoot> {
     let mut merger = Merger {
-        writer: Writer::new(cache, sink, generation, tree),
+        writer: Writer::new(cache, sink, packing, (generation, tree)),
         path: Vec::new(),
         changes: Changes { inner: changes.peekable(), previous: None },
         item_count: root.item_count,

@@ -22,7 +22,7 @@ mod writer;
 
 pub use cache::{CacheStats, NodeCache};
 pub use cursor::Cursor;
-pub use merge::{NodeSink, merge};
+pub use merge::{NodeSink, Packing, merge};
 pub use read::{InLeaf, LeafSpan, Span, get, span, span_le};
 pub use value::Value;
 pub use walk::{Visitor, WalkProblem, WalkSummary, walk};

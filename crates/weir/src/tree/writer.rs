@@ -7,11 +7,13 @@
 //! Before that, a run of less than a third of a node tries to swallow a neighbour: the
 //! subtree that follows, or the untouched node before it, if all fits into one node.
 //!
+//! With [`Packing::Dense`] no subtree is shared: all of its items go through the runs.
+//!
 //! Invariants: a node is written exactly when its place in the order is settled, so no new node is
 //! ever rewritten; an old node that is not shared is freed exactly once; entries of a run
 //! come after everything in the runs of higher levels.
 
-use super::merge::NodeSink;
+use super::merge::{NodeSink, Packing};
 use super::{NodeCache, TreeRoot, inconsistent};
 use crate::device::IoClass;
 use crate::format::node::{
@@ -226,6 +228,7 @@ fn cut(
 pub(super) struct Writer<'a, 'v> {
     cache: &'a NodeCache,
     sink: &'a mut dyn NodeSink,
+    packing: Packing,
     generation: u64,
     tree: u8,
     leaf: Run<Items<'v>>,
@@ -239,11 +242,11 @@ impl<'a, 'v> Writer<'a, 'v> {
     pub(super) fn new(
         cache: &'a NodeCache,
         sink: &'a mut dyn NodeSink,
-        generation: u64,
-        tree: u8,
+        packing: Packing,
+        (generation, tree): (u64, u8),
     ) -> Self {
         let (leaf, interior) = (Run::default(), Vec::new());
-        Self { cache, sink, generation, tree, leaf, interior, allocated: 0, freed: 0 }
+        Self { cache, sink, packing, generation, tree, leaf, interior, allocated: 0, freed: 0 }
     }
 
     /// Reads a node of the old tree.
@@ -286,9 +289,14 @@ impl<'a, 'v> Writer<'a, 'v> {
         }
     }
 
-    /// Appends the old subtree `child` of this level, shared unless a small run before it swallows
-    /// its root.
+    /// Appends the old subtree `child` of this level, shared unless all is written anew, or a small run
+    /// before it swallows its root.
     pub(super) fn pass(&mut self, level: u8, key: Key, child: ChildRef) -> Result<()> {
+        if self.packing == Packing::Dense {
+            let node = self.load(child, level)?;
+            self.free(&node);
+            return self.open(&node);
+        }
         let pending = self.pending_bytes(level);
         if pending > 0 && pending < UNDERFULL_BYTES {
             let node = self.load(child, level)?;

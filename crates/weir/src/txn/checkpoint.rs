@@ -12,30 +12,27 @@
 //! written and then flushed. **Invariant:** replay starts no later than the first operation whose payload was not home
 //! at the freeze. **Invariant:** only the holder of the role runs a step.
 
+use super::merge::NewTree;
 use super::store::Frozen;
-use crate::alloc::{AllocKind, Run};
 use crate::device::IoClass;
-use crate::device::buffer::AlignedBuf;
 use crate::engine::{Engine, Room};
 use crate::error::{Error, Result};
 use crate::file::writeback::owed_filter;
 use crate::format::root::Root;
 use crate::format::superblock::Superblock;
-use crate::format::{BLOCK_BYTES_U64, Key, NODE_BLOCKS};
+use crate::format::{BLOCK_BYTES_U64, Key};
 use crate::inode::Inode;
 use crate::log::ring::ReplayPoint;
 use crate::mutation::{self, Mutation};
 use crate::namespace::OP_RECORD_BYTES;
 use crate::sync::{Arc, Condvar, Mutex};
-use crate::tree::{self, NodeSink, TreeRoot};
+use crate::tree::TreeRoot;
 use crate::txn::{Lsn, Op};
 
 /// Inodes that one step of `CommitStart` brings home.
 const HOME_INODES: usize = 32;
 /// Pages that one step of `CommitStart` writes.
 const HOME_PAGES: u64 = 2048;
-/// Nodes gathered for writing.
-const NODE_BATCH: usize = 64;
 
 /// How much of what the log holds a checkpoint brings home first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
@@ -74,7 +71,7 @@ enum Work {
     Freeze,
     Log(Frozen),
     Merge(Frozen),
-    Space(Merged),
+    Space(Frozen, NewTree),
     Flush(Published),
     Super(Published),
 }
@@ -87,18 +84,11 @@ impl Work {
             Self::Freeze => 1,
             Self::Log(_) => 2,
             Self::Merge(_) => 3,
-            Self::Space(_) => 4,
+            Self::Space(..) => 4,
             Self::Flush(_) => 5,
             Self::Super(_) => 6,
         }
     }
-}
-
-struct Merged {
-    frozen: Frozen,
-    tree: TreeRoot,
-    node_allocs: Vec<Run>,
-    node_frees: Vec<Run>,
 }
 
 struct Published {
@@ -296,8 +286,11 @@ impl Engine {
                 self.log.write_up_to(frozen.boundary.lsn)?;
                 Work::Merge(frozen)
             }
-            Work::Merge(frozen) => Work::Space(self.merge(frozen)?),
-            Work::Space(merged) => Work::Flush(self.write_space(merged)?),
+            Work::Merge(frozen) => {
+                let new = self.merge_delta(&frozen.tree, &frozen.delta)?;
+                Work::Space(frozen, new)
+            }
+            Work::Space(frozen, new) => Work::Flush(self.write_space(frozen, &new)?),
             Work::Flush(published) => {
                 if !mutation::active(Mutation::SuperblockBeforeFlush) {
                     self.log.flush()?;
@@ -393,23 +386,11 @@ impl Engine {
         Ok(())
     }
 
-    fn merge(&self, frozen: Frozen) -> Result<Merged> {
-        let generation = self.superblock.lock().root.generation + 1;
-        let mut sink =
-            Sink { engine: self, allocs: Vec::new(), frees: Vec::new(), pending: Vec::new() };
-        let changes = frozen.delta.entries();
-        let tree = tree::merge(&self.store.nodes, &frozen.tree, changes, generation, 0, &mut sink)?;
-        sink.write_pending()?;
-        let (node_allocs, node_frees) = (sink.allocs, sink.frees);
-        Ok(Merged { frozen, tree, node_allocs, node_frees })
-    }
-
     /// Writes bitmaps and root into the slots that the durable superblock does not name.
-    fn write_space(&self, merged: Merged) -> Result<Published> {
-        let Merged { frozen, tree, node_allocs, node_frees } = merged;
+    fn write_space(&self, frozen: Frozen, new: &NewTree) -> Result<Published> {
         let old = self.superblock.lock().clone();
         let generation = old.root.generation + 1;
-        let applied = self.alloc.apply(frozen.space, &node_allocs, &node_frees, generation)?;
+        let applied = self.alloc.apply(frozen.space, &new.allocs, &new.frees, generation)?;
         for write in &applied.writes {
             let offset_bytes = write.block * BLOCK_BYTES_U64;
             self.device.write(offset_bytes, &[&write.content], IoClass::Background, false)?;
@@ -420,7 +401,7 @@ impl Engine {
             checkpoint_lsn,
             next_inode: frozen.next_inode,
             inode_count: frozen.inode_count,
-            tree: stored_tree(&tree),
+            tree: stored_tree(&new.root),
             groups: applied.groups,
         };
         let current = self.geometry.root_slot_at(old.root.block).unwrap_or(1);
@@ -448,7 +429,7 @@ impl Engine {
             ..old
         };
         let keeps_log = oldest <= checkpoint_lsn;
-        Ok(Published { tree, superblock, replay, checkpoint_lsn, keeps_log })
+        Ok(Published { tree: new.root, superblock, replay, checkpoint_lsn, keeps_log })
     }
 
     fn publish(&self, published: Published) -> Result<()> {
@@ -510,48 +491,42 @@ pub fn loaded_tree(stored: &crate::format::root::TreeRoot) -> TreeRoot {
     }
 }
 
-/// Where a merge puts its nodes: neighbours are written together.
-struct Sink<'a> {
-    engine: &'a Engine,
-    allocs: Vec<Run>,
-    frees: Vec<Run>,
-    pending: Vec<(u64, AlignedBuf)>,
-}
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+    use crate::device::Device;
+    use crate::device::memory::MemoryDevice;
+    use crate::{BackgroundMode, BackgroundWork, CreateOptions, OpenFlags, Volume, VolumeOptions};
 
-impl Sink<'_> {
-    fn write_pending(&mut self) -> Result<()> {
-        self.pending.sort_unstable_by_key(|(block, _)| *block);
-        let mut rest = &self.pending[..];
-        while !rest.is_empty() {
-            let neighbours = rest
-                .windows(2)
-                .position(|pair| pair[0].0 + NODE_BLOCKS != pair[1].0)
-                .map_or(rest.len(), |last| last + 1);
-            let (together, others) = rest.split_at(neighbours);
-            let slices: Vec<&[u8]> = together.iter().map(|(_, node)| &node[..]).collect();
-            let offset_bytes = together[0].0 * BLOCK_BYTES_U64;
-            self.engine.device.write(offset_bytes, &slices, IoClass::Background, false)?;
-            rest = others;
+    /// Who brings a page home commits that, and then tells that the log need not keep it any more: a checkpoint can freeze between
+    /// the two, and then covers all there is and keeps the log.
+    #[test]
+    fn log_kept_for_a_page_that_was_home_already_is_released_by_the_next_checkpoint() {
+        let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(32 << 20));
+        Volume::format_device(&device, &CreateOptions::default()).expect("format");
+        let options =
+            VolumeOptions { background: BackgroundMode::Manual, ..VolumeOptions::default() };
+        let volume = Volume::open_device(device, options).expect("open");
+        let file = volume.open_file("/f", OpenFlags::CREATE).expect("create");
+        let engine = file.engine();
+        let checkpoint = || {
+            while volume.background_step(BackgroundWork::Checkpoint).expect("checkpoint") {}
+        };
+        while engine.checkpoint_wanted() {
+            checkpoint();
         }
-        self.pending.clear();
-        Ok(())
-    }
-}
-
-impl NodeSink for Sink<'_> {
-    fn allocate(&mut self) -> Result<u64> {
-        let hint = self.allocs.last().map(Run::end);
-        let run = self.engine.alloc.allocate(NODE_BLOCKS, NODE_BLOCKS, hint, AllocKind::Node)?;
-        self.allocs.push(run);
-        Ok(run.start)
-    }
-
-    fn free(&mut self, block: u64) {
-        self.frees.push(Run { start: block, blocks: NODE_BLOCKS });
-    }
-
-    fn write(&mut self, block: u64, node: AlignedBuf) -> Result<()> {
-        self.pending.push((block, node));
-        if self.pending.len() >= NODE_BATCH { self.write_pending() } else { Ok(()) }
+        file.write_at(0, b"a change").expect("write");
+        file.fsync().expect("fsync");
+        // Of its pages one is home, and who brought it has not told when the checkpoint freezes.
+        let lsn = engine.log.last_lsn();
+        engine.store.obligations.add(lsn, 1, None);
+        checkpoint();
+        checkpoint();
+        assert!(engine.log.fill().used_blocks > 0, "the log is kept");
+        engine.store.obligations.release(lsn);
+        while engine.checkpoint_wanted() {
+            checkpoint();
+        }
+        assert_eq!(engine.log.fill().used_blocks, 0, "the log is released");
     }
 }

@@ -9,6 +9,7 @@
 //! * [`new_directories`]: filters of the names in directories that were made since opening
 //! * [`view`]: the same look-ups through changes that are not committed yet
 //! * [`checkpoint`]: the transaction's states and the work of each
+//! * `merge`: its merge, which leaves room for the next one
 //!
 //! **Invariant:** a commit applies an operation to delta, allocator and log under one lock; the
 //! order of LSNs is the order of changes. **Invariant:** at most one delta is frozen.
@@ -16,6 +17,7 @@
 pub mod checkpoint;
 pub mod delta;
 pub mod mapping_moments;
+mod merge;
 pub mod names;
 pub mod new_directories;
 pub mod obligations;

@@ -12,13 +12,14 @@
 use super::Lsn;
 use super::delta::Delta;
 use super::mapping_moments::MappingMoments;
+use super::merge::merge_reserve;
 use super::names::NameCache;
 use super::new_directories::NewDirectories;
 use super::obligations::Obligations;
 use super::op::Op;
 use crate::alloc::{Allocator, FrozenSpace, MetadataReserve};
 use crate::error::Result;
-use crate::format::{BLOCK_BYTES, Key, Kind, MAX_COUNTER, NODE_BLOCKS};
+use crate::format::{Key, Kind, MAX_COUNTER};
 use crate::log::{Admission, Boundary, Log};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Arc, RwLock};
@@ -93,7 +94,8 @@ pub struct Store {
     pub mappings: MappingMoments,
     /// The log is being replayed: what follows from it needs no record, because the next replay would do the same.
     pub replaying: AtomicBool,
-    base_reserve: MetadataReserve,
+    /// What users leave free whatever the tree holds.
+    pub base_reserve: MetadataReserve,
 }
 
 impl Store {
@@ -485,17 +487,13 @@ impl Store {
         self.state.read().tree
     }
 
-    /// Keeps so much space free that the next checkpoint can rewrite every node once and add the
-    /// deltas: a checkpoint, and so a deletion, does not fail for space (DESIGN names a gap). What is kept for names that move
-    /// stays the same.
+    /// Keeps so much space free that the next checkpoint can write every node anew and add the
+    /// deltas: a checkpoint, and so a deletion, does not fail for space.
     fn update_reserve(&self, state: &State) {
         let frozen = state.frozen.as_ref().map_or(0, |frozen| frozen.stored_bytes());
-        let added = (state.running.stored_bytes() + frozen) * 2 / BLOCK_BYTES;
-        let tree = state.tree.node_count * NODE_BLOCKS;
-        self.alloc.set_metadata_reserve(MetadataReserve {
-            checkpoint_blocks: tree + added as u64 + self.base_reserve.checkpoint_blocks,
-            ..self.base_reserve
-        });
+        let delta_bytes = (state.running.stored_bytes() + frozen) as u64;
+        let reserve = merge_reserve(self.base_reserve, state.tree.node_count, delta_bytes);
+        self.alloc.set_metadata_reserve(reserve);
     }
 }
 

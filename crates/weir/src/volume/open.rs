@@ -44,9 +44,9 @@ const KEPT_RECORDS_SHARE: u64 = 16;
 /// Blocks always kept free for checkpoints, besides what the trees and the delta need.
 const BASE_RESERVE_BLOCKS: u64 = 16;
 /// Part of the volume that is kept for names that move where nothing else finds room: so many blocks at least, and at most.
-const MOVE_RESERVE_SHARE: u64 = 256;
-const LEAST_MOVE_RESERVE_BLOCKS: u64 = 4 * OP_SPACE_BLOCKS;
-const MOST_MOVE_RESERVE_BLOCKS: u64 = 64;
+const TIDY_RESERVE_SHARE: u64 = 256;
+const LEAST_TIDY_RESERVE_BLOCKS: u64 = 4 * OP_SPACE_BLOCKS;
+const MOST_TIDY_RESERVE_BLOCKS: u64 = 64;
 
 /// Opens an image file or block device, exclusively.
 pub(crate) fn posix_device(path: &Path, read_only: bool) -> Result<Arc<dyn Device>> {
@@ -107,10 +107,11 @@ impl Shares {
 
 /// What users leave free whatever the volume holds.
 fn base_reserve(geometry: &Geometry) -> MetadataReserve {
-    let share_blocks = geometry.data_blocks() / MOVE_RESERVE_SHARE;
+    let share_blocks = geometry.data_blocks() / TIDY_RESERVE_SHARE;
     MetadataReserve {
-        checkpoint_blocks: BASE_RESERVE_BLOCKS,
-        move_blocks: share_blocks.clamp(LEAST_MOVE_RESERVE_BLOCKS, MOST_MOVE_RESERVE_BLOCKS),
+        merge_blocks: 0,
+        spare_blocks: BASE_RESERVE_BLOCKS,
+        tidy_blocks: share_blocks.clamp(LEAST_TIDY_RESERVE_BLOCKS, MOST_TIDY_RESERVE_BLOCKS),
     }
 }
 

@@ -157,8 +157,8 @@ fn nodes_of_another_tree_are_refused() {
         &volume.cache,
         &TreeRoot::EMPTY,
         [(Key::MIN, Some(&[1][..]))].into_iter(),
-        9,
-        3,
+        Packing::Shared,
+        (9, 3),
         &mut volume.sink,
     )
     .unwrap();

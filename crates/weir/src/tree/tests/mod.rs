@@ -8,7 +8,7 @@ use super::*;
 use crate::device::buffer::AlignedBuf;
 use crate::device::memory::MemoryDevice;
 use crate::device::{Device, IoClass};
-use crate::format::node::{NODE_CAPACITY_BYTES, Node};
+use crate::format::node::{LEAF_SLOT_BYTES, NODE_CAPACITY_BYTES, Node};
 use crate::format::{BLOCK_BYTES_U64, Key, Kind, NODE_BLOCKS, VolumeId};
 use crate::sync::Arc;
 use crate::{Error, Result};
@@ -100,6 +100,7 @@ struct Volume {
     root: TreeRoot,
     model: Model,
     generation: u64,
+    packing: Packing,
 }
 
 impl Volume {
@@ -122,13 +123,14 @@ impl Volume {
             allocated: 0,
             grants: u64::MAX,
         };
-        Self { device, cache, sink, root: TreeRoot::EMPTY, model: Model::new(), generation: 0 }
+        let (root, packing) = (TreeRoot::EMPTY, Packing::Shared);
+        Self { device, cache, sink, root, model: Model::new(), generation: 0, packing }
     }
 
     fn merge<'v>(&mut self, changes: impl Iterator<Item = merge::Change<'v>>) -> Result<TreeRoot> {
         self.generation += 1;
-        let (root, generation) = (self.root, self.generation);
-        let result = super::merge(&self.cache, &root, changes, generation, 0, &mut self.sink);
+        let (root, at, packing) = (self.root, (self.generation, 0), self.packing);
+        let result = super::merge(&self.cache, &root, changes, packing, at, &mut self.sink);
         self.sink.write_pending();
         result
     }
@@ -159,6 +161,13 @@ impl Volume {
         };
         seen.summary = super::walk(volume, &self.root, 0, &mut seen);
         seen
+    }
+
+    /// As [`Volume::apply`], with this packing.
+    fn apply_packed(&mut self, changes: Changes, packing: Packing) {
+        self.packing = packing;
+        self.apply(changes);
+        self.packing = Packing::Shared;
     }
 
     /// The tree holds the model's items and exactly the live nodes.

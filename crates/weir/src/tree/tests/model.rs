@@ -33,6 +33,10 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 0..250)
 }
 
+fn packings() -> impl Strategy<Value = Packing> {
+    prop_oneof![3 => Just(Packing::Shared), 1 => Just(Packing::Dense)]
+}
+
 fn batch(model: &Model, steps: Vec<Step>) -> Changes {
     let mut changes = Changes::new();
     for step in steps {
@@ -53,14 +57,14 @@ proptest! {
 
     #[test]
     fn random_batches_match_a_map(
-        batches in prop::collection::vec(steps(), 1..8),
+        batches in prop::collection::vec((steps(), packings()), 1..8),
         probes in prop::collection::vec(keys(), 40),
         cache_nodes in 0u64..200,
     ) {
         let mut volume = Volume::new(cache_nodes * 16384);
-        for steps in batches {
+        for (steps, packing) in batches {
             let changes = batch(&volume.model, steps);
-            volume.apply(changes);
+            volume.apply_packed(changes, packing);
             volume.check_contents();
             for key in &probes {
                 volume.check_reads(key);
@@ -245,6 +249,56 @@ fn one_change_rewrites_one_path_and_shares_the_rest() {
         assert_eq!(live.difference(&volume.sink.live).count() as u64, levels);
     }
     volume.check_contents();
+}
+
+/// Leaves that items of these sizes take at least: each begins where the one before cannot hold more.
+fn fewest_leaves(model: &Model) -> usize {
+    let (mut leaves, mut used_bytes) = (0, NODE_CAPACITY_BYTES);
+    for value in model.values() {
+        let bytes = LEAF_SLOT_BYTES + value.len();
+        if used_bytes + bytes > NODE_CAPACITY_BYTES {
+            (leaves, used_bytes) = (leaves + 1, 0);
+        }
+        used_bytes += bytes;
+    }
+    leaves
+}
+
+#[test]
+fn a_dense_merge_writes_the_fewest_leaves_that_hold_the_items() {
+    let mut random = Random(7);
+    for largest_value in [40, 300, 4608] {
+        let mut volume = Volume::new(64 << 20);
+        for _ in 0..1000 {
+            let item = |random: &mut Random| {
+                let value = vec![1; random.below(largest_value) as usize];
+                (Key::inode(random.below(1 << 40)), Some(value))
+            };
+            volume.apply((0..8).map(|_| item(&mut random)).collect());
+        }
+        assert!(volume.check_contents().leaf_used_bytes.len() > fewest_leaves(&volume.model));
+        let before = volume.sink.live.clone();
+        let changed = *volume.model.keys().next().expect("an item");
+        volume.apply_packed([(changed, Some(vec![2; 30]))].into(), Packing::Dense);
+        assert_eq!(volume.check_contents().leaf_used_bytes.len(), fewest_leaves(&volume.model),);
+        assert!(volume.sink.live.is_disjoint(&before), "nothing is shared with the old tree");
+        // One more item in every leaf adds no leaf to speak of, where each would become two.
+        let more: Changes = (0..volume.root.node_count)
+            .map(|_| (Key::inode(random.below(1 << 40)), Some(vec![3; 20])))
+            .collect();
+        let nodes = volume.root.node_count;
+        volume.apply_packed(more, Packing::Dense);
+        assert!(volume.root.node_count <= nodes + nodes / 50 + 2, "{nodes} nodes before");
+    }
+}
+
+#[test]
+fn a_dense_merge_that_changes_nothing_writes_nothing() {
+    let mut volume = Volume::new(64 << 20);
+    volume.apply((0..5000).map(numbered).collect());
+    let before = (volume.root, volume.sink.allocated);
+    volume.apply_packed((0..5000).map(numbered).collect(), Packing::Dense);
+    assert_eq!((volume.root, volume.sink.allocated), before);
 }
 
 #[test]

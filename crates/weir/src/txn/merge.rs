@@ -1,0 +1,151 @@
+//! The merge of a checkpoint: the frozen delta and the tree become a new tree.
+//!
+//! The new tree is written beside the old one, so there has to be room for all nodes that change. Who
+//! promises space leaves room for that ([`crate::alloc::MetadataReserve`]), from the size that the tree has. Single items in nodes that
+//! are nearly full can make it grow by more than they are large, and all nodes at about the same time, when names are alike: so
+//! after a merge that leaves too little room for the next one, another one is made instead, which takes the fewest nodes.
+//!
+//! **Invariant:** a checkpoint leaves as much room as it takes to write all nodes of its tree anew, if any tree of these items
+//! does. **Invariant:** no node of a merge that is given up is in use: its blocks are free again before the next one begins.
+
+use super::delta::Delta;
+use crate::alloc::{AllocKind, MetadataReserve, Run};
+use crate::device::IoClass;
+use crate::device::buffer::AlignedBuf;
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::format::{BLOCK_BYTES_U64, NODE_BLOCKS};
+use crate::tree::{self, NodeSink, Packing, TreeRoot};
+
+/// Nodes gathered for writing.
+const NODE_BATCH: usize = 64;
+/// Of the nodes of a tree, one in so many may be added by items that are small: users leave so much more room than it
+/// takes to write the tree once, so that on a full volume not every checkpoint has to write all of it.
+const SPLIT_SHARE: u64 = 8;
+
+/// A tree whose nodes are written, and not yet durable.
+pub(super) struct NewTree {
+    pub root: TreeRoot,
+    /// Blocks of the nodes that are new.
+    pub allocs: Vec<Run>,
+    /// Blocks of the nodes that are not part of it any more.
+    pub frees: Vec<Run>,
+}
+
+/// What is kept for a merge into a tree of so many nodes, of deltas that take `delta_bytes` in it, besides `base`.
+pub(super) fn merge_reserve(
+    base: MetadataReserve,
+    node_count: u64,
+    delta_bytes: u64,
+) -> MetadataReserve {
+    MetadataReserve {
+        merge_blocks: node_count * NODE_BLOCKS + 2 * delta_bytes / BLOCK_BYTES_U64,
+        spare_blocks: node_count / SPLIT_SHARE * NODE_BLOCKS + base.spare_blocks,
+        ..base
+    }
+}
+
+/// Whether a tree of so many nodes can be written anew in so much room, and `base` is left.
+fn leaves_room(room_blocks: u64, node_count: u64, base: MetadataReserve) -> bool {
+    room_blocks >= node_count * NODE_BLOCKS + base.spare_blocks
+}
+
+impl Engine {
+    /// Merges the delta into `tree`, so that the next merge has room too.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] if no merge finds room; those of the device; [`Error::Corrupt`].
+    pub(super) fn merge_delta(&self, tree: &TreeRoot, delta: &Delta) -> Result<NewTree> {
+        match self.merge_packed(tree, delta, Packing::Shared) {
+            Ok(new) if self.is_good(tree, &new) => return Ok(new),
+            Ok(new) => self.give_back_nodes(&new.allocs),
+            Err(Error::NoSpace) => {}
+            Err(error) => return Err(error),
+        }
+        match self.merge_packed(tree, delta, Packing::Dense) {
+            // Less room than for the whole tree: the part that changes may fit in.
+            Err(Error::NoSpace) => self.merge_packed(tree, delta, Packing::Shared),
+            merged => merged,
+        }
+    }
+
+    /// Whether `new` takes no more room than the tree it is made from, or leaves enough for the next merge, once the nodes that it
+    /// has replaced are free.
+    fn is_good(&self, tree: &TreeRoot, new: &NewTree) -> bool {
+        if self.options.dense_merges {
+            return false;
+        }
+        let freed_blocks = new.frees.len() as u64 * NODE_BLOCKS;
+        let room_blocks = self.alloc.node_room_blocks() + freed_blocks;
+        new.root.node_count <= tree.node_count
+            || leaves_room(room_blocks, new.root.node_count, self.store.base_reserve)
+    }
+
+    fn merge_packed(&self, tree: &TreeRoot, delta: &Delta, packing: Packing) -> Result<NewTree> {
+        let generation = self.superblock.lock().root.generation + 1;
+        let mut sink =
+            Sink { engine: self, allocs: Vec::new(), frees: Vec::new(), pending: Vec::new() };
+        let nodes = &self.store.nodes;
+        let merged = tree::merge(nodes, tree, delta.entries(), packing, (generation, 0), &mut sink);
+        match merged.and_then(|root| sink.write_pending().map(|()| root)) {
+            Ok(root) => Ok(NewTree { root, allocs: sink.allocs, frees: sink.frees }),
+            Err(error) => {
+                self.give_back_nodes(&sink.allocs);
+                Err(error)
+            }
+        }
+    }
+
+    /// Nodes that nothing refers to are free at once.
+    fn give_back_nodes(&self, allocs: &[Run]) {
+        for run in allocs {
+            self.alloc.cancel(*run);
+        }
+    }
+}
+
+/// Where a merge puts its nodes: neighbours are written together.
+struct Sink<'a> {
+    engine: &'a Engine,
+    allocs: Vec<Run>,
+    frees: Vec<Run>,
+    pending: Vec<(u64, AlignedBuf)>,
+}
+
+impl Sink<'_> {
+    fn write_pending(&mut self) -> Result<()> {
+        self.pending.sort_unstable_by_key(|(block, _)| *block);
+        let mut rest = &self.pending[..];
+        while !rest.is_empty() {
+            let neighbours = rest
+                .windows(2)
+                .position(|pair| pair[0].0 + NODE_BLOCKS != pair[1].0)
+                .map_or(rest.len(), |last| last + 1);
+            let (together, others) = rest.split_at(neighbours);
+            let slices: Vec<&[u8]> = together.iter().map(|(_, node)| &node[..]).collect();
+            let offset_bytes = together[0].0 * BLOCK_BYTES_U64;
+            self.engine.device.write(offset_bytes, &slices, IoClass::Background, false)?;
+            rest = others;
+        }
+        self.pending.clear();
+        Ok(())
+    }
+}
+
+impl NodeSink for Sink<'_> {
+    fn allocate(&mut self) -> Result<u64> {
+        let hint = self.allocs.last().map(Run::end);
+        let run = self.engine.alloc.allocate(NODE_BLOCKS, NODE_BLOCKS, hint, AllocKind::Node)?;
+        self.allocs.push(run);
+        Ok(run.start)
+    }
+
+    fn free(&mut self, block: u64) {
+        self.frees.push(Run { start: block, blocks: NODE_BLOCKS });
+    }
+
+    fn write(&mut self, block: u64, node: AlignedBuf) -> Result<()> {
+        self.pending.push((block, node));
+        if self.pending.len() >= NODE_BATCH { self.write_pending() } else { Ok(()) }
+    }
+}
