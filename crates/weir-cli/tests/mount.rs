@@ -335,6 +335,47 @@ fn holes_are_found_punched_and_kept() {
     bench.unmount();
 }
 
+/// As on file systems that know no other way than in place: what has blocks can be written.
+#[test]
+fn a_full_volume_takes_what_was_allocated_and_is_overwritten() {
+    let Some(bench) = Bench::mounted(&[]) else { return };
+    let open = |name| {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).open(bench.at(name)).unwrap()
+    };
+    let (allocated, database) = (open("allocated"), open("database"));
+    rustix::fs::fallocate(&allocated, FallocateFlags::empty(), 0, 4 << 20).unwrap();
+    database.write_all_at(&vec![1; 4 << 20], 0).unwrap();
+    for size in [1 << 20, 4096, 1] {
+        let data = vec![2; size];
+        for number in 0.. {
+            let Err(error) = fs::write(bench.at(&format!("fill{size}.{number}")), &data) else {
+                continue;
+            };
+            assert_eq!(error.raw_os_error(), Some(Errno::NOSPC.raw_os_error()));
+            break;
+        }
+    }
+    for (index, offset) in (0..4 << 20).step_by(65_536).enumerate() {
+        let data = vec![index as u8; 65_536];
+        allocated.write_all_at(&data, offset).unwrap();
+        database.write_all_at(&data[..30_000], offset).unwrap();
+        if index % 8 == 0 {
+            database.sync_data().unwrap();
+        }
+    }
+    drop((allocated, database));
+    bench.unmount();
+    bench.mount(&[]);
+    let (allocated, database) =
+        (fs::read(bench.at("allocated")).unwrap(), fs::read(bench.at("database")).unwrap());
+    for (index, (new, old)) in allocated.chunks(65_536).zip(database.chunks(65_536)).enumerate() {
+        assert!(new.iter().chain(&old[..30_000]).all(|&byte| byte == index as u8));
+        assert!(old[30_000..].iter().all(|&byte| byte == 1));
+    }
+    bench.unmount();
+}
+
 #[test]
 fn an_unprivileged_write_ends_set_user_id() {
     let Some(bench) = Bench::mounted(&[]) else { return };

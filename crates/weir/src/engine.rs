@@ -79,6 +79,8 @@ pub struct Engine {
     pub counters: Counters,
     /// Pages dirty or under writeback, over all inodes.
     pub dirty_pages: AtomicU64,
+    /// Pieces of writes that go in place at this moment.
+    pub in_place_pieces: AtomicU64,
     /// Tickets that have not ended.
     pub tickets: AtomicU64,
     /// Set once, when the volume must not be written any more.
@@ -204,12 +206,8 @@ impl Engine {
     /// As [`Engine::reserve`], for `class`.
     pub fn reserve_for(&self, blocks: u64, class: ReserveClass) -> Result<()> {
         for attempt in 1..=SPACE_ATTEMPTS {
-            match self.alloc.reserve(blocks, class) {
-                Ok(Supply::Ample) => return Ok(()),
-                Ok(Supply::Short) => {
-                    self.make_room_early();
-                    return Ok(());
-                }
+            match self.reserve_at_once(blocks, class) {
+                Ok(()) => return Ok(()),
                 Err(error) if attempt == SPACE_ATTEMPTS => return Err(error),
                 Err(error) => {
                     if !self.relieve_space(class)? {
@@ -219,6 +217,24 @@ impl Engine {
             }
         }
         Err(Error::NoSpace)
+    }
+
+    /// As [`Engine::reserve_for`], of what is there.
+    pub fn reserve_at_once(&self, blocks: u64, class: ReserveClass) -> Result<()> {
+        if self.alloc.reserve(blocks, class)? == Supply::Short {
+            self.make_room_early();
+        }
+        Ok(())
+    }
+
+    /// Reserves `blocks` for work that a full volume has to allow. There is room for that, and when it is used up, a checkpoint makes
+    /// it anew. Where none can, nothing else waits to be written any more, and this draws on what is spare: it is refused only
+    /// where the free space is so scattered that a checkpoint would not find room for one node more.
+    pub fn reserve_spare(&self, blocks: u64) -> Result<()> {
+        match self.reserve_for(blocks, ReserveClass::Tidy) {
+            Err(Error::NoSpace) => self.alloc.reserve(blocks, ReserveClass::Cut).map(|_| ()),
+            reserved => reserved,
+        }
     }
 
     /// Has a checkpoint begin that makes room before there is none, unless one is under way.

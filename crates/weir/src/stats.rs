@@ -86,6 +86,8 @@ pub struct Counters {
     pub log_stalls: Counter,
     /// Operations that had to wait at the entry for free blocks.
     pub space_stalls: Counter,
+    /// Pieces of writes that went in place, each durable at once, because the volume is full.
+    pub in_place_writes: Counter,
     /// Calls that had to wait for a page frame.
     pub memory_stalls: Counter,
     /// Pages written home because a range was handed over (`sync_range`, `expire`).
@@ -157,6 +159,8 @@ pub struct Stats {
     pub log_stalls: u64,
     /// Waits at the entry for free blocks.
     pub space_stalls: u64,
+    /// Pieces of writes that went in place, each durable at once, because the volume is full.
+    pub in_place_writes: u64,
     /// Waits for a page frame.
     pub memory_stalls: u64,
     /// Pages written home because a range was handed over (`sync_range`, `expire`).

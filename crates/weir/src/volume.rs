@@ -667,6 +667,7 @@ impl Engine {
             throttled: counters.throttled.get(),
             log_stalls: counters.log_stalls.get(),
             space_stalls: counters.space_stalls.get(),
+            in_place_writes: counters.in_place_writes.get(),
             memory_stalls: counters.memory_stalls.get(),
             handed_over_pages: counters.handed_over_pages.get(),
             taken_along: counters.taken_along.get(),

@@ -504,7 +504,7 @@ fn appends_are_all_or_nothing_when_space_ends() {
 }
 
 #[test]
-fn an_overwrite_of_a_full_volume_never_loses_the_old_data() {
+fn a_full_volume_is_overwritten_page_by_page() {
     let (device, volume) = volume_of(8 * MIB, 64);
     let file = create(&volume, "/f");
     let mut size = 0;
@@ -515,11 +515,9 @@ fn an_overwrite_of_a_full_volume_never_loses_the_old_data() {
     volume.checkpoint().expect("checkpoint");
     let mut expected = vec![1_u8; size as usize];
     for page in (0..size / 4096).rev() {
-        match file.write_at(page * 4096, &[2; 4096]) {
-            Ok(4096) => expected[page as usize * 4096..][..4096].fill(2),
-            Ok(count) => panic!("{count} bytes"),
-            Err(error) => assert_eq!(error, Error::NoSpace, "{:?}", volume.stats().space),
-        }
+        let written = file.write_at(page * 4096, &[2; 4096]);
+        assert_eq!(written, Ok(4096), "page {page}: {:?}", volume.stats().space);
+        expected[page as usize * 4096..][..4096].fill(2);
         if page % 16 == 0 {
             file.fsync().expect("fsync");
         }
@@ -574,4 +572,122 @@ fn scattered_free_blocks_take_data_and_never_starve_a_checkpoint() {
     let volume = open(&device, manual(MIB));
     let file = volume.open_file("/large", OpenFlags::READ).expect("open");
     assert!(contents(&file) == data);
+}
+
+#[test]
+fn what_was_allocated_can_be_written_on_a_full_volume() {
+    let (device, volume) = volume_of(16 * MIB, 64);
+    let file = create(&volume, "/f");
+    file.allocate(AllocateMode::Extend, 0, 4 * MIB).expect("allocate");
+    fill_up(&volume, 4096);
+    let data = pattern(9, 4 << 20);
+    for (number, chunk) in data.chunks(10_000).enumerate() {
+        let at = number * 10_000;
+        let written = file.write_at(at as u64, chunk);
+        assert_eq!(written, Ok(chunk.len()), "at {at}: {:?}", volume.stats().space);
+        if number % 10 == 0 {
+            file.fsync().expect("fsync");
+        }
+    }
+    file.fsync().expect("fsync");
+    drop(file);
+    volume.close().expect("close");
+    assert_clean(&device);
+    let volume = open(&device, manual(MIB));
+    assert!(contents(&volume.open_file("/f", OpenFlags::READ).expect("open")) == data);
+}
+
+#[test]
+fn a_full_volume_is_overwritten_in_any_pieces() {
+    for (seed, memory_mib) in [(1, 1), (2, 4), (3, 16), (4, 64)] {
+        let (device, volume) = (formatted(32 * MIB, 512), memory_mib * MIB);
+        let mut volume = open(&device, manual(volume));
+        let mut random = Random::seeded(seed);
+        let file = create(&volume, "/f");
+        file.write_at(0, &vec![1; 12 << 20]).expect("write");
+        file.allocate(AllocateMode::Extend, 12 * MIB, 2 * MIB).expect("allocate");
+        drop(file);
+        fill_up(&volume, 100_000);
+        let mut expected = vec![1; 14 << 20];
+        expected[12 << 20..].fill(0);
+        for round in 0..1500 {
+            let file = volume.open_file("/f", OpenFlags::READ_WRITE).expect("open");
+            let length = 1 + random.below([100, 5000, 40_000, 300_000][round % 4]) as usize;
+            let mut offset = random.below(14 << 20) as usize;
+            if random.below(3) == 0 {
+                offset &= !4095;
+            }
+            let length = length.min(expected.len() - offset);
+            let data = pattern(round as u64, length);
+            let written = file.write_at(offset as u64, &data);
+            assert_eq!(written, Ok(length), "round {round}: {:?}", volume.stats().space);
+            expected[offset..offset + length].copy_from_slice(&data);
+            match random.below(40) {
+                0 => file.fsync().expect("fsync"),
+                1 => volume.checkpoint().expect("checkpoint"),
+                2 if round % 3 == 0 => {
+                    drop(file);
+                    volume.close().expect("close");
+                    volume = open(&device, manual(memory_mib * MIB));
+                }
+                _ => {}
+            }
+        }
+        // What has no block is refused, behind what has one.
+        let file = volume.open_file("/f", OpenFlags::READ_WRITE).expect("open");
+        let end = expected.len() as u64;
+        assert_eq!(file.write_at(end, &[1; 4096]), Err(Error::NoSpace));
+        assert_eq!(file.write_at(end - 8192, &vec![7; 40_960]), Ok(8192));
+        expected[end as usize - 8192..].fill(7);
+        assert!(contents(&file) == expected);
+        drop(file);
+        volume.close().expect("close");
+        assert_clean(&device);
+        let volume = open(&device, manual(MIB));
+        assert!(contents(&volume.open_file("/f", OpenFlags::READ).expect("open")) == expected);
+    }
+}
+
+#[test]
+fn many_overwrite_a_full_volume_at_the_same_time() {
+    with_watchdog(120, || {
+        let device = formatted(32 * MIB, 512);
+        let volume = open(&device, threads(4 * MIB));
+        let files: Vec<File> =
+            (0..4).map(|number| create(&volume, &format!("/own{number}"))).collect();
+        for file in &files {
+            file.write_at(0, &vec![0; 3 << 20]).expect("write");
+            file.allocate(AllocateMode::Extend, 3 * MIB, MIB).expect("allocate");
+        }
+        fill_up(&volume, 100_000);
+        let expected: Vec<Vec<u8>> = std::thread::scope(|scope| {
+            let overwrite = |(number, file): (usize, &File)| {
+                let mut random = Random::seeded(number as u64 + 1);
+                let mut expected = vec![0; 4 << 20];
+                for round in 0..400 {
+                    let length = 1 + random.below([300, 50_000][round % 2]) as usize;
+                    let offset = random.below((expected.len() - length) as u64) as usize;
+                    let data = pattern(round as u64, length);
+                    assert_eq!(file.write_at(offset as u64, &data), Ok(length), "{round}");
+                    expected[offset..offset + length].copy_from_slice(&data);
+                    if random.below(10) == 0 {
+                        file.fsync().expect("fsync");
+                    }
+                }
+                expected
+            };
+            let writers: Vec<_> =
+                files.iter().enumerate().map(|each| scope.spawn(move || overwrite(each))).collect();
+            writers.into_iter().map(|writer| writer.join().expect("writer")).collect()
+        });
+        assert!(volume.stats().in_place_writes > 0, "{:?}", volume.stats().space);
+        drop(files);
+        volume.close().expect("close");
+        assert_clean(&device);
+        let volume = open(&device, manual(MIB));
+        for (number, expected) in expected.iter().enumerate() {
+            let file = volume.open_file(format!("/own{number}"), OpenFlags::READ).expect("open");
+            assert!(contents(&file) == *expected);
+        }
+    });
 }

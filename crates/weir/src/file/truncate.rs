@@ -9,7 +9,6 @@
 //! way.
 
 use super::extents::{self, Mapping, Unmapped};
-use crate::alloc::ReserveClass;
 use crate::cache::map::{OldContents, PageMap, Removed, WriteRefused};
 use crate::device::IoClass;
 use crate::engine::{Engine, Room};
@@ -205,16 +204,10 @@ impl Engine {
     /// Log space for an operation that cuts a file, and space: for the pages that it may make dirty, charged already, and `added` blocks
     /// for what it adds to the tree. The caller holds nothing but `ops`.
     ///
-    /// Cutting works on a full volume: there is room for who tidies up, and when that is used up, a checkpoint makes it anew. Where none
-    /// can, no other cut waits to be written, and this one draws on what is spare. It is refused only where the free space is so scattered that a
-    /// checkpoint would not find room for one node more.
+    /// Cutting works on a full volume: see [`Engine::reserve_spare`].
     fn enter_cut(&self, zero: &[(u64, Range<usize>)], added: u64) -> Result<Admission> {
         let pages = zero.len() as u64;
-        let blocks = pages + added;
-        match self.reserve_for(blocks, ReserveClass::Tidy) {
-            Err(Error::NoSpace) => self.alloc.reserve(blocks, ReserveClass::Cut).map(|_| ())?,
-            promised => promised?,
-        }
+        self.reserve_spare(pages + added)?;
         self.alloc.release(added);
         self.dirty_pages.fetch_add(pages, Ordering::AcqRel);
         self.enter(OP_RECORD_BYTES, zero.len()).inspect_err(|_| self.pages_paid(pages))

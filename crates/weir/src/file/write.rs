@@ -1,7 +1,7 @@
 //! Buffered writes: bytes go into the cache, blocks are chosen at writeback (delayed allocation).
 //!
 //! Every page that becomes dirty has a block reserved, so writeback and fsync cannot fail for
-//! space. A writer waits at the entry only: for the throttle, for space, and for the old content of a page
+//! space. On a full volume what has a block is overwritten there (`in_place.rs`). A writer waits at the entry only: for the throttle, for space, and for the old content of a page
 //! that it overwrites in part.
 //!
 //! Many whole pages are copied into page frames before the page map is locked ([`Engine::fill_ahead`]), and the lock is held for as long
@@ -11,6 +11,7 @@
 //! **Invariant (untorn):** whole pages within one aligned unit of [`UNTORN_PAGES`] that are written by one call get into the
 //! page map under one hold of its lock: memory for all of them is had before the first is changed.
 
+use super::in_place::Charge;
 use crate::cache::map::{Inserted, OldContents, PageMap, UNTORN_PAGES, WriteRefused};
 use crate::cache::page::{Growth, PageMut};
 use crate::device::IoClass;
@@ -115,9 +116,6 @@ impl Engine {
                 Err(error) if done == 0 => return Err(error),
                 Err(_) => return Ok(done),
             }
-            if done as u64 != chunk_end - offset {
-                return Ok(done);
-            }
         }
         Ok(done)
     }
@@ -132,19 +130,29 @@ impl Engine {
         CHUNK_PAGES.min(self.pool.capacity_pages() as u64 / 8).max(1)
     }
 
-    /// Writes what is locked at once. Less than all only if an error struck in between.
+    /// Writes what is locked at once. Less than all only if an error struck in between, or if the volume is full and what comes next goes
+    /// by itself. At least a byte.
     fn write_chunk(
         &self,
         inode: &Arc<Inode>,
         offset: u64,
-        data: &[u8],
+        mut data: &[u8],
         promised: &mut Option<u64>,
     ) -> Result<usize> {
         self.throttle(data.len() as u64)?;
-        let pages = pages_of(offset, offset + data.len() as u64);
-        match promised {
-            Some(left) => *left -= pages,
-            None => self.reserve(pages)?,
+        let mut pages = pages_of(offset, offset + data.len() as u64);
+        let first = offset / BLOCK_BYTES_U64;
+        let charge = match promised {
+            Some(left) => {
+                *left -= pages;
+                Charge::Blocks
+            }
+            None => self.charge_write(inode, first..first + pages)?,
+        };
+        if let Charge::InPlace { pages: count, .. } = charge {
+            pages = count;
+            let fits = (first + count) * BLOCK_BYTES_U64 - offset;
+            data = &data[..data.len().min(fits as usize)];
         }
         // Counted as if all became dirty: writeback may end before this write has.
         self.dirty_pages.fetch_add(pages, Ordering::AcqRel);
@@ -182,6 +190,9 @@ impl Engine {
             inode.meta.lock().touch_data(now);
             inode.atime_settled.store(false, Ordering::Relaxed);
             self.dirty.add(inode);
+            if matches!(charge, Charge::InPlace { .. }) {
+                self.settle_in_place(inode, offset..offset + done as u64);
+            }
         }
         match result {
             Err(error) if done == 0 => Err(error),

@@ -312,6 +312,7 @@ fn stalls(stats: &Stats) -> Group {
         .count("throttled", stats.throttled)
         .count("log_space", stats.log_stalls)
         .count("free_blocks", stats.space_stalls)
+        .count("written_in_place", stats.in_place_writes)
         .count("memory", stats.memory_stalls)
         .times("throttle_us", &stats.throttle_us)
         .times("log_delay_us", &stats.log_delay_us)

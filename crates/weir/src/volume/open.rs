@@ -180,6 +180,7 @@ pub(super) fn assemble(
         barriers: Barriers::default(),
         counters: Counters::default(),
         dirty_pages: AtomicU64::new(0),
+        in_place_pieces: AtomicU64::new(0),
         tickets: AtomicU64::new(0),
         shutdown: Mutex::new(None),
         is_shutdown: AtomicBool::new(false),
