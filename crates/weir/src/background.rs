@@ -660,8 +660,7 @@ impl Engine {
             // was feared.
             let before = self.alloc.room_blocks(class);
             // What the log holds for good is written where it lives, and takes no new block.
-            self.log.write_up_to(self.log.last_lsn())?;
-            self.log.flush()?;
+            self.commit_log(self.log.last_lsn())?;
             while self.flush_batch()? > 0 {}
             self.wait_checkpoint(self.checkpointer.goal())?;
             Ok(self.alloc.room_blocks(class) > before)

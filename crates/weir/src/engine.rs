@@ -16,6 +16,7 @@ use crate::device::Device;
 use crate::dirty_list::DirtyList;
 use crate::error::{Error, Result};
 use crate::file::closed::ClosedFiles;
+use crate::file::in_place::InPlace;
 use crate::file::known_homes::HomesBudget;
 use crate::format::geometry::Geometry;
 use crate::format::item::InodeItem;
@@ -79,8 +80,8 @@ pub struct Engine {
     pub counters: Counters,
     /// Pages dirty or under writeback, over all inodes.
     pub dirty_pages: AtomicU64,
-    /// Pieces of writes that go in place at this moment.
-    pub in_place_pieces: AtomicU64,
+    /// Pieces of writes that go in place.
+    pub in_place: InPlace,
     /// Tickets that have not ended.
     pub tickets: AtomicU64,
     /// Set once, when the volume must not be written any more.
@@ -205,10 +206,15 @@ impl Engine {
 
     /// As [`Engine::reserve`], for `class`.
     pub fn reserve_for(&self, blocks: u64, class: ReserveClass) -> Result<()> {
+        let mut alone = None;
         for attempt in 1..=SPACE_ATTEMPTS {
             match self.reserve_at_once(blocks, class) {
                 Ok(()) => return Ok(()),
                 Err(error) if attempt == SPACE_ATTEMPTS => return Err(error),
+                // What they hold is given back sooner than a checkpoint finds more.
+                Err(_) if class == ReserveClass::Tidy && alone.is_none() => {
+                    alone = Some(self.without_pieces());
+                }
                 Err(error) => {
                     if !self.relieve_space(class)? {
                         return Err(error);
@@ -231,6 +237,10 @@ impl Engine {
     /// it anew. Where none can, nothing else waits to be written any more, and this draws on what is spare: it is refused only
     /// where the free space is so scattered that a checkpoint would not find room for one node more.
     pub fn reserve_spare(&self, blocks: u64) -> Result<()> {
+        if self.reserve_at_once(blocks, ReserveClass::Tidy).is_ok() {
+            return Ok(());
+        }
+        let _alone = self.without_pieces();
         match self.reserve_for(blocks, ReserveClass::Tidy) {
             Err(Error::NoSpace) => self.alloc.reserve(blocks, ReserveClass::Cut).map(|_| ()),
             reserved => reserved,

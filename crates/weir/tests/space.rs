@@ -577,24 +577,33 @@ fn scattered_free_blocks_take_data_and_never_starve_a_checkpoint() {
 #[test]
 fn what_was_allocated_can_be_written_on_a_full_volume() {
     let (device, volume) = volume_of(16 * MIB, 64);
-    let file = create(&volume, "/f");
+    let (file, log) = (create(&volume, "/f"), create(&volume, "/log"));
     file.allocate(AllocateMode::Extend, 0, 4 * MIB).expect("allocate");
+    log.append(b"begins").expect("append");
+    log.allocate(AllocateMode::KeepSize, 0, MIB).expect("allocate behind the end");
     fill_up(&volume, 4096);
     let data = pattern(9, 4 << 20);
+    let mut logged = b"begins".to_vec();
     for (number, chunk) in data.chunks(10_000).enumerate() {
         let at = number * 10_000;
         let written = file.write_at(at as u64, chunk);
         assert_eq!(written, Ok(chunk.len()), "at {at}: {:?}", volume.stats().space);
+        let entry = &chunk[..2000 + number];
+        assert_eq!(log.append(entry), Ok(logged.len() as u64));
+        logged.extend_from_slice(entry);
         if number % 10 == 0 {
             file.fsync().expect("fsync");
         }
     }
-    file.fsync().expect("fsync");
-    drop(file);
+    // What was allocated comes to an end; of what does not fit, nothing is left.
+    let refused = log.append(&vec![1; MIB as usize]);
+    assert_eq!((refused, log.size()), (Err(Error::NoSpace), logged.len() as u64));
+    drop((file, log));
     volume.close().expect("close");
     assert_clean(&device);
     let volume = open(&device, manual(MIB));
     assert!(contents(&volume.open_file("/f", OpenFlags::READ).expect("open")) == data);
+    assert!(contents(&volume.open_file("/log", OpenFlags::READ).expect("open")) == logged);
 }
 
 #[test]
@@ -606,6 +615,7 @@ fn a_full_volume_is_overwritten_in_any_pieces() {
         let file = create(&volume, "/f");
         file.write_at(0, &vec![1; 12 << 20]).expect("write");
         file.allocate(AllocateMode::Extend, 12 * MIB, 2 * MIB).expect("allocate");
+        create(&volume, "/small").write_at(0, &[0; 100]).expect("write");
         drop(file);
         fill_up(&volume, 100_000);
         let mut expected = vec![1; 14 << 20];
@@ -633,6 +643,13 @@ fn a_full_volume_is_overwritten_in_any_pieces() {
                 _ => {}
             }
         }
+        // A small file lives in its inode, and stays as long as it is.
+        let small = volume.open_file("/small", OpenFlags::READ_WRITE).expect("open");
+        for number in 0..50 {
+            assert_eq!(small.write_at(number, &[number as u8]), Ok(1));
+        }
+        assert!(contents(&small)[..50].iter().copied().eq(0..50));
+        drop(small);
         // What has no block is refused, behind what has one.
         let file = volume.open_file("/f", OpenFlags::READ_WRITE).expect("open");
         let end = expected.len() as u64;
@@ -659,6 +676,7 @@ fn many_overwrite_a_full_volume_at_the_same_time() {
             file.write_at(0, &vec![0; 3 << 20]).expect("write");
             file.allocate(AllocateMode::Extend, 3 * MIB, MIB).expect("allocate");
         }
+        create(&volume, "/own4");
         fill_up(&volume, 100_000);
         let expected: Vec<Vec<u8>> = std::thread::scope(|scope| {
             let overwrite = |(number, file): (usize, &File)| {

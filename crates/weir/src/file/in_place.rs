@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::file::fsync::SyncKind;
 use crate::inode::Inode;
 use crate::sync::Arc;
-use crate::sync::atomic::Ordering;
+use crate::sync::atomic::{AtomicU64, Ordering};
 use std::ops::Range;
 
 /// A checkpoint that frees so many blocks for each that is wanted is worth waiting for; otherwise a write goes in place.
@@ -32,77 +32,132 @@ pub(super) enum Charge<'a> {
     InPlace { pages: u64, _underway: Underway<'a> },
 }
 
+/// How many pieces there are.
+#[derive(Default)]
+pub struct InPlace {
+    underway: AtomicU64,
+    /// Those who wait for the end of all pieces: none begins meanwhile.
+    held_back: AtomicU64,
+}
+
 /// A piece on its way, as long as it lives.
 pub(super) struct Underway<'a>(&'a Engine);
 
 impl<'a> Underway<'a> {
     fn begin(engine: &'a Engine) -> Self {
-        engine.in_place_pieces.fetch_add(1, Ordering::AcqRel);
+        engine.in_place.underway.fetch_add(1, Ordering::AcqRel);
         Self(engine)
     }
 }
 
 impl Drop for Underway<'_> {
     fn drop(&mut self) {
-        self.0.in_place_pieces.fetch_sub(1, Ordering::AcqRel);
+        self.0.in_place.underway.fetch_sub(1, Ordering::AcqRel);
+        self.0.background.progress();
+    }
+}
+
+/// No piece begins as long as it lives (but one that had its promise already).
+pub struct HeldBack<'a>(&'a Engine);
+
+impl Drop for HeldBack<'_> {
+    fn drop(&mut self) {
+        self.0.in_place.held_back.fetch_sub(1, Ordering::AcqRel);
         self.0.background.progress();
     }
 }
 
 impl Engine {
-    /// Promises blocks to the pages of a write, or lets the first of them go in place when there are none. The caller holds
+    /// Waits for the end of the pieces on their way, which hold what is spare. The caller has none, and holds no lock but `ops`.
+    pub fn without_pieces(&self) -> HeldBack<'_> {
+        self.in_place.held_back.fetch_add(1, Ordering::AcqRel);
+        let held_back = HeldBack(self);
+        self.await_while(|in_place| in_place.underway.load(Ordering::Acquire) > 0);
+        held_back
+    }
+
+    /// Where there are no threads, nobody else goes on while the caller waits.
+    fn await_while(&self, is_busy: impl Fn(&InPlace) -> bool) {
+        loop {
+            let moment = self.background.moment();
+            if !self.background.has_threads() || !is_busy(&self.in_place) {
+                return;
+            }
+            self.await_others(moment);
+        }
+    }
+
+    /// Promises blocks to the pages of a write, or lets those of its first unit go in place when there are none. The caller holds
     /// `ops`, and no other lock.
     ///
     /// # Errors
     /// [`Error::NoSpace`] if the volume is full, and of the pages in the first unit some have no block.
-    pub(super) fn charge_write(&self, inode: &Arc<Inode>, pages: Range<u64>) -> Result<Charge<'_>> {
-        let count = pages.end - pages.start;
-        match self.reserve_at_once(count, ReserveClass::User) {
-            Err(Error::NoSpace) => {}
-            reserved => return reserved.map(|()| Charge::Blocks),
-        }
-        let is_worth_it = self.alloc.pending_free_blocks() >= WORTH_A_CHECKPOINT * count;
-        if !is_worth_it && let Some(charge) = self.charge_in_place(inode, &pages)? {
-            return Ok(charge);
-        }
-        match self.reserve(count) {
-            Err(Error::NoSpace) => self.charge_in_place(inode, &pages)?.ok_or(Error::NoSpace),
-            reserved => reserved.map(|()| Charge::Blocks),
-        }
-    }
-
-    /// `None`: of the pages in the first unit some have no block.
-    fn charge_in_place(&self, inode: &Inode, pages: &Range<u64>) -> Result<Option<Charge<'_>>> {
+    pub(super) fn charge_write(&self, inode: &Inode, bytes: Range<u64>) -> Result<Charge<'_>> {
+        let pages = page_range(bytes.start, bytes.end - bytes.start);
         let unit = self.untorn_pages();
-        let end = pages.end.min((pages.start / unit + 1) * unit);
-        if !self.is_mapped(inode, pages.start..end)? {
-            return Ok(None);
+        let first_unit = pages.start..pages.end.min((pages.start / unit + 1) * unit);
+        let has_place = || self.has_place(inode, &first_unit, bytes.end);
+        if self.reserve_unless(pages.end - pages.start, has_place)? {
+            return Ok(Charge::Blocks);
         }
-        let count = end - pages.start;
-        loop {
-            let moment = self.background.moment();
-            let at_once = [ReserveClass::Tidy, ReserveClass::Cut];
-            if at_once.into_iter().any(|class| self.reserve_at_once(count, class).is_ok()) {
-                break;
-            }
-            let others = || self.in_place_pieces.load(Ordering::Acquire) > 0;
-            if self.background.has_threads() && others() {
-                // They give back what they hold sooner than a checkpoint finds more.
-                self.await_others(moment);
-                continue;
-            }
-            match self.reserve_spare(count) {
-                Err(Error::NoSpace) if self.background.has_threads() && others() => {}
-                reserved => break reserved?,
-            }
-        }
-        Ok(Some(Charge::InPlace { pages: count, _underway: Underway::begin(self) }))
+        self.charge_in_place(first_unit.end - first_unit.start)
     }
 
-    /// Whether all of `pages` have blocks.
-    fn is_mapped(&self, inode: &Inode, pages: Range<u64>) -> Result<bool> {
-        if inode.meta.lock().item.blocks == 0 {
+    /// Promises `blocks` to an append of `bytes`, if they do not all have them. True: they are promised. The caller holds
+    /// `ops`, and no other lock.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] if the volume is full, and some pages have no block.
+    pub(super) fn charge_append(
+        &self,
+        inode: &Inode,
+        bytes: Range<u64>,
+        blocks: u64,
+    ) -> Result<bool> {
+        let pages = page_range(bytes.start, bytes.end - bytes.start);
+        self.reserve_unless(blocks, || self.has_place(inode, &pages, bytes.end))
+    }
+
+    /// Promises `blocks` to a user. False: there are none, and `has_place` says that none are needed.
+    fn reserve_unless(&self, blocks: u64, has_place: impl Fn() -> Result<bool>) -> Result<bool> {
+        match self.reserve_at_once(blocks, ReserveClass::User) {
+            Err(Error::NoSpace) => {}
+            reserved => return reserved.map(|()| true),
+        }
+        let is_worth_it = self.alloc.pending_free_blocks() >= WORTH_A_CHECKPOINT * blocks;
+        if !is_worth_it && has_place()? {
             return Ok(false);
+        }
+        match self.reserve(blocks) {
+            Err(Error::NoSpace) if has_place()? => Ok(false),
+            reserved => reserved.map(|()| true),
+        }
+    }
+
+    /// A promise for a piece of so many pages.
+    fn charge_in_place(&self, pages: u64) -> Result<Charge<'_>> {
+        self.await_while(|in_place| in_place.held_back.load(Ordering::Acquire) > 0);
+        let underway = Underway::begin(self);
+        // It is soon given back: no reason to wait for a checkpoint.
+        let at_once = [ReserveClass::Tidy, ReserveClass::Cut];
+        if at_once.into_iter().any(|class| self.reserve_at_once(pages, class).is_ok()) {
+            return Ok(Charge::InPlace { pages, _underway: underway });
+        }
+        drop(underway);
+        self.reserve_spare(pages)?;
+        Ok(Charge::InPlace { pages, _underway: Underway::begin(self) })
+    }
+
+    /// Whether all of `pages` have blocks, or are a small file in its inode that does not grow beyond byte `end`.
+    fn has_place(&self, inode: &Inode, pages: &Range<u64>, end: u64) -> Result<bool> {
+        {
+            let meta = inode.meta.lock();
+            if meta.item.is_inline() {
+                return Ok(*pages == (0..1) && end <= inode.size());
+            }
+            if meta.item.blocks == 0 {
+                return Ok(false);
+            }
         }
         let mut mapped_to = pages.start;
         for piece in extents::all_pieces(&self.store, inode, pages.start, pages.end)? {

@@ -33,7 +33,7 @@ pub mod fsync;
 pub mod handle;
 pub mod handover;
 pub mod homes;
-mod in_place;
+pub mod in_place;
 pub mod known_homes;
 pub mod known_mapping;
 pub mod paced;

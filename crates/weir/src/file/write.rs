@@ -64,9 +64,10 @@ impl Engine {
         let _ops = inode.ops.lock();
         self.check_writable()?;
         let offset = inode.size();
-        let pages = self.charged_pages(offset, data.len() as u64)?;
-        self.reserve(pages)?;
-        let mut promised = Some(pages);
+        let length = data.len() as u64;
+        let pages = self.charged_pages(offset, length)?;
+        let is_promised = self.charge_append(inode, offset..offset + length, pages)?;
+        let mut promised = is_promised.then_some(pages);
         let result = self.write_locked(inode, offset, data, &mut promised);
         self.alloc.release(promised.unwrap_or(0));
         if matches!(result, Ok(written) if written == data.len()) {
@@ -147,7 +148,7 @@ impl Engine {
                 *left -= pages;
                 Charge::Blocks
             }
-            None => self.charge_write(inode, first..first + pages)?,
+            None => self.charge_write(inode, offset..offset + data.len() as u64)?,
         };
         if let Charge::InPlace { pages: count, .. } = charge {
             pages = count;

@@ -12,6 +12,7 @@ use crate::dirty_list::DirtyList;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::file::closed::ClosedFiles;
+use crate::file::in_place::InPlace;
 use crate::file::known_homes::HomesBudget;
 use crate::format::geometry::Geometry;
 use crate::format::root::Root;
@@ -180,7 +181,7 @@ pub(super) fn assemble(
         barriers: Barriers::default(),
         counters: Counters::default(),
         dirty_pages: AtomicU64::new(0),
-        in_place_pieces: AtomicU64::new(0),
+        in_place: InPlace::default(),
         tickets: AtomicU64::new(0),
         shutdown: Mutex::new(None),
         is_shutdown: AtomicBool::new(false),
