@@ -16,7 +16,7 @@ use crate::device::Device;
 use crate::dirty_list::DirtyList;
 use crate::error::{Error, Result};
 use crate::file::closed::ClosedFiles;
-use crate::file::in_place::InPlace;
+use crate::file::in_place::{Alone, InPlace};
 use crate::file::known_homes::HomesBudget;
 use crate::format::geometry::Geometry;
 use crate::format::item::InodeItem;
@@ -206,23 +206,24 @@ impl Engine {
 
     /// As [`Engine::reserve`], for `class`.
     pub fn reserve_for(&self, blocks: u64, class: ReserveClass) -> Result<()> {
-        let mut alone = None;
-        for attempt in 1..=SPACE_ATTEMPTS {
+        match self.reserve_at_once(blocks, class) {
+            Err(Error::NoSpace) => {}
+            reserved => return reserved,
+        }
+        // What pieces hold is given back sooner than a checkpoint finds more.
+        let _alone = (class == ReserveClass::Tidy).then(|| self.without_pieces());
+        self.reserve_relieved(blocks, class)
+    }
+
+    /// As [`Engine::reserve_for`], for who is alone with what pieces hold.
+    fn reserve_relieved(&self, blocks: u64, class: ReserveClass) -> Result<()> {
+        for _ in 1..SPACE_ATTEMPTS {
             match self.reserve_at_once(blocks, class) {
-                Ok(()) => return Ok(()),
-                Err(error) if attempt == SPACE_ATTEMPTS => return Err(error),
-                // What they hold is given back sooner than a checkpoint finds more.
-                Err(_) if class == ReserveClass::Tidy && alone.is_none() => {
-                    alone = Some(self.without_pieces());
-                }
-                Err(error) => {
-                    if !self.relieve_space(class)? {
-                        return Err(error);
-                    }
-                }
+                Err(Error::NoSpace) if self.relieve_space(class)? => {}
+                reserved => return reserved,
             }
         }
-        Err(Error::NoSpace)
+        self.reserve_at_once(blocks, class)
     }
 
     /// As [`Engine::reserve_for`], of what is there.
@@ -237,12 +238,16 @@ impl Engine {
     /// it anew. Where none can, nothing else waits to be written any more, and this draws on what is spare: it is refused only
     /// where the free space is so scattered that a checkpoint would not find room for one node more.
     pub fn reserve_spare(&self, blocks: u64) -> Result<()> {
-        if self.reserve_at_once(blocks, ReserveClass::Tidy).is_ok() {
-            return Ok(());
+        match self.reserve_at_once(blocks, ReserveClass::Tidy) {
+            Err(Error::NoSpace) => self.reserve_spare_alone(blocks, &self.without_pieces()),
+            reserved => reserved,
         }
-        let _alone = self.without_pieces();
-        match self.reserve_for(blocks, ReserveClass::Tidy) {
-            Err(Error::NoSpace) => self.alloc.reserve(blocks, ReserveClass::Cut).map(|_| ()),
+    }
+
+    /// As [`Engine::reserve_spare`], for who is alone with what pieces hold.
+    pub fn reserve_spare_alone(&self, blocks: u64, _alone: &Alone<'_>) -> Result<()> {
+        match self.reserve_relieved(blocks, ReserveClass::Tidy) {
+            Err(Error::NoSpace) => self.reserve_at_once(blocks, ReserveClass::Cut),
             reserved => reserved,
         }
     }

@@ -679,6 +679,7 @@ fn many_overwrite_a_full_volume_at_the_same_time() {
         create(&volume, "/own4");
         fill_up(&volume, 100_000);
         let expected: Vec<Vec<u8>> = std::thread::scope(|scope| {
+            let volume = &volume;
             let overwrite = |(number, file): (usize, &File)| {
                 let mut random = Random::seeded(number as u64 + 1);
                 let mut expected = vec![0; 4 << 20];
@@ -686,7 +687,8 @@ fn many_overwrite_a_full_volume_at_the_same_time() {
                     let length = 1 + random.below([300, 50_000][round % 2]) as usize;
                     let offset = random.below((expected.len() - length) as u64) as usize;
                     let data = pattern(round as u64, length);
-                    assert_eq!(file.write_at(offset as u64, &data), Ok(length), "{round}");
+                    let written = file.write_at(offset as u64, &data);
+                    assert_eq!(written, Ok(length), "{round}: {:?}", volume.stats().space);
                     expected[offset..offset + length].copy_from_slice(&data);
                     if random.below(10) == 0 {
                         file.fsync().expect("fsync");

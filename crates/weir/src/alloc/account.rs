@@ -4,6 +4,8 @@
 //! * `pending`: freed (or quarantined), to be handed out after a durable checkpoint.
 //! * `reserved`: promised to dirty data. A promise is kept until [`Account::release`], which may come after
 //!   the blocks were taken; meanwhile the space counts twice, so promises err on the safe side.
+//! * `merging`: taken by the merge under way. The blocks that its nodes replace are free when it is published; until then so much
+//!   less has to be kept.
 //! * the metadata reserve: what users' promises must leave to checkpoints, and to who tidies up.
 //!
 //! A page that is overwritten can become an extent of its own in the middle of another, which nobody knows before it is
@@ -48,6 +50,12 @@ pub struct MetadataReserve {
 }
 
 impl MetadataReserve {
+    /// What is left of it when a merge has taken so many blocks already.
+    #[must_use]
+    pub fn after_merging(self, blocks: u64) -> Self {
+        Self { merge_blocks: self.merge_blocks.saturating_sub(blocks), ..self }
+    }
+
     /// All of it.
     pub fn blocks(self) -> u64 {
         self.kept_from(ReserveClass::User)
@@ -116,6 +124,7 @@ pub(super) struct Account {
     free: u64,
     pending: u64,
     reserved: u64,
+    merging: u64,
 }
 
 fn subtract(counter: &mut u64, blocks: u64) {
@@ -125,7 +134,7 @@ fn subtract(counter: &mut u64, blocks: u64) {
 
 impl Account {
     pub(super) fn new(free: u64) -> Self {
-        Self { free, pending: 0, reserved: 0 }
+        Self { free, ..Self::default() }
     }
 
     pub(super) fn free(&self) -> u64 {
@@ -136,6 +145,21 @@ impl Account {
     }
     pub(super) fn reserved(&self) -> u64 {
         self.reserved
+    }
+
+    /// Nodes that the merge under way has taken, which need not be kept for it any more.
+    pub(super) fn merging(&self) -> u64 {
+        self.merging
+    }
+
+    /// The merge under way has taken free blocks.
+    pub(super) fn merge(&mut self, blocks: u64) {
+        self.merging += blocks;
+    }
+
+    /// It has given them back, or as many others will be free in their place.
+    pub(super) fn merged(&mut self, blocks: u64) {
+        self.merging = self.merging.saturating_sub(blocks);
     }
 
     /// Free blocks are taken.

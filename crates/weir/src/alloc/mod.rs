@@ -258,6 +258,31 @@ impl Allocator {
         self.allocate_with(want_blocks, min_blocks, hint, kind, |_, _| ())
     }
 
+    /// Takes the blocks of a node for the merge under way, which may use what is kept for it.
+    ///
+    /// # Errors
+    /// As [`Allocator::allocate`].
+    pub fn allocate_node(&self, hint: Option<u64>) -> Result<Run> {
+        self.allocate_with(NODE_BLOCKS, NODE_BLOCKS, hint, AllocKind::Node, |space, run| {
+            space.account.merge(run.blocks);
+        })
+    }
+
+    /// Gives back the nodes of a merge that is given up.
+    pub fn cancel_nodes(&self, runs: &[Run]) {
+        for run in runs {
+            self.cancel(*run);
+            self.space.lock().account.merged(run.blocks);
+        }
+    }
+
+    /// The tree that was merged is the one there is: of what that took, only as much as it replaces does not count as kept.
+    pub fn merge_published(&self, replaced_blocks: u64) {
+        let mut space = self.space.lock();
+        let grown = space.account.merging().saturating_sub(replaced_blocks);
+        space.account.merged(grown);
+    }
+
     /// As [`Allocator::allocate`], and releases the caller's reservation for the blocks in the same step.
     ///
     /// # Errors
@@ -289,13 +314,14 @@ impl Allocator {
             return Err(Error::NoSpace);
         }
         let want = want_blocks.min(u64::from(BITS)) as u32;
-        // What is kept grows with the delta, and there have to be cells for it then.
-        let kept_blocks = self.metadata_reserve().blocks();
-        let keep_cells = (kept_blocks + kept_blocks / 2).div_ceil(NODE_BLOCKS);
-        let wish = Wish { want, min: min_blocks as u32, hint, kind, keep_cells };
+        let reserve = self.metadata_reserve();
         loop {
             let group = {
                 let mut space = self.space.lock();
+                // What is kept grows with the delta, and there have to be cells for it then.
+                let kept_blocks = reserve.after_merging(space.account.merging()).blocks();
+                let keep_cells = (kept_blocks + kept_blocks / 2).div_ceil(NODE_BLOCKS);
+                let wish = Wish { want, min: min_blocks as u32, hint, kind, keep_cells };
                 match space.allocate(wish) {
                     Step::Taken(run) => {
                         taken(&mut space, run);
@@ -467,8 +493,12 @@ impl Allocator {
                     .map(|bits| space.clear_used(run.group(), bits))
                     .sum();
                 space.account.settle(run.blocks, u64::from(given));
+                space.account.merged(u64::from(given));
             }
         }
+        let mut space = self.space.lock();
+        let left = space.account.merging();
+        space.account.merged(left);
     }
 
     /// Promises `blocks` to a later allocation, and says how that leaves the free space.
@@ -477,8 +507,8 @@ impl Allocator {
     /// [`Error::NoSpace`] if that many are not free, besides earlier promises and what `class` leaves of the metadata
     /// reserve; or if free space is so scattered that this does not fit in as nodes.
     pub fn reserve(&self, blocks: u64, class: ReserveClass) -> Result<Supply> {
-        let reserve = self.metadata_reserve();
         let mut space = self.space.lock();
+        let reserve = self.metadata_reserve().after_merging(space.account.merging());
         if blocks > 0 && space.is_scattered(reserve.kept_from(class)) {
             return Err(Error::NoSpace);
         }
@@ -488,8 +518,9 @@ impl Allocator {
 
     /// What could be promised to `class` at this moment.
     pub fn room_blocks(&self, class: ReserveClass) -> u64 {
-        let kept_blocks = self.metadata_reserve().kept_from(class);
-        self.space.lock().room_blocks(kept_blocks)
+        let space = self.space.lock();
+        let reserve = self.metadata_reserve().after_merging(space.account.merging());
+        space.room_blocks(reserve.kept_from(class))
     }
 
     /// Blocks that nodes can be put into, besides what is promised.
@@ -530,8 +561,9 @@ impl Allocator {
 
     /// All numbers at one moment.
     pub fn totals(&self) -> SpaceTotals {
-        let metadata_reserve_blocks = self.metadata_reserve().blocks();
         let space = self.space.lock();
+        let reserve = self.metadata_reserve().after_merging(space.account.merging());
+        let metadata_reserve_blocks = reserve.blocks();
         SpaceTotals {
             total_blocks: self.owner.geometry.data_blocks(),
             free_blocks: space.account.free(),

@@ -677,3 +677,37 @@ proptest! {
         model.check();
     }
 }
+
+#[test]
+fn a_merge_under_way_leaves_as_much_room_as_before_it_and_after_it() {
+    let (_, allocator, _) = volume(256);
+    let room = |allocator: &Allocator| allocator.room_blocks(ReserveClass::User);
+    let nodes = |count: u64| MetadataReserve {
+        merge_blocks: count * NODE_BLOCKS,
+        ..MetadataReserve::default()
+    };
+    allocator.set_metadata_reserve(nodes(3));
+    let before = room(&allocator);
+    let mut taken: Vec<Run> =
+        (0..3).map(|_| allocator.allocate_node(None).expect("a node")).collect();
+    assert_eq!(room(&allocator), before, "what is taken need not be kept any more");
+    allocator.cancel_nodes(&taken);
+    assert_eq!(room(&allocator), before);
+    // Given up, and made again with a node more than it replaces.
+    taken = (0..3).map(|_| allocator.allocate_node(None).expect("a node")).collect();
+    let applied = allocator.apply(allocator.freeze(), &taken, &[], 2).expect("apply");
+    assert!(!applied.writes.is_empty());
+    allocator.merge_published(0);
+    allocator.checkpoint_durable();
+    assert_eq!(room(&allocator), before - 3 * NODE_BLOCKS, "the tree has grown");
+    let fourth: Vec<Run> = (0..4).map(|_| allocator.allocate_node(None).expect("a node")).collect();
+    let _ = allocator.apply(allocator.freeze(), &fourth, &taken, 3).expect("apply");
+    assert_eq!(room(&allocator), before - 4 * NODE_BLOCKS, "three are kept, and four are taken");
+    allocator.merge_published(3 * NODE_BLOCKS);
+    allocator.set_metadata_reserve(nodes(4));
+    let published = room(&allocator);
+    allocator.checkpoint_durable();
+    assert_eq!(room(&allocator), published, "what it replaced is free, and kept again");
+    assert_eq!(room(&allocator), before - 5 * NODE_BLOCKS);
+    allocator.space.lock().check();
+}

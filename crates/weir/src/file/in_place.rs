@@ -17,8 +17,8 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::file::fsync::SyncKind;
 use crate::inode::Inode;
-use crate::sync::Arc;
 use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Arc, Mutex, MutexGuard};
 use std::ops::Range;
 
 /// A checkpoint that frees so many blocks for each that is wanted is worth waiting for; otherwise a write goes in place.
@@ -32,48 +32,55 @@ pub(super) enum Charge<'a> {
     InPlace { pages: u64, _underway: Underway<'a> },
 }
 
-/// How many pieces there are.
+/// How many pieces there are, and whose turn it is when what is spare is not enough for all. Lock order: `turn` is taken after `ops`, and
+/// before everything else.
 #[derive(Default)]
 pub struct InPlace {
     underway: AtomicU64,
-    /// Those who wait for the end of all pieces: none begins meanwhile.
+    /// Those who want to be alone: no other piece begins meanwhile.
     held_back: AtomicU64,
+    turn: Mutex<()>,
 }
 
 /// A piece on its way, as long as it lives.
 pub(super) struct Underway<'a>(&'a Engine);
 
 impl<'a> Underway<'a> {
+    /// Counted before it is asked whether somebody wants to be alone, who is counted before he asks for pieces.
     fn begin(engine: &'a Engine) -> Self {
-        engine.in_place.underway.fetch_add(1, Ordering::AcqRel);
+        engine.in_place.underway.fetch_add(1, Ordering::SeqCst);
         Self(engine)
     }
 }
 
 impl Drop for Underway<'_> {
     fn drop(&mut self) {
-        self.0.in_place.underway.fetch_sub(1, Ordering::AcqRel);
+        self.0.in_place.underway.fetch_sub(1, Ordering::SeqCst);
         self.0.background.progress();
     }
 }
 
-/// No piece begins as long as it lives (but one that had its promise already).
-pub struct HeldBack<'a>(&'a Engine);
+/// No piece is on its way, and none of others begins, as long as it lives.
+pub struct Alone<'a> {
+    engine: &'a Engine,
+    _turn: MutexGuard<'a, ()>,
+}
 
-impl Drop for HeldBack<'_> {
+impl Drop for Alone<'_> {
     fn drop(&mut self) {
-        self.0.in_place.held_back.fetch_sub(1, Ordering::AcqRel);
-        self.0.background.progress();
+        self.engine.in_place.held_back.fetch_sub(1, Ordering::SeqCst);
+        self.engine.background.progress();
     }
 }
 
 impl Engine {
-    /// Waits for the end of the pieces on their way, which hold what is spare. The caller has none, and holds no lock but `ops`.
-    pub fn without_pieces(&self) -> HeldBack<'_> {
-        self.in_place.held_back.fetch_add(1, Ordering::AcqRel);
-        let held_back = HeldBack(self);
-        self.await_while(|in_place| in_place.underway.load(Ordering::Acquire) > 0);
-        held_back
+    /// Waits for the end of the pieces on their way, which hold what is spare, one caller after the other. The caller has no piece, and
+    /// holds no lock but `ops`.
+    pub fn without_pieces(&self) -> Alone<'_> {
+        self.in_place.held_back.fetch_add(1, Ordering::SeqCst);
+        let alone = Alone { engine: self, _turn: self.in_place.turn.lock() };
+        self.await_while(|in_place| in_place.underway.load(Ordering::SeqCst) > 0);
+        alone
     }
 
     /// Where there are no threads, nobody else goes on while the caller waits.
@@ -84,6 +91,19 @@ impl Engine {
                 return;
             }
             self.await_others(moment);
+        }
+    }
+
+    /// A piece that begins when nobody wants to be alone.
+    fn begin_piece(&self) -> Underway<'_> {
+        let is_held_back = |in_place: &InPlace| in_place.held_back.load(Ordering::SeqCst) > 0;
+        loop {
+            let underway = Underway::begin(self);
+            if !self.background.has_threads() || !is_held_back(&self.in_place) {
+                return underway;
+            }
+            drop(underway);
+            self.await_while(is_held_back);
         }
     }
 
@@ -136,15 +156,15 @@ impl Engine {
 
     /// A promise for a piece of so many pages.
     fn charge_in_place(&self, pages: u64) -> Result<Charge<'_>> {
-        self.await_while(|in_place| in_place.held_back.load(Ordering::Acquire) > 0);
-        let underway = Underway::begin(self);
+        let underway = self.begin_piece();
         // It is soon given back: no reason to wait for a checkpoint.
         let at_once = [ReserveClass::Tidy, ReserveClass::Cut];
         if at_once.into_iter().any(|class| self.reserve_at_once(pages, class).is_ok()) {
             return Ok(Charge::InPlace { pages, _underway: underway });
         }
         drop(underway);
-        self.reserve_spare(pages)?;
+        let alone = self.without_pieces();
+        self.reserve_spare_alone(pages, &alone)?;
         Ok(Charge::InPlace { pages, _underway: Underway::begin(self) })
     }
 

@@ -93,6 +93,8 @@ impl Work {
 
 struct Published {
     tree: TreeRoot,
+    /// Blocks of the nodes that are not part of it any more.
+    replaced_blocks: u64,
     superblock: Superblock,
     replay: ReplayPoint,
     checkpoint_lsn: u64,
@@ -429,13 +431,23 @@ impl Engine {
             ..old
         };
         let keeps_log = oldest <= checkpoint_lsn;
-        Ok(Published { tree: new.root, superblock, replay, checkpoint_lsn, keeps_log })
+        let replaced_blocks = new.frees.iter().map(|run| run.blocks).sum();
+        Ok(Published {
+            tree: new.root,
+            replaced_blocks,
+            superblock,
+            replay,
+            checkpoint_lsn,
+            keeps_log,
+        })
     }
 
     fn publish(&self, published: Published) -> Result<()> {
-        let Published { tree, superblock, replay, checkpoint_lsn, keeps_log } = published;
+        let Published { tree, replaced_blocks, superblock, replay, checkpoint_lsn, keeps_log } =
+            published;
         self.write_superblock(&superblock)?;
         self.checkpointer.enter(Phase::Completed);
+        self.alloc.merge_published(replaced_blocks);
         self.store.publish(tree);
         self.store.nodes.drop_replaced();
         self.alloc.checkpoint_durable();

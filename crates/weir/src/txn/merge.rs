@@ -9,7 +9,7 @@
 //! does. **Invariant:** no node of a merge that is given up is in use: its blocks are free again before the next one begins.
 
 use super::delta::Delta;
-use crate::alloc::{AllocKind, MetadataReserve, Run};
+use crate::alloc::{MetadataReserve, Run};
 use crate::device::IoClass;
 use crate::device::buffer::AlignedBuf;
 use crate::engine::Engine;
@@ -58,7 +58,7 @@ impl Engine {
     pub(super) fn merge_delta(&self, tree: &TreeRoot, delta: &Delta) -> Result<NewTree> {
         match self.merge_packed(tree, delta, Packing::Shared) {
             Ok(new) if self.is_good(tree, &new) => return Ok(new),
-            Ok(new) => self.give_back_nodes(&new.allocs),
+            Ok(new) => self.alloc.cancel_nodes(&new.allocs),
             Err(Error::NoSpace) => {}
             Err(error) => return Err(error),
         }
@@ -90,16 +90,9 @@ impl Engine {
         match merged.and_then(|root| sink.write_pending().map(|()| root)) {
             Ok(root) => Ok(NewTree { root, allocs: sink.allocs, frees: sink.frees }),
             Err(error) => {
-                self.give_back_nodes(&sink.allocs);
+                self.alloc.cancel_nodes(&sink.allocs);
                 Err(error)
             }
-        }
-    }
-
-    /// Nodes that nothing refers to are free at once.
-    fn give_back_nodes(&self, allocs: &[Run]) {
-        for run in allocs {
-            self.alloc.cancel(*run);
         }
     }
 }
@@ -135,7 +128,7 @@ impl Sink<'_> {
 impl NodeSink for Sink<'_> {
     fn allocate(&mut self) -> Result<u64> {
         let hint = self.allocs.last().map(Run::end);
-        let run = self.engine.alloc.allocate(NODE_BLOCKS, NODE_BLOCKS, hint, AllocKind::Node)?;
+        let run = self.engine.alloc.allocate_node(hint)?;
         self.allocs.push(run);
         Ok(run.start)
     }
