@@ -164,6 +164,9 @@ impl File {
     /// Writes `data` at `offset`; the file grows if need be. Blocks only for the throttle, for space, and for
     /// the old content of a page that is overwritten in part. Not durable, unless the file was opened with `data_sync`.
     ///
+    /// On a full volume what has blocks, written before or [allocated](File::allocate), can be written still: such a write goes in place and
+    /// is durable when this returns, a flush for each 128 KiB or less.
+    ///
     /// # Errors
     /// [`Error::NotWritable`], [`Error::NoSpace`], [`Error::FileTooLarge`]. If an error strikes after a part was written,
     /// the length of that part is answered.
@@ -310,7 +313,12 @@ impl File {
         }
     }
 
-    /// The modes of `fallocate(2)`: see [`AllocateMode`]. Not durable by itself.
+    /// The modes of `fallocate(2)`: see [`AllocateMode`]. Not durable by itself. What was allocated can be written on a full volume,
+    /// but for what the tree has to grow if that happens here and there.
+    ///
+    /// # Errors
+    /// [`Error::NotWritable`]; [`Error::NoSpace`], also for a hole, where the free space is so scattered that the tree cannot grow by a node;
+    /// [`Error::Invalid`] and [`Error::FileTooLarge`] for ranges that cannot be.
     pub fn allocate(&self, mode: AllocateMode, offset: u64, length: u64) -> Result<()> {
         self.check_writable()?;
         self.engine().allocate(self.inode(), mode, offset, length)

@@ -1,8 +1,8 @@
 //! Buffered writes: bytes go into the cache, blocks are chosen at writeback (delayed allocation).
 //!
 //! Every page that becomes dirty has a block reserved, so writeback and fsync cannot fail for
-//! space. On a full volume what has a block is overwritten there (`in_place.rs`). A writer waits at the entry only: for the throttle, for space, and for the old content of a page
-//! that it overwrites in part.
+//! space. A writer waits at the entry only: for the throttle, for space, and for the old content of a page
+//! that it overwrites in part. On a full volume what has a block is overwritten there (`in_place.rs`).
 //!
 //! Many whole pages are copied into page frames before the page map is locked ([`Engine::fill_ahead`]), and the lock is held for as long
 //! as it takes to put the frames into the map. A writer that copied under the lock would have it nearly all the time, and whoever
@@ -116,6 +116,10 @@ impl Engine {
                 Ok(count) => done += count,
                 Err(error) if done == 0 => return Err(error),
                 Err(_) => return Ok(done),
+            }
+            if promised.is_some() && done as u64 != chunk_end - offset {
+                // An error struck: what is left of the chunk was promised once.
+                return Ok(done);
             }
         }
         Ok(done)
