@@ -17,21 +17,6 @@ use std::sync::{Arc, Mutex};
 use weir::device::Device;
 use weir::*;
 
-/// Small deterministic random numbers, one sequence per thread.
-struct Dice(u64);
-
-impl Dice {
-    fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-    fn roll(&mut self, sides: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 16) % sides
-    }
-}
-
 fn run(threads: u64, body: impl Fn(u64) + Sync) {
     with_watchdog(120, || {
         std::thread::scope(|scope| {
@@ -86,23 +71,23 @@ fn writers_of_one_file_never_lose_or_tear_a_record() {
     // Records of the writers alternate, so that pages are shared.
     let offset = |writer: u64, place: u64| (place * WRITERS + writer) * 512;
     run(WRITERS + 3, |number| {
-        let mut dice = Dice::new(number + 1);
+        let mut dice = Random::seeded(number + 1);
         if number < WRITERS {
             let _end = AtEnd(|| {
                 ended.fetch_add(1, Ordering::SeqCst);
             });
             let mut versions = vec![0; PLACES as usize];
             for round in 1..4000 {
-                let place = dice.roll(PLACES);
+                let place = dice.below(PLACES);
                 let at = offset(number, place);
                 assert_eq!(file.write_at(at, &record(number, place, round)), Ok(512));
                 versions[place as usize] = round;
-                match dice.roll(100) {
+                match dice.below(100) {
                     0 => file.fsync().expect("fsync"),
                     1 => file.fdatasync().expect("fdatasync"),
                     _ => {}
                 }
-                let place = dice.roll(PLACES);
+                let place = dice.below(PLACES);
                 let mut bytes = [0; 512];
                 file.read_at(offset(number, place), &mut bytes).expect("read");
                 assert_eq!(version(&bytes, number, place), versions[place as usize]);
@@ -116,7 +101,7 @@ fn writers_of_one_file_never_lose_or_tear_a_record() {
                 continue;
             }
             let mut bytes = vec![0; 512 * 64];
-            let first = dice.roll(WRITERS * PLACES - 64);
+            let first = dice.below(WRITERS * PLACES - 64);
             file.read_at(first * 512, &mut bytes).expect("read");
             for (index, bytes) in bytes.chunks(512).enumerate() {
                 let at = first + index as u64;
@@ -159,15 +144,15 @@ fn a_sync_of_the_volume_covers_what_its_caller_wrote_whoever_else_writes_and_syn
         let _end = AtEnd(|| {
             ended.fetch_add(1, Ordering::SeqCst);
         });
-        let mut dice = Dice::new(number + 1);
+        let mut dice = Random::seeded(number + 1);
         let mut versions = vec![0; PLACES as usize];
         for round in 1..3000 {
-            let place = dice.roll(PLACES);
+            let place = dice.below(PLACES);
             let file = &files[(place % 2) as usize];
             let at = offset(number, place);
             assert_eq!(file.write_at(at, &record(number, place, round)), Ok(512));
             versions[place as usize] = round;
-            match dice.roll(80) {
+            match dice.below(80) {
                 0 => file.fsync().expect("fsync"),
                 1 => {
                     volume.sync().expect("sync");
@@ -233,11 +218,11 @@ fn readers_never_see_cut_data_again() {
             }
             return;
         }
-        let mut dice = Dice::new(number);
+        let mut dice = Random::seeded(number);
         let mut buffer = vec![0; 20 * 4096];
         while !done.load(Ordering::SeqCst) {
             let least = floor.load(Ordering::SeqCst);
-            let count = file.read_at(dice.roll(BYTES), &mut buffer).expect("read");
+            let count = file.read_at(dice.below(BYTES), &mut buffer).expect("read");
             let old = buffer[..count].iter().find(|&&byte| byte != 0 && u64::from(byte) <= least);
             assert_eq!(old, None, "data that was cut in round {least} or before");
         }
@@ -281,14 +266,14 @@ fn a_storm_of_names_leaves_a_consistent_tree() {
         .map(|number| volume.create_dir(format!("/d{number}"), 0o755).expect("mkdir").ino)
         .collect();
     run(THREADS, |number| {
-        let mut dice = Dice::new(number + 7);
+        let mut dice = Random::seeded(number + 7);
         for _ in 0..1500 {
-            let dir = dirs[dice.roll(4) as usize];
-            let other = dirs[dice.roll(4) as usize];
-            let name = format!("n{}", dice.roll(12)).into_bytes();
-            let other_name = format!("n{}", dice.roll(12)).into_bytes();
+            let dir = dirs[dice.below(4) as usize];
+            let other = dirs[dice.below(4) as usize];
+            let name = format!("n{}", dice.below(12)).into_bytes();
+            let other_name = format!("n{}", dice.below(12)).into_bytes();
             let file = NewInode::new(FileType::Regular, 0o600);
-            let result = match dice.roll(9) {
+            let result = match dice.below(9) {
                 0 | 1 => volume.make(dir, &name, &file).map(|_| ()),
                 2 => {
                     volume.make(dir, &name, &NewInode::new(FileType::Directory, 0o700)).map(|_| ())
@@ -303,8 +288,8 @@ fn a_storm_of_names_leaves_a_consistent_tree() {
                     if attr.file_type == FileType::Regular {
                         volume.link(attr.ino, other, &other_name)?;
                         let file = volume.open_inode(attr.ino, true)?;
-                        file.write_at(dice.roll(10_000), b"some data")?;
-                        if dice.roll(4) == 0 {
+                        file.write_at(dice.below(10_000), b"some data")?;
+                        if dice.below(4) == 0 {
                             file.fsync()?;
                         }
                     }
@@ -371,18 +356,18 @@ fn files_come_and_go_in_many_threads_without_a_leak() {
     volume.checkpoint().expect("checkpoint");
     let fresh = volume.statfs().free_blocks;
     run(6, |number| {
-        let mut dice = Dice::new(number + 70);
+        let mut dice = Random::seeded(number + 70);
         for round in 0..150 {
             let path = format!("/{number}-{}", round % 5);
-            let data = pattern(round, dice.roll(60_000) as usize + 1);
+            let data = pattern(round, dice.below(60_000) as usize + 1);
             let file = create(&volume, &path);
             file.truncate(0).expect("truncate");
             file.write_at(0, &data).expect("write");
-            if dice.roll(3) == 0 {
+            if dice.below(3) == 0 {
                 file.fsync().expect("fsync");
             }
             assert!(contents(&file) == data);
-            if dice.roll(2) == 0 {
+            if dice.below(2) == 0 {
                 volume.remove_file(&path).expect("unlink");
                 assert!(contents(&file) == data, "unlinked and open");
             }
@@ -413,10 +398,10 @@ fn more_cold_readers_than_the_cache_has_room_for_all_come_through() {
     let volume = open(&device, threads(256 * KIB));
     run(24, |number| {
         let file = volume.open_file("/f", OpenFlags::READ).expect("open");
-        let mut dice = Dice::new(number + 1);
+        let mut dice = Random::seeded(number + 1);
         let mut buffer = vec![0; 128 << 10];
         for _ in 0..40 {
-            let at = dice.roll(data.len() as u64 - 128 * KIB) as usize;
+            let at = dice.below(data.len() as u64 - 128 * KIB) as usize;
             file.read_at(at as u64, &mut buffer).expect("read");
             assert!(buffer == data[at..at + buffer.len()]);
         }
@@ -468,11 +453,11 @@ fn a_volume_dropped_under_load_is_like_a_crash_and_ends() {
                 for number in 0..3_u64 {
                     let (stop, file, acknowledged) = (&stop, &file, &acknowledged);
                     scope.spawn(move || {
-                        let mut dice = Dice::new(number + round);
+                        let mut dice = Random::seeded(number + round);
                         let mut version = 0;
                         while !stop.load(Ordering::Relaxed) {
                             version += 1;
-                            let place = dice.roll(500);
+                            let place = dice.below(500);
                             file.write_at(
                                 place * 4096 + number * 512,
                                 &record(number, place, version),

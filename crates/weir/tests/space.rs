@@ -218,22 +218,6 @@ fn attributes_of_everything_change_on_a_full_volume() {
     }
 }
 
-/// Numbers that are the same in every run.
-struct Random(u64);
-
-impl Random {
-    fn seeded(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 20) % end
-    }
-}
-
 /// Leaves that are nearly full become two by one more item each, and names that are alike fill all of them at about the
 /// same time: the tree grows by much more than what is put into it.
 #[test]

@@ -505,21 +505,14 @@ pub fn loaded_tree(stored: &crate::format::root::TreeRoot) -> TreeRoot {
 
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
-    use super::*;
-    use crate::device::Device;
-    use crate::device::memory::MemoryDevice;
-    use crate::{BackgroundMode, BackgroundWork, CreateOptions, OpenFlags, Volume, VolumeOptions};
+    use crate::BackgroundWork;
+    use crate::txn::volume_with_a_file;
 
     /// Who brings a page home commits that, and then tells that the log need not keep it any more: a checkpoint can freeze between
     /// the two, and then covers all there is and keeps the log.
     #[test]
     fn log_kept_for_a_page_that_was_home_already_is_released_by_the_next_checkpoint() {
-        let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(32 << 20));
-        Volume::format_device(&device, &CreateOptions::default()).expect("format");
-        let options =
-            VolumeOptions { background: BackgroundMode::Manual, ..VolumeOptions::default() };
-        let volume = Volume::open_device(device, options).expect("open");
-        let file = volume.open_file("/f", OpenFlags::CREATE).expect("create");
+        let (volume, file) = volume_with_a_file();
         let engine = file.engine();
         let checkpoint = || {
             while volume.background_step(BackgroundWork::Checkpoint).expect("checkpoint") {}

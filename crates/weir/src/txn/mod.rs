@@ -31,3 +31,16 @@ pub use view::{Overlay, View};
 
 /// Log sequence number: one per operation, from 1 on, never reused within a volume.
 pub type Lsn = u64;
+
+/// A fresh volume in memory that does nothing by itself, and an empty file of it.
+#[cfg(all(test, not(feature = "shuttle")))]
+fn volume_with_a_file() -> (crate::Volume, crate::File) {
+    use crate::device::{Device, memory::MemoryDevice};
+    use crate::{BackgroundMode, CreateOptions, OpenFlags, Volume, VolumeOptions};
+    let device: crate::sync::Arc<dyn Device> = crate::sync::Arc::new(MemoryDevice::new(32 << 20));
+    Volume::format_device(&device, &CreateOptions::default()).expect("format");
+    let options = VolumeOptions { background: BackgroundMode::Manual, ..VolumeOptions::default() };
+    let volume = Volume::open_device(device, options).expect("open");
+    let file = volume.open_file("/f", OpenFlags::CREATE).expect("create");
+    (volume, file)
+}

@@ -643,10 +643,9 @@ impl Overlaid<'_> {
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
-    use crate::device::Device;
-    use crate::device::memory::MemoryDevice;
+    use crate::BackgroundWork;
     use crate::txn::checkpoint::Phase;
-    use crate::{BackgroundMode, BackgroundWork, CreateOptions, OpenFlags, Volume, VolumeOptions};
+    use crate::txn::volume_with_a_file;
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 
@@ -708,12 +707,7 @@ mod tests {
 
     #[test]
     fn a_look_up_ends_however_often_checkpoints_outrun_it() {
-        let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(32 << 20));
-        Volume::format_device(&device, &CreateOptions::default()).expect("format");
-        let options =
-            VolumeOptions { background: BackgroundMode::Manual, ..VolumeOptions::default() };
-        let volume = Volume::open_device(device, options).expect("open");
-        let file = volume.open_file("/f", OpenFlags::CREATE).expect("create");
+        let (volume, file) = volume_with_a_file();
         let engine = file.engine();
         let store = &engine.store;
         let checkpoint = || {

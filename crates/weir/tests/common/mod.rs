@@ -67,6 +67,22 @@ pub fn pattern(seed: u64, length: usize) -> Vec<u8> {
         .collect()
 }
 
+/// Random numbers that are the same in every run.
+pub struct Random(u64);
+
+impl Random {
+    pub fn seeded(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 20) % end
+    }
+}
+
 /// All bytes of a file.
 pub fn contents(file: &File) -> Vec<u8> {
     let mut bytes = vec![0xee; file.size() as usize];
