@@ -5,7 +5,8 @@
 //! device reads of its own data, or for writeback of its own range.
 //!
 //! Lock order of the whole engine: tree lock → inode `ops` (parents first) → `map` → `pages` → `meta` (by
-//! number) → store state → log append → allocator. Dirty list, inode table, eviction queue and
+//! number) → store state → log append → allocator. The turn of those who write in place (`file/in_place.rs`) comes after `ops`, and
+//! may be held while room is made: whoever waits for that holds the inode, so that no purge wants its `ops`. Dirty list, inode table, eviction queue and
 //! statistics are leaves.
 
 use crate::alloc::{Allocator, ReserveClass, Supply};

@@ -62,6 +62,8 @@ pub enum Mutation {
     CountWithoutData,
     /// A frame counts as written while data that began before it is still on its way.
     CountBegun,
+    /// A full volume is overwritten page by page, so that a crash tears what was written as one.
+    TearInPlace,
     /// A sync that asks whether everything is durable already takes what the log's open frame holds for durable.
     TakeLoggedForDurable,
     /// The log goes on owing what it has of a page of which a newer version was written beside a frame: replay brings the older one back.
@@ -74,7 +76,7 @@ pub enum Mutation {
 
 impl Mutation {
     /// All of them.
-    pub const ALL: [Self; 33] = [
+    pub const ALL: [Self; 34] = [
         Self::AcknowledgeBeforeFlush,
         Self::SkipTailVerification,
         Self::AcceptStaleFrame,
@@ -104,6 +106,7 @@ impl Mutation {
         Self::SettleNewer,
         Self::CountWithoutData,
         Self::CountBegun,
+        Self::TearInPlace,
         Self::TakeLoggedForDurable,
         Self::OweWhatIsBeside,
         Self::KeepOwnExtent,
@@ -142,6 +145,7 @@ impl Mutation {
             Self::SettleNewer => "settle-newer",
             Self::CountWithoutData => "count-without-data",
             Self::CountBegun => "count-begun",
+            Self::TearInPlace => "tear-in-place",
             Self::TakeLoggedForDurable => "take-logged-for-durable",
             Self::OweWhatIsBeside => "owe-what-is-beside",
             Self::KeepOwnExtent => "keep-own-extent",

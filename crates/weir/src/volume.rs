@@ -261,6 +261,8 @@ impl Volume {
 
     /// Changes attributes; a size change is an operation of its own before the rest.
     pub fn setattr(&self, ino: u64, change: &SetAttr) -> Result<Attr> {
+        // Who cuts may wait for purges, with the lock in hand that the purge of this one would want.
+        let _held = change.size_bytes.map(|_| self.hold(ino)).transpose()?;
         Ok(Self::attr(&self.engine.setattr(ino, change)?))
     }
 

@@ -5,6 +5,7 @@ mod common;
 
 use common::*;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use weir::check::{CheckOptions, check_device};
 use weir::device::Device;
 use weir::*;
@@ -693,5 +694,42 @@ fn many_overwrite_a_full_volume_at_the_same_time() {
             let file = volume.open_file(format!("/own{number}"), OpenFlags::READ).expect("open");
             assert!(contents(&file) == *expected);
         }
+    });
+}
+
+/// Who cuts a file may wait for room, and so for all purges, with the file's lock in hand.
+#[test]
+fn a_file_that_is_removed_while_it_is_cut_is_purged_after_that() {
+    with_watchdog(60, || {
+        let probe = Probe::new(formatted(16 * MIB, 64));
+        let device: Arc<dyn Device> = probe.clone();
+        let volume = Arc::new(open(&device, manual(4 * MIB)));
+        let path = |number| format!("/cut{number}");
+        let inos: Vec<u64> = (0..200)
+            .map(|number| {
+                let file = create(&volume, &path(number));
+                file.write_at(0, &[1; 8192]).expect("write");
+                file.ino()
+            })
+            .collect();
+        fill_up(&volume, 4096);
+        let being_cut = Arc::new(AtomicU64::new(0));
+        let (remover, removed) = (volume.clone(), being_cut.clone());
+        probe.amid_next_data_write(move || {
+            remover.remove_file(path(removed.load(Ordering::Relaxed))).expect("unlink");
+        });
+        let change = SetAttr { size_bytes: Some(5000), ..SetAttr::default() };
+        for (number, ino) in (0..).zip(inos) {
+            being_cut.store(number, Ordering::Relaxed);
+            volume.setattr(ino, &change).expect("cut on a full volume");
+            if probe.has_happened() {
+                assert_eq!(volume.setattr(ino, &change), Err(Error::NotFound));
+                break;
+            }
+        }
+        assert!(probe.has_happened(), "a cut had to wait for room");
+        volume.close().expect("close");
+        drop(volume);
+        assert_clean(&device);
     });
 }

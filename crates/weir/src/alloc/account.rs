@@ -239,13 +239,7 @@ mod tests {
             (ReserveClass::Cut, 100 - 20 - 2 * NODE_BLOCKS),
         ];
         for (class, room) in classes {
-            // One by one, so that what is kept for extents does not count yet.
-            let mut account = Account::new(100);
-            account.take(100 - room);
-            assert_eq!(
-                account.promise(room + 1, class, MetadataReserve::default()),
-                Err(Error::NoSpace)
-            );
+            // So few that nothing is kept for their extents.
             let mut account = Account::new(100);
             account.take(room - 10);
             assert_eq!(account.promise(11, class, reserve), Err(Error::NoSpace), "{class:?}");

@@ -314,12 +314,11 @@ impl Allocator {
             return Err(Error::NoSpace);
         }
         let want = want_blocks.min(u64::from(BITS)) as u32;
-        let reserve = self.metadata_reserve();
         loop {
             let group = {
                 let mut space = self.space.lock();
                 // What is kept grows with the delta, and there have to be cells for it then.
-                let kept_blocks = reserve.after_merging(space.account.merging()).blocks();
+                let kept_blocks = self.kept(&space).blocks();
                 let keep_cells = (kept_blocks + kept_blocks / 2).div_ceil(NODE_BLOCKS);
                 let wish = Wish { want, min: min_blocks as u32, hint, kind, keep_cells };
                 match space.allocate(wish) {
@@ -508,7 +507,7 @@ impl Allocator {
     /// reserve; or if free space is so scattered that this does not fit in as nodes.
     pub fn reserve(&self, blocks: u64, class: ReserveClass) -> Result<Supply> {
         let mut space = self.space.lock();
-        let reserve = self.metadata_reserve().after_merging(space.account.merging());
+        let reserve = self.kept(&space);
         if blocks > 0 && space.is_scattered(reserve.kept_from(class)) {
             return Err(Error::NoSpace);
         }
@@ -519,8 +518,7 @@ impl Allocator {
     /// What could be promised to `class` at this moment.
     pub fn room_blocks(&self, class: ReserveClass) -> u64 {
         let space = self.space.lock();
-        let reserve = self.metadata_reserve().after_merging(space.account.merging());
-        space.room_blocks(reserve.kept_from(class))
+        space.room_blocks(self.kept(&space).kept_from(class))
     }
 
     /// Blocks that nodes can be put into, besides what is promised.
@@ -541,12 +539,14 @@ impl Allocator {
         self.tidy_reserve.store(reserve.tidy_blocks, Relaxed);
     }
 
-    fn metadata_reserve(&self) -> MetadataReserve {
-        MetadataReserve {
+    /// What promises must leave free at this moment.
+    fn kept(&self, space: &Space) -> MetadataReserve {
+        let reserve = MetadataReserve {
             merge_blocks: self.merge_reserve.load(Relaxed),
             spare_blocks: self.spare_reserve.load(Relaxed),
             tidy_blocks: self.tidy_reserve.load(Relaxed),
-        }
+        };
+        reserve.after_merging(space.account.merging())
     }
 
     /// Blocks that can be handed out now.
@@ -562,8 +562,7 @@ impl Allocator {
     /// All numbers at one moment.
     pub fn totals(&self) -> SpaceTotals {
         let space = self.space.lock();
-        let reserve = self.metadata_reserve().after_merging(space.account.merging());
-        let metadata_reserve_blocks = reserve.blocks();
+        let metadata_reserve_blocks = self.kept(&space).blocks();
         SpaceTotals {
             total_blocks: self.owner.geometry.data_blocks(),
             free_blocks: space.account.free(),

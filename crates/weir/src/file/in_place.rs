@@ -17,6 +17,7 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::file::fsync::SyncKind;
 use crate::inode::Inode;
+use crate::mutation::{self, Mutation};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Arc, Mutex, MutexGuard};
 use std::ops::Range;
@@ -114,7 +115,8 @@ impl Engine {
     /// [`Error::NoSpace`] if the volume is full, and of the pages in the first unit some have no block.
     pub(super) fn charge_write(&self, inode: &Inode, bytes: Range<u64>) -> Result<Charge<'_>> {
         let pages = page_range(bytes.start, bytes.end - bytes.start);
-        let unit = self.untorn_pages();
+        let tears = mutation::active(Mutation::TearInPlace);
+        let unit = if tears { 1 } else { self.untorn_pages() };
         let first_unit = pages.start..pages.end.min((pages.start / unit + 1) * unit);
         let has_place = || self.has_place(inode, &first_unit, bytes.end);
         if self.reserve_unless(pages.end - pages.start, has_place)? {
