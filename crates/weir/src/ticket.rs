@@ -78,7 +78,7 @@ impl Promise {
             waker.wake();
         }
         if let Some((queue, user_data)) = queue {
-            queue.push(user_data, result);
+            queue.push(Completion { user_data, result }, Some(self.0));
         } else if let Some(callback) = callback {
             callback(result);
         }
@@ -141,7 +141,7 @@ impl SyncTicket {
             (state.result.clone(), state.hurry.take())
         };
         if let Some(result) = ended {
-            queue.push(user_data, result);
+            queue.push(Completion { user_data, result }, None);
         } else if let Some(hurry) = hurry {
             queue.expect(&hurry);
         }
@@ -199,7 +199,9 @@ pub struct CompletionQueue {
 
 #[derive(Default)]
 struct Entries {
-    ended: VecDeque<Completion>,
+    /// Each with what is left of its ticket. Whoever takes the one frees the other: he is likely to make the next tickets, and has memory
+    /// for them then. The thread that ends tickets, for many at a time, would give it back to everybody's, under their lock.
+    ended: VecDeque<(Completion, Option<Arc<Shared>>)>,
     /// Whom to tell when somebody waits: one for each volume that tickets under way are of.
     hurry: Vec<Weak<dyn Hurry>>,
     /// Found empty since the last ticket was sent here: whoever looks again has nothing else to do.
@@ -210,7 +212,7 @@ struct Entries {
 
 impl std::fmt::Debug for Entries {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.ended.fmt(formatter)
+        formatter.debug_list().entries(self.ended.iter().map(|(completion, _)| completion)).finish()
     }
 }
 
@@ -227,9 +229,9 @@ impl CompletionQueue {
         Ok(Arc::new(Self { entries, arrived: Condvar::new(), event, watched }))
     }
 
-    fn push(self: &Arc<Self>, user_data: u64, result: Result<()>) {
+    fn push(self: &Arc<Self>, completion: Completion, left: Option<Arc<Shared>>) {
         let mut entries = self.entries.lock();
-        entries.ended.push_back(Completion { user_data, result });
+        entries.ended.push_back((completion, left));
         // The counter only says "not empty"; it cannot overflow with one addition per change from empty.
         if entries.ended.len() == 1 && self.watched.load(Ordering::Relaxed) {
             self.signal();
@@ -263,15 +265,18 @@ impl CompletionQueue {
     /// Takes the next completion; when there is none, tells everybody who is concerned that somebody waits.
     fn next(&self, waits: bool) -> Option<Completion> {
         let mut entries = self.entries.lock();
-        let next = entries.ended.pop_front();
-        if next.is_none() {
+        let Some((completion, left)) = entries.ended.pop_front() else {
             if waits || std::mem::replace(&mut entries.looked, true) {
                 Self::hurry_all(entries);
             }
-        } else if entries.ended.is_empty() && self.watched.load(Ordering::Relaxed) {
+            return None;
+        };
+        if entries.ended.is_empty() && self.watched.load(Ordering::Relaxed) {
             let _ = rustix::io::read(&self.event, &mut [0_u8; 8]);
         }
-        next
+        drop(entries);
+        drop(left);
+        Some(completion)
     }
 
     /// Somebody waits for what is to be delivered here.
