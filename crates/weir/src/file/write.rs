@@ -13,7 +13,7 @@
 
 use super::in_place::Charge;
 use crate::cache::map::{Inserted, OldContents, PageMap, UNTORN_PAGES, WriteRefused};
-use crate::cache::page::{Growth, PageMut};
+use crate::cache::page::{Growth, PageMut, overwrite_page};
 use crate::device::IoClass;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
@@ -229,7 +229,7 @@ impl Engine {
             return if needs_all { Err(Stop::NoMemory) } else { Ok(frames) };
         }
         for (page, part) in filled.iter_mut().zip(data.chunks_exact(BLOCK_BYTES)) {
-            page.copy_from_slice(part);
+            overwrite_page(page, part);
         }
         (frames.reach, frames.filled) = (pages.end, filled.into_iter());
         Ok(frames)
@@ -316,6 +316,10 @@ impl Engine {
         let keep = if whole { OldContents::Discard } else { OldContents::Keep };
         let clone = || frames.ready.pop().or_else(|| self.pool.alloc_emergency());
         match pages.page_for_write_in(index, keep, clone) {
+            Ok(page) if whole => {
+                overwrite_page(page.bytes, part);
+                return Ok(page.newly_dirty);
+            }
             Ok(page) => {
                 page.bytes[within..within + part.len()].copy_from_slice(part);
                 return Ok(page.newly_dirty);
@@ -336,7 +340,11 @@ impl Engine {
             self.pool.alloc_zeroed()
         };
         let mut page = page.ok_or(Stop::NoMemory)?;
-        page[within..within + part.len()].copy_from_slice(part);
+        if whole {
+            overwrite_page(&mut page, part);
+        } else {
+            page[within..within + part.len()].copy_from_slice(part);
+        }
         Ok(self.put_in(pages, inode, index, page).newly_dirty)
     }
 

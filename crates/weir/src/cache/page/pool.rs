@@ -109,6 +109,16 @@ impl State {
         Some(taken)
     }
 
+    /// What [`State::take`] is likely to answer next.
+    fn next(&self) -> Option<Frame> {
+        let fresh = || {
+            let slab = self.slabs.last().filter(|slab| self.next_fresh <= slab.frames)?;
+            // SAFETY: `next_fresh` is at least 1 and at most the slab's number of frames.
+            Some(unsafe { Frame::new(slab.start, self.next_fresh) })
+        };
+        self.free.last().copied().or_else(fresh)
+    }
+
     /// Adds a slab: a prepared one, a full one, or in a small pool as much again as there is.
     fn grow(&mut self, growth: Growth, pool: *const Inner) -> Option<()> {
         self.slabs_begun += 1;
@@ -299,9 +309,14 @@ impl PagePool {
         self.alloc_for_overwrite_in(Growth::Allowed)
     }
 
-    /// As [`PagePool::alloc_for_overwrite`]; `growth` as in [`PagePool::alloc_batch_for_overwrite`].
+    /// As [`PagePool::alloc_for_overwrite`], for somebody who takes one page after the other; `growth` as in
+    /// [`PagePool::alloc_batch_for_overwrite`]. The next page is on its way into the processor's cache then.
     pub fn alloc_for_overwrite_in(&self, growth: Growth) -> Option<PageMut> {
-        Some(self.take(Class::Ordinary, growth)?.0)
+        let (page, next) = self.take_with(Class::Ordinary, growth, State::next)?;
+        if let Some(frame) = next {
+            frame.prefetch();
+        }
+        Some(page.0)
     }
 
     /// As [`PagePool::alloc_for_overwrite`], and may use the reserve: for writeback and for the
@@ -355,15 +370,26 @@ impl PagePool {
     }
 
     fn take(&self, class: Class, growth: Growth) -> Option<(PageMut, bool)> {
+        Some(self.take_with(class, growth, |_| ())?.0)
+    }
+
+    /// A page, whether its bytes are known to be zero, and what `look` finds in the state behind it.
+    fn take_with<T>(
+        &self,
+        class: Class,
+        growth: Growth,
+        look: impl FnOnce(&State) -> T,
+    ) -> Option<((PageMut, bool), T)> {
         let mut state = self.0.state.lock();
         let (frame, zero) = state.take(class, growth, Arc::as_ptr(&self.0))?;
+        let seen = look(&state);
         self.0.in_use.store(state.in_use, Ordering::Relaxed);
         let slab_taken = std::mem::take(&mut state.slab_taken);
         drop(state);
         if slab_taken {
             self.0.slab_wanted.notify_one();
         }
-        Some((self.adopt(frame), zero))
+        Some(((self.adopt(frame), zero), seen))
     }
 
     /// Makes `frame`, just taken from this pool's state, a page in use.

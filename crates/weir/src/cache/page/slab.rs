@@ -12,8 +12,10 @@
 
 use super::PAGE_BYTES;
 use super::pool::Inner;
+use super::prefetch::{prefetch_line, prefetch_page};
 use crate::sync::{Arc, SchedulingClass, in_class};
 use std::alloc::Layout;
+use std::mem::offset_of;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU32;
 
@@ -73,6 +75,16 @@ impl Frame {
     pub(super) unsafe fn references<'a>(self) -> &'a AtomicU32 {
         // SAFETY: the caller's promise is the same.
         unsafe { &self.header().references[self.number() - 1] }
+    }
+
+    /// Asks for the frame's bytes and its count to be brought near.
+    pub(super) fn prefetch(self) {
+        let start = self.data().as_ptr();
+        let header = start.wrapping_sub(self.number() * PAGE_BYTES);
+        let count =
+            offset_of!(SlabHeader, references) + (self.number() - 1) * size_of::<AtomicU32>();
+        prefetch_line(header.wrapping_add(count));
+        prefetch_page(start);
     }
 
     /// Returns the frame to its pool.
@@ -229,6 +241,7 @@ mod system {
 mod system {
     use super::Backing;
     use std::alloc::Layout;
+    use std::mem::offset_of;
     use std::ptr::NonNull;
 
     /// Zeroed memory, aligned to `layout`.
