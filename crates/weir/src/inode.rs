@@ -24,6 +24,7 @@ use crate::file::known_homes::KnownHomes;
 use crate::file::known_mapping::KnownMapping;
 use crate::format::item::InodeItem;
 use crate::number_map::NumberMap;
+use crate::prefetch::prefetch;
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Arc, Condvar, Mutex, RwLock};
 use crate::txn::Lsn;
@@ -265,13 +266,13 @@ struct Shard {
     fresh: VecDeque<u64>,
     /// The order in which the sweep looks at all others.
     clock: VecDeque<u64>,
-    /// Numbers that somebody reads from the store right now.
-    loading: NumberMap<Loading>,
+    /// Numbers that somebody reads from the store right now: few.
+    loading: Vec<Loading>,
 }
 
 /// See [`InodeTable::find_or_load`].
-#[derive(Default)]
 struct Loading {
+    number: u64,
     readers: u32,
     /// How often the inode left the table meanwhile.
     departures: u64,
@@ -322,9 +323,7 @@ impl InodeTable {
                 if let Some(inode) = shard.find(number) {
                     return Ok((inode, Vec::new()));
                 }
-                let loading = shard.loading.entry(number).or_default();
-                loading.readers += 1;
-                loading.departures
+                shard.begin_loading(number)
             };
             let loaded = load();
             let mut shard = self.shard(number).lock();
@@ -363,6 +362,8 @@ impl InodeTable {
 impl Shard {
     fn find(&self, number: u64) -> Option<Arc<Inode>> {
         let inode = self.inodes.get(&number)?;
+        // Whoever asks for it will take several of its locks, one after the other.
+        prefetch(&**inode);
         if !inode.referenced.load(Ordering::Relaxed) {
             inode.referenced.store(true, Ordering::Relaxed);
         }
@@ -420,20 +421,33 @@ impl Shard {
     fn take(&mut self, number: u64) -> Option<Arc<Inode>> {
         let taken = self.inodes.remove(&number);
         if taken.is_some()
-            && let Some(loading) = self.loading.get_mut(&number)
+            && let Some(loading) = self.loading.iter_mut().find(|each| each.number == number)
         {
             loading.departures += 1;
         }
         taken
     }
 
+    /// One reader more of `number`. Answers how often the inode has left the table since the first of them came.
+    fn begin_loading(&mut self, number: u64) -> u64 {
+        if let Some(loading) = self.loading.iter_mut().find(|each| each.number == number) {
+            loading.readers += 1;
+            return loading.departures;
+        }
+        self.loading.push(Loading { number, readers: 1, departures: 0 });
+        0
+    }
+
     /// One reader of `number` is done. Answers how often the inode has left the table.
     fn end_loading(&mut self, number: u64) -> u64 {
-        let Some(loading) = self.loading.get_mut(&number) else { return 0 };
+        let Some(place) = self.loading.iter().position(|each| each.number == number) else {
+            return 0;
+        };
+        let loading = &mut self.loading[place];
         let departures = loading.departures;
         loading.readers -= 1;
         if loading.readers == 0 {
-            self.loading.remove(&number);
+            self.loading.swap_remove(place);
         }
         departures
     }

@@ -66,6 +66,7 @@ pub mod mutation;
 #[doc(hidden)]
 pub mod namespace;
 mod number_map;
+mod prefetch;
 #[doc(hidden)]
 pub mod reclaim;
 #[doc(hidden)]

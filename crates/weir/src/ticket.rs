@@ -31,6 +31,12 @@ pub trait Hurry: Send + Sync {
     fn hurry(&self);
 }
 
+/// Who has given a promise, and does what else there is to do when it ends.
+pub trait PromiseOwner: Send + Sync {
+    /// The request has ended.
+    fn end(&self, promise: Promise, result: Result<()>);
+}
+
 #[derive(Default)]
 struct State {
     result: Option<Result<()>>,

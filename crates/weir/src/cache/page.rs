@@ -11,7 +11,6 @@
 //! This module contains `unsafe`: frames are raw memory with a hand-made reference count.
 
 mod pool;
-mod prefetch;
 mod preparer;
 mod slab;
 #[cfg(test)]
@@ -24,7 +23,6 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{Ordering, fence};
 
 pub use pool::{Growth, PagePool, PoolStats};
-pub use prefetch::overwrite_page;
 
 /// Size of a page: one block.
 pub const PAGE_BYTES: usize = BLOCK_BYTES;

@@ -196,7 +196,11 @@ impl Engine {
         let _map = inode.map.lock();
         // The mapping cannot change from here on, so where the pages live can be looked up before the
         // page map is locked.
-        let homes = self.homes(inode, &unlogged_runs(inode, pages, limit + 1), Held::Map)?;
+        let homes = if inode.meta.lock().item.blocks == 0 {
+            Vec::new()
+        } else {
+            self.homes(inode, &unlogged_runs(inode, pages, limit + 1), Held::Map)?
+        };
         inode.known_mapping.lock().forget();
         self.log_pages(inode, pages, (count, &homes), (room, admission))
     }
@@ -281,11 +285,12 @@ impl Engine {
             return Ok(Logged::Done);
         }
         let mut op = Op::new();
-        let mut logged: Vec<u64> = Vec::with_capacity(limit);
+        let mut logged = [0; MAX_PAYLOAD_PAGES];
+        let mut count = 0;
         for run in map.dirty_runs(range.clone(), PIECE_PAGES, UNLOGGED) {
             for index in run {
                 let Some(page) = map.peek(index) else { continue };
-                if logged.len() == limit {
+                if count == limit {
                     // More became dirty meanwhile: count again.
                     return Ok(Logged::Again);
                 }
@@ -294,7 +299,8 @@ impl Engine {
                     Room::Normal | Room::Reserve => op.payload(inode.number, index, home, page),
                     Room::NoWait => op.payload_unsummed(inode.number, index, home, page),
                 }
-                logged.push(index);
+                logged[count] = index;
+                count += 1;
             }
         }
         let mut meta = inode.meta.lock();
@@ -312,8 +318,8 @@ impl Engine {
         meta.logged(lsn, true);
         meta.dirty |= times_left;
         drop(meta);
-        self.counters.sync_logged_pages.add(logged.len() as u64);
-        for index in logged {
+        self.counters.sync_logged_pages.add(count as u64);
+        for &index in &logged[..count] {
             if let Some(older) = map.set_logged(index, lsn) {
                 self.store.obligations.release(older);
             }

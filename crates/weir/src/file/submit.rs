@@ -9,9 +9,10 @@ use super::fsync::SyncKind;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::inode::Inode;
+use crate::log::OnDurable;
 use crate::sync::Arc;
 use crate::sync::atomic::Ordering;
-use crate::ticket::{Hurry, Promise, SyncTicket, ticket};
+use crate::ticket::{Hurry, Promise, PromiseOwner, SyncTicket, ticket};
 use crate::txn::Lsn;
 use std::ops::Range;
 
@@ -51,6 +52,15 @@ pub enum SyncJob {
 impl Hurry for Engine {
     fn hurry(&self) {
         self.log.hurry();
+    }
+}
+
+impl PromiseOwner for Engine {
+    fn end(&self, promise: Promise, result: Result<()>) {
+        if let Err(error) = &result {
+            self.shut_down_after(error);
+        }
+        self.end_ticket(promise, result);
     }
 }
 
@@ -188,17 +198,8 @@ impl Engine {
         if lsn <= self.log.durable_lsn() {
             return self.end_ticket(promise, Ok(()));
         }
-        let engine = self.clone();
-        self.log.commit_async(
-            lsn,
-            patient,
-            Box::new(move |result| {
-                if let Err(error) = &result {
-                    engine.shut_down_after(error);
-                }
-                engine.end_ticket(promise, result);
-            }),
-        );
+        let owner = Arc::<Self>::clone(self);
+        self.log.commit_async(lsn, patient, OnDurable::Keep(owner, promise));
     }
 
     /// Does one deferred request. False: there is none.

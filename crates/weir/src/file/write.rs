@@ -13,12 +13,13 @@
 
 use super::in_place::Charge;
 use crate::cache::map::{Inserted, OldContents, PageMap, UNTORN_PAGES, WriteRefused};
-use crate::cache::page::{Growth, PageMut, overwrite_page};
+use crate::cache::page::{Growth, PageMut};
 use crate::device::IoClass;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64, MAX_FILE_BYTES};
 use crate::inode::Inode;
+use crate::prefetch::overwrite_far;
 use crate::reclaim::{BATCH_PAGES, Shortage};
 use crate::sync::Arc;
 use crate::sync::atomic::Ordering;
@@ -229,7 +230,7 @@ impl Engine {
             return if needs_all { Err(Stop::NoMemory) } else { Ok(frames) };
         }
         for (page, part) in filled.iter_mut().zip(data.chunks_exact(BLOCK_BYTES)) {
-            overwrite_page(page, part);
+            overwrite_far(page, part);
         }
         (frames.reach, frames.filled) = (pages.end, filled.into_iter());
         Ok(frames)
@@ -317,7 +318,7 @@ impl Engine {
         let clone = || frames.ready.pop().or_else(|| self.pool.alloc_emergency());
         match pages.page_for_write_in(index, keep, clone) {
             Ok(page) if whole => {
-                overwrite_page(page.bytes, part);
+                overwrite_far(page.bytes, part);
                 return Ok(page.newly_dirty);
             }
             Ok(page) => {
@@ -341,7 +342,7 @@ impl Engine {
         };
         let mut page = page.ok_or(Stop::NoMemory)?;
         if whole {
-            overwrite_page(&mut page, part);
+            overwrite_far(&mut page, part);
         } else {
             page[within..within + part.len()].copy_from_slice(part);
         }

@@ -4,8 +4,8 @@
 
 use super::geometry::MAX_GROUPS;
 use super::{
-    FormatError, GROUP_BLOCKS, MAX_UNWRITTEN_EXTENT_BLOCKS, MAX_WRITTEN_EXTENT_BLOCKS,
-    MAX_XATTR_BYTES,
+    FormatError, GROUP_BLOCKS, MAX_NAME_BYTES, MAX_UNWRITTEN_EXTENT_BLOCKS,
+    MAX_WRITTEN_EXTENT_BLOCKS, MAX_XATTR_BYTES,
 };
 use crate::types::{FileType, Timestamp};
 use std::mem::{offset_of, size_of};
@@ -187,21 +187,39 @@ pub struct Dirent<'a> {
     pub name: &'a [u8],
 }
 
+/// An entry's inode, type and length of name.
+const DIRENT_HEAD_BYTES: usize = 10;
+
+/// A directory entry's bytes on disk; no memory of its own, since every new name has one.
+pub struct EncodedDirent {
+    bytes: [u8; DIRENT_HEAD_BYTES + MAX_NAME_BYTES],
+    length: usize,
+}
+
+impl std::ops::Deref for EncodedDirent {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+}
+
 impl<'a> Dirent<'a> {
     /// The bytes on disk.
-    pub fn encode(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(10 + self.name.len());
-        bytes.extend_from_slice(&self.inode.to_le_bytes());
-        bytes.push(self.file_type.dirent_type());
-        bytes.push(self.name.len() as u8);
-        bytes.extend_from_slice(self.name);
-        bytes
+    pub fn encode(&self) -> EncodedDirent {
+        let mut bytes = [0; DIRENT_HEAD_BYTES + MAX_NAME_BYTES];
+        let length = DIRENT_HEAD_BYTES + self.name.len();
+        bytes[..8].copy_from_slice(&self.inode.to_le_bytes());
+        bytes[8] = self.file_type.dirent_type();
+        bytes[9] = self.name.len() as u8;
+        bytes[DIRENT_HEAD_BYTES..length].copy_from_slice(self.name);
+        EncodedDirent { bytes, length }
     }
 
     /// Reads the bytes on disk.
     pub fn decode(bytes: &'a [u8]) -> Result<Self, FormatError> {
         let error = |problem: &str| FormatError::new("directory entry", problem);
-        let (head, name) = bytes.split_first_chunk::<10>().ok_or_else(|| error("too short"))?;
+        let (head, name) =
+            bytes.split_first_chunk::<DIRENT_HEAD_BYTES>().ok_or_else(|| error("too short"))?;
         let [i0, i1, i2, i3, i4, i5, i6, i7, kind, length] = *head;
         let inode = u64::from_le_bytes([i0, i1, i2, i3, i4, i5, i6, i7]);
         let file_type =

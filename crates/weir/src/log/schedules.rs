@@ -35,10 +35,10 @@ fn caller(log: &Log, device: &FaultyDevice, number: u64, called: &Arc<AtomicUsiz
             log.commit_async(
                 lsn,
                 true,
-                Box::new(move |result| {
+                OnDurable::Call(Box::new(move |result| {
                     assert!(fails || result.is_ok());
                     called.fetch_add(1, Ordering::SeqCst);
-                }),
+                })),
             );
         }
         _ => {

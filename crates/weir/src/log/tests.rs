@@ -123,11 +123,11 @@ fn acknowledged_operations_survive_and_what_survives_is_a_prefix() {
                         log.commit_async(
                             lsn,
                             false,
-                            Box::new(move |result| {
+                            OnDurable::Call(Box::new(move |result| {
                                 if result.is_ok() {
                                     acknowledged.fetch_max(lsn, ack);
                                 }
-                            }),
+                            })),
                         );
                     }
                     2 => while random.below(3) > 0 && log.drive() {},
@@ -283,7 +283,9 @@ fn a_failed_flush_is_sticky_and_everybody_hears_of_it() {
         log.commit_async(
             lsn,
             false,
-            Box::new(move |result| heard.lock().unwrap().push((lsn, result.is_ok()))),
+            OnDurable::Call(Box::new(move |result| {
+                heard.lock().unwrap().push((lsn, result.is_ok()));
+            })),
         );
     }
     device.disk().failing_flushes = 1;
@@ -491,7 +493,7 @@ fn watching_does_not_ask_for_durability() {
     let lsn = append_now(&log, operation(&pool, 1, 10, 0));
     assert_eq!(log.wait_durable(lsn, Some(1)), Ok(false));
     assert_eq!(device.counts(), (0, 0));
-    log.commit_async(lsn, false, Box::new(|result| result.unwrap()));
+    log.commit_async(lsn, false, OnDurable::Call(Box::new(|result| result.unwrap())));
     assert_eq!(log.wait_durable(lsn, None), Ok(true));
 }
 
@@ -519,11 +521,11 @@ fn threads_share_flushes_and_nobody_is_forgotten() {
                         log.commit_async(
                             lsn,
                             (thread + round) % 8 == 0,
-                            Box::new(move |result| {
+                            OnDurable::Call(Box::new(move |result| {
                                 result.unwrap();
                                 last_called.fetch_max(lsn, Ordering::SeqCst);
                                 called.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
-                            }),
+                            })),
                         );
                     } else {
                         log.commit(lsn).unwrap();

@@ -2,10 +2,25 @@
 
 use super::companion::Party;
 use crate::sync::{Arc, Condvar, Mutex};
+use crate::ticket::{Promise, PromiseOwner};
 use crate::{Error, Result};
 
-/// Called once when an LSN is durable, or cannot become so any more.
-pub type OnDurable = Box<dyn FnOnce(Result<()>) + Send>;
+/// What is done once when an LSN is durable, or cannot become so any more.
+pub enum OnDurable {
+    /// This is called.
+    Call(Box<dyn FnOnce(Result<()>) + Send>),
+    /// The promise ends, as its owner sees to. Tickets are many, and this needs no memory of its own.
+    Keep(Arc<dyn PromiseOwner>, Promise),
+}
+
+impl OnDurable {
+    pub(super) fn call(self, result: Result<()>) {
+        match self {
+            Self::Call(callback) => callback(result),
+            Self::Keep(owner, promise) => owner.end(promise, result),
+        }
+    }
+}
 
 /// What a sleeping caller is told.
 #[derive(Debug, Clone, PartialEq, Eq)]

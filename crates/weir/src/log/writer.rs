@@ -537,7 +537,7 @@ impl Log {
             self.stats.async_commit_ns.record(now_ns.saturating_sub(arrived_ns));
             self.count_acknowledgement(now_ns);
         }
-        on_durable(failed.map_or(Ok(()), |error| Err(error.clone())));
+        on_durable.call(failed.map_or(Ok(()), |error| Err(error.clone())));
     }
 
     /// Does the asynchronous work there is on the calling thread: writes and flushes if callbacks or a long

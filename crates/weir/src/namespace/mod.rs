@@ -44,43 +44,58 @@ pub const OP_SPACE_BLOCKS: u64 = 4;
 
 /// The `meta` locks of some inodes, taken in the order of their numbers.
 pub struct MetaLocks<'a> {
-    locked: Vec<(&'a Inode, MutexGuard<'a, Meta>)>,
+    /// In the order of their numbers. The first needs no memory of its own: most operations lock one.
+    first: Option<Locked<'a>>,
+    others: Vec<Locked<'a>>,
 }
+
+type Locked<'a> = (&'a Inode, MutexGuard<'a, Meta>);
 
 impl<'a> MetaLocks<'a> {
     /// Locks all of `inodes`; one that is named twice is locked once.
     pub fn new(inodes: &[&'a Arc<Inode>]) -> Self {
+        let lock = |inode: &'a Inode| (inode, inode.meta.lock());
         if let [only] = *inodes {
-            return Self { locked: vec![(&**only, only.meta.lock())] };
+            return Self { first: Some(lock(only)), others: Vec::new() };
         }
         let mut order: Vec<&'a Inode> = inodes.iter().map(|inode| &***inode).collect();
         order.sort_by_key(|inode| inode.number);
         order.dedup_by_key(|inode| inode.number);
-        Self { locked: order.into_iter().map(|inode| (inode, inode.meta.lock())).collect() }
+        let mut locked = order.into_iter().map(lock);
+        Self { first: locked.next(), others: locked.collect() }
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Locked<'a>> {
+        self.first.iter().chain(&self.others)
+    }
+
+    fn all_mut(&mut self) -> impl Iterator<Item = &mut Locked<'a>> {
+        self.first.iter_mut().chain(&mut self.others)
     }
 
     /// Copies of all of them, for [`MetaLocks::restore`].
     pub fn save(&self) -> Vec<Meta> {
-        self.locked.iter().map(|(_, meta)| (**meta).clone()).collect()
+        self.all().map(|(_, meta)| (**meta).clone()).collect()
     }
 
     /// Takes everything back that happened since they were saved.
     pub fn restore(&mut self, saved: Vec<Meta>) {
-        for ((_, meta), saved) in self.locked.iter_mut().zip(saved) {
+        for ((_, meta), saved) in self.all_mut().zip(saved) {
             **meta = saved;
         }
     }
 
     /// The item of inode `number`, one of those locked, if it still has one.
     pub fn item_to_log(&self, number: u64) -> Option<&InodeItem> {
-        let place = self.locked.binary_search_by_key(&number, |(inode, _)| inode.number).ok()?;
-        let meta = &self.locked[place].1;
+        let is_first = self.first.as_ref().is_some_and(|(inode, _)| inode.number == number);
+        let place = || self.others.binary_search_by_key(&number, |(inode, _)| inode.number).ok();
+        let (_, meta) = if is_first { self.first.as_ref() } else { self.others.get(place()?) }?;
         (!meta.purged).then_some(&meta.item)
     }
 
     /// The items of all of them were committed as of `lsn`.
     pub fn logged(&mut self, lsn: Lsn) {
-        for (inode, meta) in &mut self.locked {
+        for (inode, meta) in self.all_mut() {
             inode.atime_settled.store(false, Ordering::Relaxed);
             meta.logged(lsn, true);
         }
@@ -88,7 +103,7 @@ impl<'a> MetaLocks<'a> {
 
     /// Adds the items of all locked inodes to `op`, commits it, and notes the LSN in each.
     pub fn commit(&mut self, engine: &Engine, mut op: Op, admission: Admission) -> Result<Lsn> {
-        for (inode, meta) in &self.locked {
+        for (inode, meta) in self.all() {
             if !meta.purged {
                 op.put(Key::inode(inode.number), &meta.item.encode());
             }
@@ -102,10 +117,12 @@ impl<'a> MetaLocks<'a> {
 impl Metas for MetaLocks<'_> {
     /// The attributes of `inode`, which must be one of those locked.
     fn of(&mut self, inode: &Inode) -> &mut Meta {
-        let place = self.locked.binary_search_by_key(&inode.number, |(locked, _)| locked.number);
-        match place {
-            Ok(place) => &mut self.locked[place].1,
-            Err(_) => unreachable!("inode {} is not among the locked ones", inode.number),
+        let number = inode.number;
+        let place = self.others.binary_search_by_key(&number, |(locked, _)| locked.number);
+        match (&mut self.first, place) {
+            (Some((first, meta)), _) if first.number == number => meta,
+            (_, Ok(place)) => &mut self.others[place].1,
+            _ => unreachable!("inode {number} is not among the locked ones"),
         }
     }
 }

@@ -154,7 +154,7 @@ fn wrong_names_are_found() {
     planted("type", &[EntryType], |image| {
         let (key, inode) = image.entry(ROOT, "fifo");
         let entry = Dirent { inode, file_type: FileType::Socket, name: b"fifo" };
-        image.items.insert(key, entry.encode());
+        image.items.insert(key, entry.encode().to_vec());
     });
     planted("hash", &[NameHash], |image| {
         let (key, _) = image.entry(ROOT, "fifo");
@@ -166,7 +166,7 @@ fn wrong_names_are_found() {
             let (key, inode) = image.entry(ROOT, "fifo");
             image.items.remove(&key);
             let entry = Dirent { inode, file_type: FileType::Fifo, name };
-            image.items.insert(Key { offset: name_hash(name), ..key }, entry.encode());
+            image.items.insert(Key { offset: name_hash(name), ..key }, entry.encode().to_vec());
         });
     }
     planted("twice", &[DuplicateName], |image| {
@@ -223,7 +223,7 @@ fn broken_trees_of_directories_are_found() {
     planted("two names of a directory", &[LinkCount], |image| {
         let entry =
             Dirent { inode: image.find("/dir/sub"), file_type: FileType::Directory, name: b"x" };
-        image.items.insert(Key::new(ROOT, Kind::Dirent, name_hash(b"x")), entry.encode());
+        image.items.insert(Key::new(ROOT, Kind::Dirent, name_hash(b"x")), entry.encode().to_vec());
         image.edit_inode(ROOT, |item| {
             item.size += 1;
             item.links += 1;
@@ -233,7 +233,9 @@ fn broken_trees_of_directories_are_found() {
     planted("directory in itself, with a wrong parent", &[Cycle, Parent], |image| {
         let empty = image.find("/empty");
         let entry = Dirent { inode: empty, file_type: FileType::Directory, name: b"self" };
-        image.items.insert(Key::new(empty, Kind::Dirent, name_hash(b"self")), entry.encode());
+        image
+            .items
+            .insert(Key::new(empty, Kind::Dirent, name_hash(b"self")), entry.encode().to_vec());
         image.edit_inode(empty, |item| {
             item.size += 1;
             item.links += 1;
@@ -251,7 +253,9 @@ fn broken_trees_of_directories_are_found() {
     planted("a name for the root", &[LinkCount, Cycle], |image| {
         let empty = image.find("/empty");
         let entry = Dirent { inode: ROOT, file_type: FileType::Directory, name: b"up" };
-        image.items.insert(Key::new(empty, Kind::Dirent, name_hash(b"up")), entry.encode());
+        image
+            .items
+            .insert(Key::new(empty, Kind::Dirent, name_hash(b"up")), entry.encode().to_vec());
         image.edit_inode(empty, |item| {
             item.size += 1;
             item.links += 1;
@@ -346,7 +350,7 @@ fn items_that_make_no_sense_are_found() {
     planted("entry in a file", &[Item], |image| {
         let entry = Dirent { inode: image.find("/fifo"), file_type: FileType::Fifo, name: b"x" };
         let key = Key::new(image.find("/small"), Kind::Dirent, name_hash(b"x"));
-        image.items.insert(key, entry.encode());
+        image.items.insert(key, entry.encode().to_vec());
         image.edit_inode(entry.inode, |item| item.links += 1);
     });
     planted("inline data at an offset", &[Item], |image| {

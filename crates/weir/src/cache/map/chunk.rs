@@ -110,6 +110,73 @@ impl Tokens {
     }
 }
 
+/// LSNs in an order that the user keeps. Where syncs are small and scattered most chunks have one, which needs no memory of its own.
+#[derive(Debug)]
+enum Debts {
+    One(u64),
+    Some(Vec<u64>),
+}
+
+impl Default for Debts {
+    fn default() -> Self {
+        Self::Some(Vec::new())
+    }
+}
+
+impl Debts {
+    fn all(&self) -> &[u64] {
+        match self {
+            Self::One(lsn) => std::slice::from_ref(lsn),
+            Self::Some(lsns) => lsns,
+        }
+    }
+
+    fn replace(&mut self, place: usize, lsn: u64) -> u64 {
+        let all = match self {
+            Self::One(only) => std::slice::from_mut(only),
+            Self::Some(lsns) => lsns,
+        };
+        std::mem::replace(&mut all[place], lsn)
+    }
+
+    fn insert(&mut self, place: usize, lsn: u64) {
+        match self {
+            Self::Some(lsns) if lsns.is_empty() => *self = Self::One(lsn),
+            Self::Some(lsns) => lsns.insert(place, lsn),
+            Self::One(only) => {
+                let mut both = vec![*only];
+                both.insert(place, lsn);
+                *self = Self::Some(both);
+            }
+        }
+    }
+
+    fn remove(&mut self, place: usize) -> u64 {
+        match self {
+            Self::One(only) => {
+                debug_assert_eq!(place, 0);
+                let lsn = *only;
+                *self = Self::default();
+                lsn
+            }
+            Self::Some(lsns) => {
+                let lsn = lsns.remove(place);
+                if let [only] = **lsns {
+                    *self = Self::One(only);
+                }
+                lsn
+            }
+        }
+    }
+
+    fn memory_bytes(&self) -> usize {
+        match self {
+            Self::One(_) => 0,
+            Self::Some(lsns) => lsns.capacity() * size_of::<u64>(),
+        }
+    }
+}
+
 /// What a hit touches comes first.
 #[derive(Debug, Default)]
 #[repr(C)]
@@ -123,7 +190,7 @@ pub(super) struct Chunk {
     tokens: Tokens,
     pub(super) marks: Marks,
     /// LSN of the newest version in the log of every owed page, in the order of their bits.
-    owed: Vec<u64>,
+    owed: Debts,
 }
 
 impl Chunk {
@@ -174,12 +241,13 @@ impl Chunk {
 
     /// LSN of the newest version of the page in the log, if that is owed to home.
     pub(super) fn owed_lsn(&self, bit: u32) -> Option<u64> {
-        (self.marks.owed & (1 << bit) != 0).then(|| self.owed[self.owed_place(bit)])
+        (self.marks.owed & (1 << bit) != 0).then(|| self.owed.all()[self.owed_place(bit)])
     }
 
     /// Pages with a debt of `lsn` or older.
     pub(super) fn owed_up_to(&self, lsn: u64) -> u64 {
-        let due = bits(self.marks.owed).zip(&self.owed).filter(|&(_, &owed_lsn)| owed_lsn <= lsn);
+        let owed = bits(self.marks.owed).zip(self.owed.all());
+        let due = owed.filter(|&(_, &owed_lsn)| owed_lsn <= lsn);
         due.fold(0, |due, (bit, _)| due | 1 << bit)
     }
 
@@ -187,13 +255,9 @@ impl Chunk {
     pub(super) fn owe(&mut self, bit: u32, lsn: u64) -> Option<u64> {
         let place = self.owed_place(bit);
         if self.marks.owed & (1 << bit) != 0 {
-            return Some(std::mem::replace(&mut self.owed[place], lsn));
+            return Some(self.owed.replace(place, lsn));
         }
         self.marks.owed |= 1 << bit;
-        if self.owed.is_empty() {
-            // Where syncs are small and scattered, most chunks have one.
-            self.owed.reserve_exact(1);
-        }
         self.owed.insert(place, lsn);
         None
     }
@@ -205,9 +269,6 @@ impl Chunk {
         }
         let lsn = self.owed.remove(self.owed_place(bit));
         self.marks.owed &= !(1 << bit);
-        if self.owed.is_empty() {
-            self.owed = Vec::new();
-        }
         Some(lsn)
     }
 
@@ -281,7 +342,7 @@ impl Chunk {
     /// Bytes of memory besides the chunk itself and the pages.
     pub(super) fn extra_bytes(&self) -> usize {
         self.slots.capacity() * size_of::<Option<PageRef>>()
-            + self.owed.capacity() * size_of::<u64>()
+            + self.owed.memory_bytes()
             + self.tokens.others.capacity() * size_of::<(u64, u64)>()
     }
 
@@ -311,7 +372,7 @@ impl Chunk {
         assert_eq!(relogged & !(writeback & owed), 0, "relogged concerns a writeback");
         assert_eq!((mapped | in_place) & !writeback, 0, "mapped and in place concern a writeback");
         assert_eq!(in_place & !owed, 0, "what is written in place is in the log");
-        assert_eq!(self.owed.len(), owed.count_ones() as usize, "every debt has an LSN");
+        assert_eq!(self.owed.all().len(), owed.count_ones() as usize, "every debt has an LSN");
         let held = self.tokens.all().fold(0, |held, (pages, _)| {
             assert_eq!(held & pages, 0, "one token for each page");
             held | pages

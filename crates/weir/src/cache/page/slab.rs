@@ -12,7 +12,7 @@
 
 use super::PAGE_BYTES;
 use super::pool::Inner;
-use super::prefetch::{prefetch_line, prefetch_page};
+use crate::prefetch::prefetch_bytes;
 use crate::sync::{Arc, SchedulingClass, in_class};
 use std::alloc::Layout;
 use std::mem::offset_of;
@@ -83,8 +83,8 @@ impl Frame {
         let header = start.wrapping_sub(self.number() * PAGE_BYTES);
         let count =
             offset_of!(SlabHeader, references) + (self.number() - 1) * size_of::<AtomicU32>();
-        prefetch_line(header.wrapping_add(count));
-        prefetch_page(start);
+        prefetch_bytes(header.wrapping_add(count), size_of::<AtomicU32>());
+        prefetch_bytes(start, PAGE_BYTES);
     }
 
     /// Returns the frame to its pool.
