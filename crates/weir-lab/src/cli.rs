@@ -370,6 +370,8 @@ fn probe_command(dir: &Path, json: Option<&Path>) -> LabResult<ExitCode> {
     check_dir(dir, true)?;
     let begun = Instant::now();
     let cancel = Cancel::default();
+    // Mounts are known by their absolute paths.
+    let dir = &dir.canonicalize().during(|| format!("opening {}", dir.display()))?;
     let registry = Registry::new()?;
     install_signal_handler(&cancel, &registry);
     let mut floor = probe::measure_dir(dir, &cancel)?;

@@ -71,7 +71,8 @@ pub struct DeviceError {
 
 impl From<DeviceError> for crate::Error {
     fn from(error: DeviceError) -> Self {
-        Self::Io(error.to_string())
+        let remedy = if error.no_space { ": free space on the host of the volume" } else { "" };
+        Self::Io(format!("{error}{remedy}"))
     }
 }
 
@@ -191,5 +192,25 @@ pub trait Device: Send + Sync {
     fn begin_all(self: Arc<Self>, requests: Vec<Request>) -> Underway {
         let batch = request::submit_batch(&*self, requests);
         Underway::new(|| batch.wait())
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_without_space_is_an_error_that_says_what_to_do() {
+        let error = |no_space| DeviceError {
+            operation: "write",
+            offset_bytes: 8192,
+            length_bytes: 4096,
+            reason: "No space left on device (os error 28)".into(),
+            no_space,
+        };
+        let full = crate::Error::from(error(true)).to_string();
+        assert!(full.ends_with("(os error 28): free space on the host of the volume"), "{full}");
+        assert!(full.contains("write of 4096 bytes at 8192"), "{full}");
+        assert!(crate::Error::from(error(false)).to_string().ends_with("(os error 28)"));
     }
 }
