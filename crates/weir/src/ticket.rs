@@ -421,6 +421,18 @@ mod tests {
         assert_eq!(receiver.try_recv(), Ok(Ok(())));
     }
 
+    #[test]
+    fn what_is_left_of_a_ticket_is_freed_by_whoever_takes_its_completion() {
+        let queue = CompletionQueue::new().expect("an eventfd");
+        let (ticket, promise) = ticket(None);
+        let left = Arc::downgrade(&promise.0);
+        ticket.deliver(&queue, 1);
+        promise.complete(Ok(()));
+        assert!(left.upgrade().is_some(), "not by whoever completes it");
+        assert_eq!(queue.take(), Some(Completion { user_data: 1, result: Ok(()) }));
+        assert!(left.upgrade().is_none());
+    }
+
     /// Counts how often it was told that somebody waits.
     #[derive(Default)]
     struct Told(std::sync::atomic::AtomicUsize);

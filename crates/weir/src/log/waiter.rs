@@ -8,6 +8,7 @@ use crate::{Error, Result};
 /// What is done once when an LSN is durable, or cannot become so any more.
 pub enum OnDurable {
     /// This is called.
+    #[cfg(test)]
     Call(Box<dyn FnOnce(Result<()>) + Send>),
     /// The promise ends, as its owner sees to. Tickets are many, and this needs no memory of its own.
     Keep(Arc<dyn PromiseOwner>, Promise),
@@ -16,6 +17,7 @@ pub enum OnDurable {
 impl OnDurable {
     pub(super) fn call(self, result: Result<()>) {
         match self {
+            #[cfg(test)]
             Self::Call(callback) => callback(result),
             Self::Keep(owner, promise) => owner.end(promise, result),
         }

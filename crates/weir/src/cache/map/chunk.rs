@@ -114,12 +114,12 @@ impl Tokens {
 #[derive(Debug)]
 enum Debts {
     One(u64),
-    Some(Vec<u64>),
+    Many(Vec<u64>),
 }
 
 impl Default for Debts {
     fn default() -> Self {
-        Self::Some(Vec::new())
+        Self::Many(Vec::new())
     }
 }
 
@@ -127,26 +127,26 @@ impl Debts {
     fn all(&self) -> &[u64] {
         match self {
             Self::One(lsn) => std::slice::from_ref(lsn),
-            Self::Some(lsns) => lsns,
+            Self::Many(lsns) => lsns,
         }
     }
 
     fn replace(&mut self, place: usize, lsn: u64) -> u64 {
         let all = match self {
             Self::One(only) => std::slice::from_mut(only),
-            Self::Some(lsns) => lsns,
+            Self::Many(lsns) => lsns,
         };
         std::mem::replace(&mut all[place], lsn)
     }
 
     fn insert(&mut self, place: usize, lsn: u64) {
         match self {
-            Self::Some(lsns) if lsns.is_empty() => *self = Self::One(lsn),
-            Self::Some(lsns) => lsns.insert(place, lsn),
+            Self::Many(lsns) if lsns.is_empty() => *self = Self::One(lsn),
+            Self::Many(lsns) => lsns.insert(place, lsn),
             Self::One(only) => {
                 let mut both = vec![*only];
                 both.insert(place, lsn);
-                *self = Self::Some(both);
+                *self = Self::Many(both);
             }
         }
     }
@@ -159,7 +159,7 @@ impl Debts {
                 *self = Self::default();
                 lsn
             }
-            Self::Some(lsns) => {
+            Self::Many(lsns) => {
                 let lsn = lsns.remove(place);
                 if let [only] = **lsns {
                     *self = Self::One(only);
@@ -172,7 +172,7 @@ impl Debts {
     fn memory_bytes(&self) -> usize {
         match self {
             Self::One(_) => 0,
-            Self::Some(lsns) => lsns.capacity() * size_of::<u64>(),
+            Self::Many(lsns) => lsns.capacity() * size_of::<u64>(),
         }
     }
 }

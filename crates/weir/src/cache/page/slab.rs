@@ -241,7 +241,6 @@ mod system {
 mod system {
     use super::Backing;
     use std::alloc::Layout;
-    use std::mem::offset_of;
     use std::ptr::NonNull;
 
     /// Zeroed memory, aligned to `layout`.
