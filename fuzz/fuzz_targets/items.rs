@@ -15,7 +15,7 @@ fuzz_target!(|input: &[u8]| {
         }
         1 => {
             if let Ok(entry) = Dirent::decode(bytes) {
-                assert_eq!(entry.encode(), bytes);
+                assert_eq!(&*entry.encode(), bytes);
             }
         }
         2 => {
