@@ -24,7 +24,6 @@ use crate::file::known_homes::KnownHomes;
 use crate::file::known_mapping::KnownMapping;
 use crate::format::item::InodeItem;
 use crate::number_map::NumberMap;
-use crate::prefetch::prefetch;
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Arc, Condvar, Mutex, RwLock};
 use crate::txn::Lsn;
@@ -362,8 +361,6 @@ impl InodeTable {
 impl Shard {
     fn find(&self, number: u64) -> Option<Arc<Inode>> {
         let inode = self.inodes.get(&number)?;
-        // Whoever asks for it will take several of its locks, one after the other.
-        prefetch(&**inode);
         if !inode.referenced.load(Ordering::Relaxed) {
             inode.referenced.store(true, Ordering::Relaxed);
         }

@@ -1,5 +1,5 @@
-//! Memory is brought near before it is used: whoever comes to memory that the processor's cache does not have waits for it once for
-//! every few lines, since locks and what is computed from one line keep it from asking for the next.
+//! Memory is brought near before it is written: whoever writes what the processor's cache does not have waits for it once for every few
+//! lines, since a copy does not ask for many of those that it writes.
 //!
 //! A prefetch says what will be written soon, waits for nothing, and changes nothing that a program can see.
 //!
@@ -12,12 +12,6 @@ const LINE_BYTES: usize = 64;
 pub fn overwrite_far(bytes: &mut [u8], with: &[u8]) {
     prefetch_bytes(bytes.as_ptr(), bytes.len());
     bytes.copy_from_slice(with);
-}
-
-/// Asks for all of `value`.
-#[inline]
-pub fn prefetch<T>(value: &T) {
-    prefetch_bytes(std::ptr::from_ref(value).cast(), size_of::<T>());
 }
 
 /// Asks for the lines of the `length` bytes from `start` on.

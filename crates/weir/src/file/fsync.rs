@@ -196,11 +196,7 @@ impl Engine {
         let _map = inode.map.lock();
         // The mapping cannot change from here on, so where the pages live can be looked up before the
         // page map is locked.
-        let homes = if inode.meta.lock().item.blocks == 0 {
-            Vec::new()
-        } else {
-            self.homes(inode, &unlogged_runs(inode, pages, limit + 1), Held::Map)?
-        };
+        let homes = self.homes(inode, || unlogged_runs(inode, pages, limit + 1), Held::Map)?;
         inode.known_mapping.lock().forget();
         self.log_pages(inode, pages, (count, &homes), (room, admission))
     }
@@ -223,7 +219,8 @@ impl Engine {
         }
         let runs = unlogged_runs(inode, pages, count);
         // Only a hint, so it needs no lock: where the pages go is decided when they are taken.
-        let homes = self.homes(inode, &placement_policy::with_neighbours(&runs), Held::Nothing)?;
+        let wanted = || placement_policy::with_neighbours(&runs);
+        let homes = self.homes(inode, wanted, Held::Nothing)?;
         let moves = placement_policy::has_room_to_move(&self.alloc.totals());
         Ok(placement_policy::beside(&runs, least, moves, |page| home_of(&homes, page)))
     }
@@ -251,16 +248,22 @@ impl Engine {
         if large.len() > 1 { large } else { Vec::new() }
     }
 
-    /// Where the blocks of `ranges`, which are in order, live now.
-    fn homes(&self, inode: &Inode, ranges: &[Range<u64>], held: Held) -> Result<Vec<MappedRun>> {
+    /// Where the blocks of `ranges`, which are in order, live now. They are not asked for where the file has none.
+    fn homes(
+        &self,
+        inode: &Inode,
+        ranges: impl FnOnce() -> Vec<Range<u64>>,
+        held: Held,
+    ) -> Result<Vec<MappedRun>> {
         if inode.meta.lock().item.blocks == 0 {
             return Ok(Vec::new());
         }
-        if let Some(homes) = self.known_homes(inode, ranges, held)? {
+        let ranges = ranges();
+        if let Some(homes) = self.known_homes(inode, &ranges, held)? {
             return Ok(homes);
         }
         let mut homes = Vec::with_capacity(ranges.len());
-        for range in ranges {
+        for range in &ranges {
             let (pieces, _) = self.look_up_mapping(inode, range)?;
             homes.extend(pieces.iter().map(run_of));
         }

@@ -199,7 +199,7 @@ impl Engine {
             return self.end_ticket(promise, Ok(()));
         }
         let owner = Arc::<Self>::clone(self);
-        self.log.commit_async(lsn, patient, OnDurable::Keep(owner, promise));
+        self.log.commit_async(lsn, patient, OnDurable { owner, promise });
     }
 
     /// Does one deferred request. False: there is none.

@@ -2,6 +2,7 @@
 
 use super::replay::{KEPT_RECORD_BYTES, ReplayStart, recover};
 use super::test_device::*;
+use super::waiter::calls;
 use super::*;
 use crate::cache::page::PagePool;
 use crate::format::record::Record;
@@ -61,10 +62,10 @@ fn nothing_of_an_open_chain_becomes_durable() {
     log.commit_async(
         inside,
         false,
-        OnDurable::Call(Box::new(move |result| {
+        calls(move |result| {
             assert_eq!(result, Ok(()));
             tell.fetch_add(1, Ordering::SeqCst);
-        })),
+        }),
     );
     assert_eq!(log.callbacks_pending(), 1);
     // Not even when frames of it are on the disk, and flushed.
@@ -132,10 +133,10 @@ fn waiters_of_an_open_chain_hear_of_a_shutdown() {
     log.commit_async(
         lsn,
         false,
-        OnDurable::Call(Box::new(move |result| {
+        calls(move |result| {
             assert!(matches!(result, Err(Error::Shutdown(_))));
             tell.fetch_add(1, Ordering::SeqCst);
-        })),
+        }),
     );
     let waiting = log.clone();
     let waiter = std::thread::spawn(move || waiting.commit(lsn));

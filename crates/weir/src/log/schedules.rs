@@ -3,6 +3,7 @@
 //! told before the flush. `cargo test -p weir --features shuttle --lib schedules`.
 
 use super::test_device::{FaultyDevice, START, open, operation};
+use super::waiter::calls;
 use super::*;
 use crate::cache::page::PagePool;
 use crate::format::BLOCK_BYTES;
@@ -35,10 +36,10 @@ fn caller(log: &Log, device: &FaultyDevice, number: u64, called: &Arc<AtomicUsiz
             log.commit_async(
                 lsn,
                 true,
-                OnDurable::Call(Box::new(move |result| {
+                calls(move |result| {
                     assert!(fails || result.is_ok());
                     called.fetch_add(1, Ordering::SeqCst);
-                })),
+                }),
             );
         }
         _ => {

@@ -3,6 +3,7 @@
 
 use super::replay::{KEPT_RECORD_BYTES, Progress, Recovered, ReplayStart, recover};
 use super::test_device::*;
+use super::waiter::calls;
 use super::*;
 use crate::cache::page::PagePool;
 use crate::device::IoClass;
@@ -123,11 +124,11 @@ fn acknowledged_operations_survive_and_what_survives_is_a_prefix() {
                         log.commit_async(
                             lsn,
                             false,
-                            OnDurable::Call(Box::new(move |result| {
+                            calls(move |result| {
                                 if result.is_ok() {
                                     acknowledged.fetch_max(lsn, ack);
                                 }
-                            })),
+                            }),
                         );
                     }
                     2 => while random.below(3) > 0 && log.drive() {},
@@ -283,9 +284,9 @@ fn a_failed_flush_is_sticky_and_everybody_hears_of_it() {
         log.commit_async(
             lsn,
             false,
-            OnDurable::Call(Box::new(move |result| {
+            calls(move |result| {
                 heard.lock().unwrap().push((lsn, result.is_ok()));
-            })),
+            }),
         );
     }
     device.disk().failing_flushes = 1;
@@ -493,7 +494,7 @@ fn watching_does_not_ask_for_durability() {
     let lsn = append_now(&log, operation(&pool, 1, 10, 0));
     assert_eq!(log.wait_durable(lsn, Some(1)), Ok(false));
     assert_eq!(device.counts(), (0, 0));
-    log.commit_async(lsn, false, OnDurable::Call(Box::new(|result| result.unwrap())));
+    log.commit_async(lsn, false, calls(|result| result.unwrap()));
     assert_eq!(log.wait_durable(lsn, None), Ok(true));
 }
 
@@ -521,11 +522,11 @@ fn threads_share_flushes_and_nobody_is_forgotten() {
                         log.commit_async(
                             lsn,
                             (thread + round) % 8 == 0,
-                            OnDurable::Call(Box::new(move |result| {
+                            calls(move |result| {
                                 result.unwrap();
                                 last_called.fetch_max(lsn, Ordering::SeqCst);
                                 called.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
-                            })),
+                            }),
                         );
                     } else {
                         log.commit(lsn).unwrap();

@@ -5,22 +5,18 @@ use crate::sync::{Arc, Condvar, Mutex};
 use crate::ticket::{Promise, PromiseOwner};
 use crate::{Error, Result};
 
-/// What is done once when an LSN is durable, or cannot become so any more.
-pub enum OnDurable {
-    /// This is called.
-    #[cfg(test)]
-    Call(Box<dyn FnOnce(Result<()>) + Send>),
-    /// The promise ends, as its owner sees to. Tickets are many, and this needs no memory of its own.
-    Keep(Arc<dyn PromiseOwner>, Promise),
+/// What is done once when an LSN is durable, or cannot become so any more: a promise ends, as its owner sees to. Tickets are many, and
+/// this needs no memory of its own.
+pub struct OnDurable {
+    /// Sees to it.
+    pub owner: Arc<dyn PromiseOwner>,
+    /// What ends.
+    pub promise: Promise,
 }
 
 impl OnDurable {
     pub(super) fn call(self, result: Result<()>) {
-        match self {
-            #[cfg(test)]
-            Self::Call(callback) => callback(result),
-            Self::Keep(owner, promise) => owner.end(promise, result),
-        }
+        self.owner.end(self.promise, result);
     }
 }
 
@@ -113,4 +109,19 @@ impl Outbox {
         }
         has_called
     }
+}
+
+/// A promise for tests: `callback` is called.
+#[cfg(test)]
+pub fn calls(callback: impl FnOnce(Result<()>) + Send + 'static) -> OnDurable {
+    struct Calls<F>(Mutex<Option<F>>);
+    impl<F: FnOnce(Result<()>) + Send> PromiseOwner for Calls<F> {
+        fn end(&self, promise: Promise, result: Result<()>) {
+            let callback = self.0.lock().take();
+            promise.complete(result.clone());
+            callback.expect("a promise ends once")(result);
+        }
+    }
+    let (_ticket, promise) = crate::ticket::ticket(None);
+    OnDurable { owner: Arc::new(Calls(Mutex::new(Some(callback)))), promise }
 }
