@@ -5,8 +5,9 @@ mod common;
 
 use common::{MIB, contents, create, format, formatted, manual, open, pattern, threads};
 use weir::check::{CheckOptions, check_device};
-use weir::device::Device;
+use weir::device::buffer::AlignedBuf;
 use weir::device::memory::MemoryDevice;
+use weir::device::{Device, IoClass};
 use weir::{File, OpenFlags, Volume};
 
 /// Writeback that replaces many extents at once looks them up in batches. A batch must not end
@@ -79,6 +80,36 @@ fn scattered_new_pages_of_a_sync_leave_in_one_write() {
     closed_and_clean(volume, &device);
     let volume = open(&device, manual(16 * MIB));
     assert!(contents(&create(&volume, "/f")) == model);
+}
+
+/// Where pages lie apart in the file, any order on the device is as good for the file; that in which they lie in memory, which is mostly
+/// that in which they were written, is one segment for the disk.
+#[test]
+fn scattered_pages_lie_on_the_device_in_the_order_in_which_they_were_written() {
+    const PAGES: u64 = 16;
+    let memory = std::sync::Arc::new(MemoryDevice::new(64 * MIB));
+    let device: std::sync::Arc<dyn Device> = memory.clone();
+    format(&device, 0);
+    let volume = open(&device, manual(16 * MIB));
+    let file = create(&volume, "/f");
+    let mut model = vec![0; 1024 * BLOCK as usize];
+    file.truncate(model.len() as u64).expect("truncate");
+    for number in 0..PAGES {
+        put(&file, &mut model, number * 7 % PAGES * 50 + 3, number);
+    }
+    file.fsync().expect("fsync");
+    let mut image = AlignedBuf::zeroed(64 * MIB as usize);
+    device.read(0, &mut [&mut image], IoClass::SyncRead).expect("read");
+    let place = |number| {
+        let page = pattern(number, BLOCK as usize);
+        image.chunks_exact(BLOCK as usize).position(|block| block == page).expect("on the device")
+    };
+    assert!((1..PAGES).all(|number| place(number) == place(number - 1) + 1));
+    // What they hold and where they are is replayed, and settled, as in any other order.
+    drop((file, volume));
+    let volume = open(&device, manual(16 * MIB));
+    assert!(contents(&create(&volume, "/f")) == model);
+    closed_and_clean(volume, &device);
 }
 
 /// Several runs of one operation cut the same extent, move its parts, and stay in others of its parts.

@@ -20,6 +20,7 @@
 //! under the lock that the write took, and pieces are cut between units.
 
 mod beside;
+mod memory_order;
 mod output;
 mod piece;
 mod remap;
@@ -45,6 +46,7 @@ use crate::sync::Arc;
 use crate::sync::atomic::Ordering;
 use crate::txn::{Lsn, Op};
 use crate::types::BackgroundMode;
+use memory_order::in_memory_order;
 use output::{
     OutRequest, REQUEST_PAGES, SHARED_REQUEST_PAGES, Written, note_failures, requests_of,
     to_device, with_results,
@@ -392,7 +394,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Blocks for the `news`, `pages` in all, in as few runs as there are.
+    /// Blocks for the `news`, `pages` in all, in as few runs as there are: in the order in which they lie in the file, or in memory where
+    /// they are scattered.
     fn allocate_side_by_side(
         &self,
         piece: &mut Piece,
@@ -402,7 +405,12 @@ impl Engine {
     ) -> Result<()> {
         let mut free = Run { start: 0, blocks: 0 };
         let mut hint = hint;
-        for segment in news {
+        let from = piece.segments.len();
+        let is_scattered =
+            news.len() > 1 && news.iter().all(|run| run.pages < FAR_HINT_PAGES as usize);
+        let order = is_scattered.then(|| in_memory_order(news, &piece.pages)).flatten();
+        for number in 0..news.len() {
+            let segment = &news[order.as_ref().map_or(number, |order| order[number])];
             let mut done = 0;
             while done < segment.pages {
                 if free.blocks == 0 {
@@ -422,6 +430,9 @@ impl Engine {
                 pages -= blocks;
                 done += blocks as usize;
             }
+        }
+        if order.is_some() {
+            piece.segments[from..].sort_unstable_by_key(|segment| segment.first);
         }
         Ok(())
     }

@@ -126,11 +126,15 @@ impl Segment {
         Run { start: self.block, blocks: self.pages as u64 }
     }
 
-    /// `next` goes on where this ends, on the device and among the pages.
-    fn adjoins(&self, next: &Self) -> bool {
-        self.first + self.pages == next.first
-            && self.block + self.pages as u64 == next.block
+    /// `next` goes on where this ends, on the device.
+    fn is_before(&self, next: &Self) -> bool {
+        self.block + self.pages as u64 == next.block
             && self.block / GROUP_BLOCKS == next.block / GROUP_BLOCKS
+    }
+
+    /// And among the pages.
+    fn adjoins(&self, next: &Self) -> bool {
+        self.first + self.pages == next.first && self.is_before(next)
     }
 }
 
@@ -296,17 +300,26 @@ impl Piece {
         self.segments_of(run).iter().all(|segment| segment.place == Place::Same)
     }
 
-    /// Tells `op` what was allocated, and what was written elsewhere than in place.
+    /// Tells `op` what was allocated, and what was written elsewhere than in place: neighbours on the device together, whatever their order in the
+    /// file.
     pub(super) fn note_written(&self, op: &mut Op) {
-        let written = || {
-            let anew = self.runs.iter().filter(|run| !self.is_in_place(run));
-            anew.flat_map(|run| self.segments_of(run))
-        };
-        for segment in joined(written().filter(|segment| segment.place == Place::New)) {
-            op.allocated(segment.run());
-        }
-        for segment in joined(written()) {
-            op.wrote(segment.block, self.checksums_of(&segment));
+        let anew = self.runs.iter().filter(|run| !self.is_in_place(run));
+        let mut written: Vec<&Segment> = Vec::with_capacity(self.segments.len());
+        written.extend(anew.flat_map(|run| self.segments_of(run)));
+        written.sort_unstable_by_key(|segment| segment.block);
+        let mut checksums = Vec::new();
+        for side_by_side in written.chunk_by(|segment, next| segment.is_before(next)) {
+            for new in side_by_side.chunk_by(|segment, next| segment.place == next.place) {
+                let blocks = new.iter().map(|segment| segment.pages as u64).sum();
+                if new[0].place == Place::New {
+                    op.allocated(Run { start: new[0].block, blocks });
+                }
+            }
+            checksums.clear();
+            for segment in side_by_side {
+                checksums.extend_from_slice(self.checksums_of(segment));
+            }
+            op.wrote(side_by_side[0].block, &checksums);
         }
     }
 }
