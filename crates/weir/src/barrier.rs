@@ -190,7 +190,9 @@ impl Engine {
             let pages = part.pages();
             if pages <= left
                 && pages <= self.max_payload_pages()
-                && self.prepare_at_once(&inode, 0..u64::MAX, crate::SyncKind::Data)?.is_some()
+                && self
+                    .prepare_at_once(&inode, 0..u64::MAX, crate::SyncKind::Data, false)?
+                    .is_some()
             {
                 left -= pages;
                 continue;

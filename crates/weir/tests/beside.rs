@@ -63,6 +63,86 @@ fn appends_of_a_lone_writer_are_written_once_and_flushed_once() {
 }
 
 #[test]
+fn new_pages_of_a_ticket_are_written_once_and_not_by_who_submits_it() {
+    let (probe, volume) = volume_on_probe();
+    let (file, mut expected) = (create(&volume, "/f"), Vec::new());
+    file.fsync().expect("fsync");
+    let before = volume.stats();
+    for round in 0..10 {
+        let bytes = pattern(round, 16 * PAGE);
+        file.append(&bytes).expect("append");
+        expected.extend_from_slice(&bytes);
+        let writes = probe.writes.load(Ordering::Relaxed);
+        let ticket = file.fsync_async(0..u64::MAX, SyncKind::Data).expect("submit");
+        assert_eq!(probe.writes.load(Ordering::Relaxed), writes);
+        assert!(volume.background_step(BackgroundWork::Log).expect("step"));
+        ticket.wait().expect("durable");
+    }
+    let after = volume.stats();
+    assert_eq!(after.log.beside_bytes - before.log.beside_bytes, expected.len() as u64);
+    assert_eq!(after.log.payload_blocks, before.log.payload_blocks);
+    assert_eq!(after.log.flushes - before.log.flushes, 10);
+    assert_eq!(after.dirty_pages, 0, "all of it is home");
+    drop(file);
+    holds_after_a_crash(probe, volume, &expected);
+}
+
+/// What may wait for its frame is bounded, and a submitter waits for nothing: the rest travels in the log.
+#[test]
+fn tickets_that_nobody_waits_for_go_beside_up_to_a_bound_and_into_the_log_from_there() {
+    let probe = Probe::new(formatted(64 * MIB, 0));
+    let volume = Volume::open_device(probe.clone(), manual(32 * MIB)).expect("open");
+    let (file, mut expected) = (create(&volume, "/f"), Vec::new());
+    file.fsync().expect("fsync");
+    let before = volume.stats();
+    let writes = probe.writes.load(Ordering::Relaxed);
+    let mut tickets = Vec::new();
+    for round in 0..12 {
+        let bytes = pattern(round, 64 * PAGE);
+        file.append(&bytes).expect("append");
+        for half in 0..2 {
+            let start = expected.len() as u64 + half * 32 * PAGE as u64;
+            let range = start..start + 32 * PAGE as u64;
+            tickets.push(file.fsync_async(range, SyncKind::Data).expect("submit"));
+        }
+        expected.extend_from_slice(&bytes);
+    }
+    assert_eq!(probe.writes.load(Ordering::Relaxed), writes, "nobody has waited");
+    assert!(volume.background_step(BackgroundWork::Log).expect("step"));
+    for ticket in tickets {
+        ticket.wait().expect("durable");
+    }
+    let after = volume.stats();
+    let beside = after.log.beside_bytes - before.log.beside_bytes;
+    let logged = (after.log.payload_blocks - before.log.payload_blocks) * PAGE as u64;
+    assert_eq!(beside + logged, expected.len() as u64);
+    assert!(beside >= 2 * MIB && logged > 0, "{beside} and {logged} bytes");
+    drop(file);
+    holds_after_a_crash(probe, volume, &expected);
+}
+
+/// A file that fits into its inode has no blocks of its own: nothing goes beside, and what was taken for that is as dirty as before.
+#[test]
+fn a_ticket_puts_back_what_cannot_go_beside() {
+    let probe = Probe::new(formatted(32 * MIB, 0));
+    let options = VolumeOptions { beside_from_pages: Some(1), ..manual(4 * MIB) };
+    let volume = Volume::open_device(probe.clone(), options).expect("open");
+    let (file, expected) = (create(&volume, "/f"), pattern(1, 100));
+    file.write_at(0, &expected).expect("write");
+    let before = volume.stats();
+    let ticket = file.fsync_async(0..u64::MAX, SyncKind::Data).expect("submit");
+    assert!(volume.background_step(BackgroundWork::Log).expect("step"));
+    ticket.wait().expect("durable");
+    let after = volume.stats();
+    assert_eq!(after.log.beside_bytes, before.log.beside_bytes);
+    assert_eq!(after.log.payload_blocks - before.log.payload_blocks, 1);
+    assert_eq!(after.writeback_errors, 0);
+    assert_eq!((after.dirty_pages, after.logged_pages), (1, 1));
+    drop(file);
+    holds_after_a_crash(probe, volume, &expected);
+}
+
+#[test]
 fn what_cannot_be_written_beside_its_frame_goes_into_the_log_and_the_sync_is_true() {
     for (probe, volume) in both_ways() {
         let (file, expected) = (create(&volume, "/f"), pattern(1, 16 * PAGE));

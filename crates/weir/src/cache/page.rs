@@ -125,6 +125,13 @@ impl PageRef {
         Ok(PageMut(frame))
     }
 
+    /// Where the page lies in memory, in pages: those side by side follow one another. Pages of one pool come in the order in which their memory
+    /// was made, so that it is the same in every run that does the same.
+    pub fn place(&self) -> u64 {
+        // SAFETY: the page is in use, so its slab is live.
+        unsafe { self.0.place() }
+    }
+
     /// True when both refer to the same memory.
     pub fn same_page(&self, other: &Self) -> bool {
         self.0 == other.0

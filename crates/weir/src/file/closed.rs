@@ -223,7 +223,7 @@ impl Engine {
 
     fn take_along(&self, inode: &Arc<Inode>) -> bool {
         // An error is met again by who asks for the file.
-        matches!(self.prepare_at_once(inode, 0..u64::MAX, SyncKind::Full), Ok(Some(_)))
+        matches!(self.prepare_at_once(inode, 0..u64::MAX, SyncKind::Full, false), Ok(Some(_)))
     }
 }
 

@@ -27,7 +27,8 @@ use std::ops::Range;
 /// Most data that travels in a log frame: beyond this, writing it twice costs more than the
 /// saved request.
 pub const MAX_PAYLOAD_PAGES: usize = 32;
-/// From this fill of the part of the ring that operations may use, in percent, new pages of tickets leave room to those that need it.
+/// From this fill of the part of the ring that operations may use, in percent, new pages that cannot go beside a frame at once leave room to
+/// those that need it.
 const PRESSED_PERCENT: u64 = 65;
 /// Log space for the records of one payload operation.
 pub(super) const PAYLOAD_RECORD_BYTES: usize = 512 + 64 * MAX_PAYLOAD_PAGES;
@@ -134,21 +135,29 @@ impl Engine {
         Ok(last_lsn(inode, kind))
     }
 
-    /// As [`Engine::prepare_sync`], if that needs no waiting.
+    /// As [`Engine::prepare_sync`], if that needs no waiting. New pages may go beside their frame with `may_go_beside`, where that needs none
+    /// either; otherwise they travel in the log, unless it is rather full.
     pub fn prepare_at_once(
         &self,
         inode: &Arc<Inode>,
         range: Range<u64>,
         kind: SyncKind,
+        may_go_beside: bool,
     ) -> Result<Option<Lsn>> {
         let pages = page_range(range.start, range.end.saturating_sub(range.start));
-        // A submitter has frames full of others' pages written in one go: only a full ring speaks against that, and what goes
-        // beside a frame may have to wait.
         let is_pressed = self.log_percent() >= PRESSED_PERCENT;
-        let beside_from = is_pressed.then(|| self.beside_from());
+        let mut beside_from = (may_go_beside || is_pressed).then(|| self.beside_from());
         loop {
             match self.log_dirty(inode, &pages, kind, (Room::NoWait, beside_from)) {
                 Ok(Logged::Done) => return Ok(Some(last_lsn(inode, kind))),
+                Ok(Logged::Beside(new_pages)) if may_go_beside => {
+                    mark_chosen(inode, &new_pages);
+                    if !self.sync_beside_at_once(inode, &pages)? && is_pressed {
+                        return Ok(None);
+                    }
+                    // What is left is logged, or too much.
+                    beside_from = None;
+                }
                 Ok(Logged::TooMuch | Logged::Beside(_) | Logged::Busy) | Err(Error::WouldBlock) => {
                     return Ok(None);
                 }

@@ -90,7 +90,7 @@ impl Engine {
         }
         let (ticket, promise) = ticket(Some(Arc::<Self>::clone(self)));
         let began_ns = self.clock.monotonic_ns();
-        match self.prepare_at_once(inode, range.clone(), kind) {
+        match self.prepare_at_once(inode, range.clone(), kind, true) {
             Ok(Some(lsn)) => {
                 self.counters.count_sync(self.clock.monotonic_ns().saturating_sub(began_ns));
                 self.promise_patiently(lsn, true, promise);

@@ -190,10 +190,7 @@ impl Engine {
             .admit_more(&mut piece, more_bytes)
             .and_then(|()| self.place(&mut piece, &mut batch));
         if let Err(error) = placed {
-            for segment in piece.segments.iter().filter(|segment| segment.place == Place::New) {
-                self.alloc.cancel(segment.run());
-            }
-            self.end(&piece, false);
+            self.put_back(&piece);
             return Err(error);
         }
         piece.spare = batch.spare;
@@ -202,6 +199,14 @@ impl Engine {
             inode.pages.write().note_in_place(stays.into_iter(), piece.token);
         }
         Ok(Taken { piece: Some(piece), next })
+    }
+
+    /// The pages of a piece with which nothing was done yet are dirty again.
+    fn put_back(&self, piece: &Piece) {
+        for segment in piece.segments.iter().filter(|segment| segment.place == Place::New) {
+            self.alloc.cancel(segment.run());
+        }
+        self.end(piece, false);
     }
 
     /// Adds to the piece's log space, without waiting for it.

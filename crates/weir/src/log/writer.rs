@@ -485,7 +485,8 @@ impl Log {
         reason(&self.commit.lock())
     }
 
-    pub(super) fn request_write_out(&self) {
+    /// Has the log's thread write what is queued, whoever waits for it. Does not wait.
+    pub fn request_write_out(&self) {
         self.commit.lock().core.request_write_out();
         self.call_driver();
     }

@@ -17,17 +17,22 @@ use crate::sync::{Arc, SchedulingClass, in_class};
 use std::alloc::Layout;
 use std::mem::offset_of;
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Size and alignment of a full slab: a huge page of the processors we care about.
 const SLAB_BYTES: usize = 2 << 20;
 /// Frames of a full slab; the header takes the place of one.
 pub(super) const SLAB_FRAMES: usize = SLAB_BYTES / PAGE_BYTES - 1;
 
-/// First bytes of a slab. Zero bytes are valid counts, so only `pool` is ever written.
+/// By all pools.
+static SLABS_MADE: AtomicU64 = AtomicU64::new(0);
+
+/// First bytes of a slab. Zero bytes are valid counts, so only what comes before them is ever written, when the slab is made.
 #[repr(C)]
 struct SlabHeader {
     pool: *const Inner,
+    /// Slabs made before this one, by anybody.
+    sequence: u64,
     /// References of frame `i + 1`. Meaningful only while the frame is in use.
     references: [AtomicU32; SLAB_FRAMES],
 }
@@ -75,6 +80,17 @@ impl Frame {
     pub(super) unsafe fn references<'a>(self) -> &'a AtomicU32 {
         // SAFETY: the caller's promise is the same.
         unsafe { &self.header().references[self.number() - 1] }
+    }
+
+    /// Where the frame lies: those side by side in one slab follow one another, and what was made later comes behind. Unlike its address, this is
+    /// the same whenever the same is done.
+    ///
+    /// # Safety
+    /// As [`Frame::header`].
+    pub(super) unsafe fn place(self) -> u64 {
+        // SAFETY: the caller's promise is the same.
+        let sequence = unsafe { self.header() }.sequence;
+        sequence * (SLAB_FRAMES as u64 + 1) + self.number() as u64
     }
 
     /// Asks for the frame's bytes and its count to be brought near.
@@ -150,9 +166,14 @@ impl Slab {
 
     /// Makes a slab of what [`Slab::map`] gave for so many frames.
     fn begin(start: NonNull<u8>, frames: usize, pool: *const Inner) -> Self {
+        let sequence = SLABS_MADE.fetch_add(1, Ordering::Relaxed);
+        let header = start.cast::<SlabHeader>().as_ptr();
         // SAFETY: the first page of the fresh allocation is ours alone and large and aligned
         // enough for the header, whose other fields are valid as zero bytes.
-        unsafe { (&raw mut (*start.cast::<SlabHeader>().as_ptr()).pool).write(pool) };
+        unsafe {
+            (&raw mut (*header).pool).write(pool);
+            (&raw mut (*header).sequence).write(sequence);
+        }
         Self { start, frames }
     }
 

@@ -22,18 +22,26 @@ use crate::inode::Inode;
 use crate::log::Admission;
 use crate::log::companion::{Companion, Companions, Data};
 use crate::sync::{Arc, Mutex, Weak};
-use crate::txn::Op;
+use crate::txn::{Lsn, Op};
 use std::ops::Range;
 
+/// What became of a piece that was to go beside its frame.
+enum Beside {
+    /// It waits for the frame of this operation, or is on its way.
+    Waits(Lsn),
+    /// Nothing was done with it.
+    Impossible(Box<Piece>),
+}
+
 /// A piece that waits for its frame, as the log knows it.
-struct Beside {
+struct Owner {
     engine: Weak<Engine>,
     piece: Arc<Piece>,
     /// Log space for the pages themselves.
     spare: Mutex<Option<Admission>>,
 }
 
-impl Companion for Beside {
+impl Companion for Owner {
     fn end(&self, result: Result<()>) {
         let Some(engine) = self.engine.upgrade() else { return };
         // An error shuts the volume down: who waits for the log hears of it, and every handle.
@@ -64,8 +72,12 @@ impl Engine {
         let mut result = Ok(());
         let mut others = Vec::new();
         for piece in pieces {
-            match self.commit_beside(piece) {
-                Ok(piece) => others.extend(piece),
+            match self.commit_beside(piece, self.may_begin()) {
+                Ok(Beside::Waits(lsn)) if self.log.in_open_chain(lsn) => {
+                    result = result.and(self.log.write_up_to(lsn));
+                }
+                Ok(Beside::Waits(_)) => {}
+                Ok(Beside::Impossible(piece)) => others.push(*piece),
                 Err(error) => result = result.and(Err(error)),
             }
         }
@@ -79,15 +91,47 @@ impl Engine {
         }
     }
 
-    /// Commits the piece, to be written beside its frame. Answers it if that is not possible: it got its checksums, no more.
-    fn commit_beside(&self, mut piece: Piece) -> Result<Option<Piece>> {
+    /// As [`Engine::sync_beside`], for somebody who does not wait: never for the device, nor for log space. False: some of the pages are as
+    /// dirty as before.
+    pub fn sync_beside_at_once(&self, inode: &Arc<Inode>, range: &Range<u64>) -> Result<bool> {
+        if !self.log.takes_companions() {
+            return Ok(false);
+        }
+        let mut pieces = Vec::new();
+        let budget = (self.max_payload_pages() as u64, Room::NoWait);
+        let collected = self.collect_unsummed(inode, range.clone(), CHOSEN, budget, &mut pieces);
+        let mut result = match collected {
+            Ok(_) => Ok(true),
+            Err(Error::WouldBlock) => Ok(false),
+            Err(error) => Err(error),
+        };
+        for piece in pieces {
+            match self.commit_beside(piece, false) {
+                // What ends the chain may wait for the pages, and the log's thread does not.
+                Ok(Beside::Waits(lsn)) if self.log.in_open_chain(lsn) => {
+                    self.log.request_write_out();
+                }
+                Ok(Beside::Waits(_)) => {}
+                Ok(Beside::Impossible(piece)) => {
+                    self.put_back(&piece);
+                    result = result.and(Ok(false));
+                }
+                Err(error) => result = result.and(Err(error)),
+            }
+        }
+        result
+    }
+
+    /// Commits the piece, to be written beside its frame; with `may_begin` its data is sent on its way at once. If that is not possible it gets its
+    /// checksums, no more.
+    fn commit_beside(&self, mut piece: Piece, may_begin: bool) -> Result<Beside> {
         let Some((admission, spare)) = self.admit_beside(&mut piece) else {
             piece.sum();
-            return Ok(Some(piece));
+            return Ok(Beside::Impossible(Box::new(piece)));
         };
         let count = piece.pages.len();
         let writes = requests_of(std::slice::from_ref(&piece), REQUEST_PAGES);
-        let data = if self.may_begin() {
+        let data = if may_begin {
             let (_, requests) = to_device(writes, IoClass::Beside);
             Data::Begun(self.device.clone().begin_all(requests), count as u64)
         } else {
@@ -95,11 +139,8 @@ impl Engine {
         };
         piece.sum();
         let piece = Arc::new(piece);
-        let owner = Beside {
-            engine: self.me.clone(),
-            piece: piece.clone(),
-            spare: Mutex::new(Some(spare)),
-        };
+        let owner =
+            Owner { engine: self.me.clone(), piece: piece.clone(), spare: Mutex::new(Some(spare)) };
         let companions = Companions::new(data, Box::new(owner));
         let committed = {
             let _map = piece.inode.map.lock();
@@ -111,13 +152,13 @@ impl Engine {
         };
         let lsn = match committed {
             Ok(lsn) => lsn,
-            Err(error) => return self.end_piece(&piece, Err(error)).map(|()| None),
+            Err(error) => {
+                self.end_piece(&piece, Err(error.clone()))?;
+                return Err(error);
+            }
         };
         self.counters.sync_home_pages.add(count as u64);
-        if self.log.in_open_chain(lsn) {
-            self.log.write_up_to(lsn)?;
-        }
-        Ok(None)
+        Ok(Beside::Waits(lsn))
     }
 
     /// Log space for mapping the piece, and for its pages themselves. `None`: it cannot be written beside a frame.

@@ -7,33 +7,28 @@
 
 use super::piece::Segment;
 use crate::cache::map::WritebackPage;
-use crate::format::BLOCK_BYTES;
 
-/// The order of `news`, short runs of `pages` that lie apart in the file, in which they have the fewest segments in memory: as places
+/// The order of `news`, short runs of `pages` that lie apart in the file, in which they have the fewest segments in memory: as numbers
 /// among them. `None`: the one that they are in.
 pub(super) fn in_memory_order(news: &[Segment], pages: &[WritebackPage]) -> Option<Vec<usize>> {
-    let first = |place: usize| address(&pages[news[place].first]);
-    let behind = |place: usize| {
-        let segment = &news[place];
-        address(&pages[segment.first + segment.pages - 1]) + BLOCK_BYTES
+    let first = |number: usize| pages[news[number].first].page.place();
+    let behind = |number: usize| {
+        let segment = &news[number];
+        pages[segment.first + segment.pages - 1].page.place() + 1
     };
     let joints = |order: &mut dyn Iterator<Item = usize>| {
         let Some(mut last) = order.next() else { return 0 };
         let mut joints = 0;
-        for place in order {
-            joints += usize::from(behind(last) == first(place));
-            last = place;
+        for number in order {
+            joints += usize::from(behind(last) == first(number));
+            last = number;
         }
         joints
     };
     let mut order: Vec<usize> = (0..news.len()).collect();
-    order.sort_unstable_by_key(|&place| first(place));
+    order.sort_unstable_by_key(|&number| first(number));
     let gains = joints(&mut order.iter().copied()) > joints(&mut (0..news.len()));
     gains.then_some(order)
-}
-
-fn address(page: &WritebackPage) -> usize {
-    page.page.as_ptr().addr()
 }
 
 #[cfg(all(test, not(feature = "shuttle")))]
@@ -41,6 +36,7 @@ mod tests {
     use super::super::piece::Place;
     use super::*;
     use crate::cache::page::{PageMut, PagePool, PageRef};
+    use crate::format::BLOCK_BYTES;
 
     /// Runs of `lengths` pages, whose places in memory are `frames`, numbered as they lie there.
     fn runs(lengths: &[usize], frames: &[usize]) -> (Vec<Segment>, Vec<WritebackPage>) {
