@@ -27,6 +27,7 @@ mod remap;
 mod rounds;
 
 use super::extents::{self, Piece as Mapped};
+use super::fsync::MAX_PAYLOAD_PAGES;
 use super::homes::Replaceable;
 use super::known_homes::MappedRun;
 use super::known_mapping;
@@ -411,9 +412,12 @@ impl Engine {
         let mut free = Run { start: 0, blocks: 0 };
         let mut hint = hint;
         let from = piece.segments.len();
+        // What was gathered for the background is sorted by files and file blocks, and stays so.
+        let is_for_a_sync = piece.pages.len() <= MAX_PAYLOAD_PAGES && !batch.goes_on;
         let is_scattered =
-            news.len() > 1 && news.iter().all(|run| run.pages < FAR_HINT_PAGES as usize);
-        let order = is_scattered.then(|| in_memory_order(news, &piece.pages)).flatten();
+            news.len() > 1 && news.iter().all(|run| (run.pages as u64) < FAR_HINT_PAGES);
+        let order =
+            (is_for_a_sync && is_scattered).then(|| in_memory_order(news, &piece.pages)).flatten();
         for number in 0..news.len() {
             let segment = &news[order.as_ref().map_or(number, |order| order[number])];
             let mut done = 0;
