@@ -366,17 +366,28 @@ fn pages_stay_where_they_live_when_the_volume_is_nearly_full() {
 /// Data whose frame is never written does not keep anybody waiting.
 #[test]
 fn after_a_failed_flush_nobody_waits_for_pages_that_have_no_frame() {
-    with_watchdog(60, shut_down_amid_appends);
+    with_watchdog(60, || {
+        shut_down_amid_appends(File::fsync);
+        // Tickets, one at a time, and several that nobody waits for before the last.
+        shut_down_amid_appends(|file| file.fsync_async(0..u64::MAX, SyncKind::Data)?.wait());
+        shut_down_amid_appends(|file| {
+            let size = file.size();
+            let half = |range| file.fsync_async(range, SyncKind::Data);
+            let first = half(0..size - 4 * PAGE as u64)?;
+            half(size - 4 * PAGE as u64..size)?.wait()?;
+            first.wait()
+        });
+    });
 }
 
-fn shut_down_amid_appends() {
+fn shut_down_amid_appends(sync: impl Fn(&File) -> Result<()> + Copy + Send + 'static) {
     let probe = Probe::new(formatted(64 * MIB, 0));
     let volume = Volume::open_device(probe.clone(), VolumeOptions::default()).expect("open");
     let append = |file: File| {
         std::thread::spawn(move || {
             for round in 0.. {
                 let appended = file.append(&pattern(round, 8 * PAGE));
-                if appended.and_then(|_| file.fsync()).is_err() {
+                if appended.and_then(|_| sync(&file)).is_err() {
                     break;
                 }
             }

@@ -97,12 +97,15 @@ impl Engine {
         range: Range<u64>,
         kind: SyncKind,
     ) -> Result<Lsn> {
-        self.bring_into_log(inode, range, kind).inspect_err(|_| {
-            // What was looked up for a sync that failed would keep parts of the tree in memory until the next.
-            inode.known_mapping.lock().forget();
-            // Nobody asks for what it has in the log: after a shutdown nobody else ends it.
-            self.log.abandon_companions();
-        })
+        self.bring_into_log(inode, range, kind).inspect_err(|_| self.forget_failed(inode))
+    }
+
+    /// After a sync that failed.
+    fn forget_failed(&self, inode: &Inode) {
+        // What was looked up for it would keep parts of the tree in memory until the next.
+        inode.known_mapping.lock().forget();
+        // Nobody asks for what it has in the log: after a shutdown nobody else ends it.
+        self.log.abandon_companions();
     }
 
     fn bring_into_log(&self, inode: &Arc<Inode>, range: Range<u64>, kind: SyncKind) -> Result<Lsn> {
@@ -138,6 +141,17 @@ impl Engine {
     /// As [`Engine::prepare_sync`], if that needs no waiting. New pages may go beside their frame with `may_go_beside`, where that needs none
     /// either; otherwise they travel in the log, unless it is rather full.
     pub fn prepare_at_once(
+        &self,
+        inode: &Arc<Inode>,
+        range: Range<u64>,
+        kind: SyncKind,
+        may_go_beside: bool,
+    ) -> Result<Option<Lsn>> {
+        let brought = self.bring_at_once(inode, range, kind, may_go_beside);
+        brought.inspect_err(|_| self.forget_failed(inode))
+    }
+
+    fn bring_at_once(
         &self,
         inode: &Arc<Inode>,
         range: Range<u64>,
