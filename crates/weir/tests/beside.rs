@@ -42,29 +42,12 @@ fn holds_after_a_crash(probe: Arc<Probe>, volume: Volume, expected: &[u8]) {
 #[test]
 fn appends_of_a_lone_writer_are_written_once_and_flushed_once() {
     for (probe, volume) in both_ways() {
-        let (file, mut expected) = (create(&volume, "/f"), Vec::new());
-        file.fsync().expect("fsync");
-        let before = volume.stats();
-        for round in 0..10 {
-            let bytes = pattern(round, 16 * PAGE);
-            file.append(&bytes).expect("append");
-            expected.extend_from_slice(&bytes);
-            file.fsync().expect("fsync");
-        }
-        let after = volume.stats();
-        assert_eq!(after.log.beside_bytes - before.log.beside_bytes, expected.len() as u64);
-        assert_eq!(after.log.payload_blocks, before.log.payload_blocks);
-        assert_eq!(after.log.flushes - before.log.flushes, 10);
-        assert_eq!(after.log.frames - before.log.frames, 10);
-        assert_eq!(after.dirty_pages, 0, "all of it is home");
-        drop(file);
-        holds_after_a_crash(probe, volume, &expected);
+        each_append_is_written_once(probe, volume, |_, file| file.fsync().expect("fsync"));
     }
 }
 
-#[test]
-fn new_pages_of_a_ticket_are_written_once_and_not_by_who_submits_it() {
-    let (probe, volume) = volume_on_probe();
+/// Ten appends of 64 KiB, each made durable by `sync`: ten frames and flushes, and each byte once.
+fn each_append_is_written_once(probe: Arc<Probe>, volume: Volume, sync: impl Fn(&Volume, &File)) {
     let (file, mut expected) = (create(&volume, "/f"), Vec::new());
     file.fsync().expect("fsync");
     let before = volume.stats();
@@ -72,19 +55,28 @@ fn new_pages_of_a_ticket_are_written_once_and_not_by_who_submits_it() {
         let bytes = pattern(round, 16 * PAGE);
         file.append(&bytes).expect("append");
         expected.extend_from_slice(&bytes);
-        let writes = probe.writes.load(Ordering::Relaxed);
-        let ticket = file.fsync_async(0..u64::MAX, SyncKind::Data).expect("submit");
-        assert_eq!(probe.writes.load(Ordering::Relaxed), writes);
-        assert!(volume.background_step(BackgroundWork::Log).expect("step"));
-        ticket.wait().expect("durable");
+        sync(&volume, &file);
     }
     let after = volume.stats();
     assert_eq!(after.log.beside_bytes - before.log.beside_bytes, expected.len() as u64);
     assert_eq!(after.log.payload_blocks, before.log.payload_blocks);
     assert_eq!(after.log.flushes - before.log.flushes, 10);
+    assert_eq!(after.log.frames - before.log.frames, 10);
     assert_eq!(after.dirty_pages, 0, "all of it is home");
     drop(file);
     holds_after_a_crash(probe, volume, &expected);
+}
+
+#[test]
+fn new_pages_of_a_ticket_are_written_once_and_not_by_who_submits_it() {
+    let (probe, volume) = volume_on_probe();
+    each_append_is_written_once(probe.clone(), volume, |volume, file| {
+        let writes = probe.writes.load(Ordering::Relaxed);
+        let ticket = file.fsync_async(0..u64::MAX, SyncKind::Data).expect("submit");
+        assert_eq!(probe.writes.load(Ordering::Relaxed), writes);
+        assert!(volume.background_step(BackgroundWork::Log).expect("step"));
+        ticket.wait().expect("durable");
+    });
 }
 
 /// What may wait for its frame is bounded, and a submitter waits for nothing: the rest travels in the log.

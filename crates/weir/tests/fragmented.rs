@@ -56,15 +56,21 @@ fn put(file: &File, model: &mut [u8], index: u64, seed: u64) {
     model[(index * BLOCK) as usize..][..BLOCK as usize].copy_from_slice(&page);
 }
 
+/// A file of 4 MiB that is all hole, and what it holds.
+fn sparse_file(device: &std::sync::Arc<dyn Device>) -> (Volume, File, Vec<u8>) {
+    let volume = open(device, manual(16 * MIB));
+    let file = create(&volume, "/f");
+    let model = vec![0; 1024 * BLOCK as usize];
+    file.truncate(model.len() as u64).expect("truncate");
+    (volume, file, model)
+}
+
 #[test]
 fn scattered_new_pages_of_a_sync_leave_in_one_write() {
     let memory = std::sync::Arc::new(MemoryDevice::new(64 * MIB));
     let device: std::sync::Arc<dyn Device> = memory.clone();
     format(&device, 0);
-    let volume = open(&device, manual(16 * MIB));
-    let file = create(&volume, "/f");
-    let mut model = vec![0; 1024 * BLOCK as usize];
-    file.truncate(model.len() as u64).expect("truncate");
+    let (volume, file, mut model) = sparse_file(&device);
     file.fsync().expect("fsync");
     let before = memory.stats().counters();
     // More than a frame carries, so they go home.
@@ -87,13 +93,8 @@ fn scattered_new_pages_of_a_sync_leave_in_one_write() {
 #[test]
 fn scattered_pages_lie_on_the_device_in_the_order_in_which_they_were_written() {
     const PAGES: u64 = 16;
-    let memory = std::sync::Arc::new(MemoryDevice::new(64 * MIB));
-    let device: std::sync::Arc<dyn Device> = memory.clone();
-    format(&device, 0);
-    let volume = open(&device, manual(16 * MIB));
-    let file = create(&volume, "/f");
-    let mut model = vec![0; 1024 * BLOCK as usize];
-    file.truncate(model.len() as u64).expect("truncate");
+    let device = formatted(64 * MIB, 0);
+    let (volume, file, mut model) = sparse_file(&device);
     for number in 0..PAGES {
         put(&file, &mut model, number * 7 % PAGES * 50 + 3, number);
     }

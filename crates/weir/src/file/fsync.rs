@@ -160,6 +160,8 @@ impl Engine {
     ) -> Result<Option<Lsn>> {
         let pages = page_range(range.start, range.end.saturating_sub(range.start));
         let is_pressed = self.log_percent() >= PRESSED_PERCENT;
+        // Where too much waits already, nothing is looked up and chosen for it.
+        let may_go_beside = may_go_beside && self.log.takes_companions();
         let mut beside_from = (may_go_beside || is_pressed).then(|| self.beside_from());
         loop {
             match self.log_dirty(inode, &pages, kind, (Room::NoWait, beside_from)) {

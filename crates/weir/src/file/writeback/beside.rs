@@ -94,9 +94,6 @@ impl Engine {
     /// As [`Engine::sync_beside`], for somebody who does not wait: never for the device, nor for log space. False: some of the pages are as
     /// dirty as before.
     pub fn sync_beside_at_once(&self, inode: &Arc<Inode>, range: &Range<u64>) -> Result<bool> {
-        if !self.log.takes_companions() {
-            return Ok(false);
-        }
         let mut pieces = Vec::new();
         let budget = (self.max_payload_pages() as u64, Room::NoWait);
         let collected = self.collect_unsummed(inode, range.clone(), CHOSEN, budget, &mut pieces);
