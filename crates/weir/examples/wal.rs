@@ -60,7 +60,7 @@ impl Wal {
     pub fn append(&self, record: &[u8]) -> Result<u64> {
         let mut framed = Vec::with_capacity(HEADER_BYTES + record.len());
         framed.extend_from_slice(&(record.len() as u32).to_le_bytes());
-        framed.extend_from_slice(&crc32c::crc32c(record).to_le_bytes());
+        framed.extend_from_slice(&crc_fast::crc32_iscsi(record).to_le_bytes());
         framed.extend_from_slice(record);
         // Atomic with respect to other appends: records of several threads never mix.
         let offset = self.file.append(&framed)?;
@@ -113,7 +113,7 @@ fn record_at(bytes: &[u8]) -> Option<&[u8]> {
     let (length, rest) = bytes.split_first_chunk::<4>()?;
     let (checksum, rest) = rest.split_first_chunk::<4>()?;
     let record = rest.get(..u32::from_le_bytes(*length) as usize)?;
-    (crc32c::crc32c(record) == u32::from_le_bytes(*checksum)).then_some(record)
+    (crc_fast::crc32_iscsi(record) == u32::from_le_bytes(*checksum)).then_some(record)
 }
 
 /// `writers` threads commit `each` records one after the other, while a follower ships what is durable, and only that.

@@ -59,16 +59,19 @@ pub type VolumeId = [u8; 16];
 
 /// CRC-32/ISCSI of `bytes`.
 pub fn checksum(bytes: &[u8]) -> u32 {
-    crc32c::crc32c(bytes)
+    crc_fast::crc32_iscsi(bytes)
 }
 
 /// crc32c of `bytes` with the four bytes at `field_offset` taken as zero.
 pub fn checksum_without_field(bytes: &[u8], field_offset: usize) -> u32 {
     let (head, rest) = bytes.split_at(field_offset.min(bytes.len()));
     let tail = rest.get(4..).unwrap_or(&[]);
-    let crc = crc32c::crc32c(head);
-    let crc = crc32c::crc32c_append(crc, &[0; 4]);
-    crc32c::crc32c_append(crc, tail)
+    let mut crc = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi);
+    for part in [head, &[0; 4], tail] {
+        crc.update(part);
+    }
+    // A crc of 32 bits, in the type of the widest.
+    crc.finalize() as u32
 }
 
 /// XXH3-64 of `bytes`: the digest that chains log frames, and the hash of names.
