@@ -12,6 +12,12 @@
 //! flush has ended, the next starts at once if somebody waits for what is written; but a frame that is just being
 //! written is waited for, since missing this flush would cost those in it a whole one.
 //!
+//! A caller may *join* the writer: nobody else sleeps for durability, the writer has sent its one frame on its way, and nothing
+//! that is written waits for a flush. It writes what has come since in a frame of its own, at the same time, and one flush covers
+//! both: two callers that come one after the other would otherwise take turns for ever, each with a write and a flush for itself.
+//! Where the last flush was for more than two, nobody joins: more will come, and share a frame. There is one who joins at a time.
+//! Frames still count in order: who has joined counts when it has become the writer, which it does when that ends.
+//!
 //! A callback may be *patient*: nobody waits for it yet. Patient callbacks are gathered, so that a deep queue of tickets
 //! shares frames and flushes: as many as have proved useful ([`super::gather::MOST_GATHERED`] at most), or until somebody waits
 //! ([`Core::hurry`]), or until the alarm of a sleeping driver rings. How many that is follows from what is seen: it doubles
@@ -23,6 +29,7 @@
 //! may have been faster, then it sleeps again.
 //!
 //! **Invariants**, checked for every interleaving by `explore` below:
+//! - there is one writer and at most one who has joined it, and frames count in order;
 //! - an LSN is acknowledged as durable only after a successful flush that started after the
 //!   writes of all frames up to it had completed, and before any failure;
 //! - callbacks are acknowledged in LSN order, but for those that come when their LSN is durable already;
@@ -33,6 +40,9 @@
 use super::gather::Gathering;
 use crate::mutation::{self, Mutation};
 use std::collections::{BTreeMap, VecDeque};
+
+/// So many callers take turns; where there are more, they share frames.
+const FEW: usize = 2;
 
 /// Log sequence number: one per operation, from 1 on.
 pub type Lsn = u64;
@@ -57,6 +67,9 @@ pub enum Step {
     Failed,
     /// Write everything appended so far: [`Core::frame_written`] for each frame, then [`Core::end_write`].
     Write,
+    /// As [`Step::Write`], beside a writer that has sent its frame: writes the next frame, waits until nobody [joins](Core::has_joined) any
+    /// more, which makes it the writer, and then books it.
+    Join,
     /// Flush the device: [`Core::end_flush`] or [`Core::fail`] when it has ended.
     Flush(Flush),
     /// Nothing to do: call [`Core::park`] and sleep.
@@ -103,6 +116,8 @@ pub type Wake<C> = Vec<C>;
 type Waiters<T> = BTreeMap<(Lsn, u64), T>;
 
 /// See the module's head. `C` stands for a blocked caller that sleeps, `B` for a callback.
+// Independent facts, not a state.
+#[allow(clippy::struct_excessive_bools)]
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Core<C, B> {
     /// Last LSN of the frames on the device.
@@ -111,6 +126,12 @@ pub struct Core<C, B> {
     complete: Lsn,
     durable: Lsn,
     writer: Option<Holder>,
+    /// Who writes the next frame beside the writer's.
+    joiner: Option<Holder>,
+    /// The last LSN of what the writer has taken, while it is on its way in one frame and nobody has joined.
+    sent: Option<Lsn>,
+    /// The last flush was for two at most.
+    are_few: bool,
     /// The flush in flight, with what the flusher waits for itself.
     flusher: Option<(Flush, Holder)>,
     flushes_begun: u64,
@@ -141,6 +162,9 @@ impl<C, B> Core<C, B> {
             complete: durable,
             durable,
             writer: None,
+            joiner: None,
+            sent: None,
+            are_few: true,
             flusher: None,
             flushes_begun: 0,
             flushes_ended: 0,
@@ -202,6 +226,9 @@ impl<C, B> Core<C, B> {
         }
         if self.is_unwritten(goal) && self.writer.is_none() {
             return self.begin_write(Some(goal));
+        }
+        if self.may_join(goal) {
+            return self.begin_join(goal);
         }
         let may_flush = !matches!(goal, Goal::Written(_));
         if may_flush && self.may_begin_flush() && (self.wants_flush() || self.needs_flush(goal)) {
@@ -285,6 +312,44 @@ impl<C, B> Core<C, B> {
         // It takes all that was appended.
         self.write_out = false;
         Step::Write
+    }
+
+    /// Whether this caller's frame may be written beside the writer's: see the module's head. That nothing written waits for a flush bounds how
+    /// many frames that has to wait for.
+    fn may_join(&self, goal: Goal) -> bool {
+        let Goal::Durable(lsn) = goal else { return false };
+        let covered = self.flusher.map_or(self.durable, |(flush, _)| flush.covers);
+        self.sent.is_some_and(|sent| lsn > sent)
+            && self.written <= covered
+            && self.durable_callers.is_empty()
+            && self.are_few
+            && !self.failed
+    }
+
+    fn begin_join(&mut self, goal: Goal) -> Step {
+        debug_assert!(self.writer.is_some() && self.joiner.is_none());
+        self.joiner = Some(Holder { own: Some(goal) });
+        self.sent = None;
+        self.write_out = false;
+        Step::Join
+    }
+
+    /// All that the writer has taken, up to this LSN, is about to go to the device in one frame, at a place that is known: somebody
+    /// may join.
+    pub fn frame_sent(&mut self, last_lsn: Lsn) {
+        debug_assert!(self.writer.is_some() && self.joiner.is_none() && last_lsn > self.written);
+        self.sent = Some(last_lsn);
+    }
+
+    /// The writer's frame is not what was sent, or more is to come with it. Nobody joins any more; true if somebody has.
+    pub fn keep_alone(&mut self) -> bool {
+        self.sent = None;
+        self.joiner.is_some()
+    }
+
+    /// Somebody has joined the writer, and is not the writer yet.
+    pub fn has_joined(&self) -> bool {
+        self.joiner.is_some()
     }
 
     fn begin_flush(&mut self, own: Option<Goal>) -> Step {
@@ -442,10 +507,11 @@ impl<C, B> Core<C, B> {
         pop_reached(&mut self.written_callers, self.written, |waiter| wake.push(waiter));
     }
 
-    /// The writer has written what it took, or has failed to.
+    /// The writer has written what it took, or has failed to. Who has joined it is the writer now.
     pub fn end_write(&mut self) {
         debug_assert!(self.writer.is_some());
-        self.writer = None;
+        self.writer = self.joiner.take();
+        self.sent = None;
     }
 
     /// True when the writer's frame may be made durable by itself: somebody waits for durability, and neither a flush in
@@ -457,9 +523,13 @@ impl<C, B> Core<C, B> {
         waits && self.flusher.is_none() && self.written == self.durable
     }
 
-    /// Who waits for the durability of LSNs above what is written, up to `lsn`: these go into the next frames.
-    pub fn waiting_up_to(&self, lsn: Lsn) -> (impl Iterator<Item = &C>, impl Iterator<Item = &B>) {
-        let keys = (self.written + 1, 0)..(lsn.max(self.written) + 1, 0);
+    /// Who waits for the durability of the LSNs from `first` to `last`: these go into the next frames.
+    pub fn waiting_for(
+        &self,
+        first: Lsn,
+        last: Lsn,
+    ) -> (impl Iterator<Item = &C>, impl Iterator<Item = &B>) {
+        let keys = (first, 0)..(last.max(first) + 1, 0);
         (
             self.durable_callers.range(keys.clone()).map(|(_, caller)| caller),
             self.callbacks.range(keys).map(|(_, callback)| callback),
@@ -484,7 +554,9 @@ impl<C, B> Core<C, B> {
         self.flushes_ended = flush.number;
         pop_reached(&mut self.flush_callers, flush.number, |waiter| wake.push(waiter));
         let own = own.is_some_and(|own| self.needs_flush(own) && is_durable_by(own, flush.covers));
-        self.advance(flush.covers, wake) + usize::from(own)
+        let acknowledged = self.advance(flush.covers, wake) + usize::from(own);
+        self.are_few = acknowledged <= FEW;
+        acknowledged
     }
 
     fn advance(&mut self, durable: Lsn, wake: &mut Wake<C>) -> usize {

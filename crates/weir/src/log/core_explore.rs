@@ -44,8 +44,10 @@ enum At {
     Alarmed,
     /// Was called to look.
     Called,
-    /// Is the writer; has not sealed the group.
-    Sealing,
+    /// Is the writer, or joins it (true); has not sealed the group.
+    Sealing(bool),
+    /// Has joined the writer: frames up to this LSN are on their way, and count when its turn comes.
+    Joined(u8),
     /// Frames up to this LSN are still to be written; true when by forced unit access.
     Writing(u8, bool),
     /// Is the writer; data is missing, and what makes up for it was appended, but not sealed.
@@ -87,6 +89,10 @@ struct World {
     last_ack: Lsn,
     /// First and last LSN of the chain; 0 while there is none.
     chain: (Lsn, Lsn),
+    /// The writer has left what it owes, and what was written with it, to who has joined it.
+    owed: bool,
+    /// LSN that is not on the device, whatever is behind it: its frame is on its way, or what makes up for data that is missing beside it. 0: none.
+    missing: Lsn,
 }
 
 /// A submitter or a driver.
@@ -124,6 +130,10 @@ enum Planted {
     ForcesTooMuch,
     /// The writer's role is free for everybody.
     SharesWriter,
+    /// Who has joined the writer does not wait for its turn.
+    CountsOutOfTurn,
+    /// The writer counts its frame, though something is missing beside it, where somebody has joined.
+    ForgetsWhatIsOwed,
     /// The last callback is called first.
     CallsBackwards,
     /// Nobody is called for a role that has become free.
@@ -178,6 +188,8 @@ impl World {
             stable: 0,
             last_ack: 0,
             chain: (0, 0),
+            owed: false,
+            missing: 0,
         }
     }
 
@@ -227,7 +239,7 @@ impl World {
             flush.number -= ended;
             by.own.iter_mut().for_each(shift);
         }
-        if let Some(by) = &mut self.core.writer {
+        for by in [&mut self.core.writer, &mut self.core.joiner].into_iter().flatten() {
             by.own.iter_mut().for_each(shift);
         }
         self.submitters.iter_mut().filter_map(|submitter| submitter.goal.as_mut()).for_each(shift);
@@ -246,8 +258,9 @@ impl World {
         first > 0 && lsn >= first && (end == 0 || lsn < end)
     }
 
-    /// What replay keeps of the frames up to `lsn`: nothing of a chain that is not complete.
+    /// What replay keeps of the frames up to `lsn`: nothing behind what is missing, and nothing of a chain that is not complete.
     fn kept(&self, lsn: Lsn) -> Lsn {
+        let lsn = if self.missing > 0 { lsn.min(self.missing - 1) } else { lsn };
         if self.continues(lsn) { self.chain.0 - 1 } else { lsn }
     }
 
@@ -323,7 +336,8 @@ impl Explorer {
         };
         self.call(world, beside);
         let next = match (step, who) {
-            (Step::Write, _) => At::Sealing,
+            (Step::Write, _) => At::Sealing(false),
+            (Step::Join, _) => At::Sealing(true),
             (Step::Flush(_), _) => At::Flushing(world.written as u8),
             (_, Who::Driver(_)) => At::Acking(false),
             (Step::Wait, Who::Submitter(number)) => {
@@ -442,13 +456,16 @@ impl Explorer {
                 self.go_on(&mut next, who, false);
             }
             (At::Asleep | At::Done | At::Appended | At::Chaining, _) => return,
-            (At::Sealing, _) => {
+            (At::Sealing(true), _) => *next.at(who) = At::Joined(next.appended as u8),
+            (At::Joined(until), _) => return self.take_turn(next, who, until.into(), worlds),
+            (At::Sealing(false), _) => {
                 let one =
                     next.appended == next.written + 1 && !self.is_beside(&next, next.appended);
                 let may = next.core.may_force() || self.has(Planted::ForcesTooMuch);
                 *next.at(who) = At::Writing(next.appended as u8, self.scenario.fua && one && may);
             }
             (At::Writing(until, forced), _) => {
+                Self::send(&next, until.into(), worlds);
                 return self.write(next, who, until.into(), forced, worlds);
             }
             (At::Owing, _) => *next.at(who) = At::MakingUp(next.appended as u8),
@@ -481,6 +498,48 @@ impl Explorer {
         Some(failed)
     }
 
+    /// The writer's frame may be on its way for a while, and others learn of it.
+    fn send(world: &World, until: Lsn, worlds: &mut Vec<World>) {
+        let core = &world.core;
+        let is_one = world.written + 1 == until && !world.continues(until);
+        let is_known = core.sent.is_some() || core.joiner.is_some() || core.is_failed();
+        if is_one && !is_known && world.missing == 0 {
+            let mut sent = world.clone();
+            sent.core.frame_sent(until);
+            sent.missing = until;
+            worlds.push(sent);
+        }
+    }
+
+    /// Who has joined the writer goes on when it is the writer itself, and with what that has left it.
+    fn take_turn(&self, mut next: World, who: Who, until: Lsn, worlds: &mut Vec<World>) {
+        if next.core.has_joined() && !self.has(Planted::CountsOutOfTurn) {
+            return;
+        }
+        if std::mem::take(&mut next.owed) {
+            *next.at(who) = At::Owing;
+            worlds.push(next);
+        } else {
+            self.write(next, who, until, false, worlds);
+        }
+    }
+
+    /// Data is missing beside the next frame, and what makes up for it was appended: by the writer, who sees to the rest himself unless
+    /// somebody has joined him.
+    fn owe(&self, next: &World, who: Who) -> World {
+        let mut owing = next.clone();
+        owing.appended += 1;
+        owing.missing = owing.written + 1;
+        if !owing.core.keep_alone() {
+            *owing.at(who) = At::Owing;
+            return owing;
+        }
+        owing.owed = !self.has(Planted::ForgetsWhatIsOwed);
+        owing.core.end_write();
+        self.go_on(&mut owing, who, false);
+        owing
+    }
+
     fn write(&self, mut next: World, who: Who, until: Lsn, forced: bool, worlds: &mut Vec<World>) {
         if next.written < until && !next.core.is_failed() {
             if let Some(mut failed) = self.fail(&next) {
@@ -489,12 +548,12 @@ impl Explorer {
                 worlds.push(failed);
             }
             if self.is_beside(&next, next.written + 1) {
-                let mut owing = next.clone();
-                owing.appended += 1;
-                *owing.at(who) = At::Owing;
-                worlds.push(owing);
+                worlds.push(self.owe(&next, who));
             }
             next.written += 1;
+            if next.missing == next.written && !matches!(next.at(who), At::Joined(_)) {
+                next.missing = 0;
+            }
             let mut wake = Vec::new();
             let continues = next.continues(next.written);
             let told = continues && !self.has(Planted::CutsChain);
@@ -530,6 +589,7 @@ impl Explorer {
         if !next.core.is_failed() {
             worlds.extend(self.fail(&next).map(end));
             let mut wake = Vec::new();
+            next.missing = 0;
             while next.written < until {
                 next.written += 1;
                 let told = next.continues(next.written) && !self.has(Planted::CutsChain);
@@ -603,9 +663,12 @@ impl Explorer {
     fn check(world: &World) {
         let submitters = world.submitters.iter().map(|submitter| &submitter.at);
         let all = submitters.chain(&world.drivers);
-        let writes =
-            |at: &&At| matches!(at, At::Sealing | At::Writing(..) | At::Owing | At::MakingUp(_));
+        let writes = |at: &&At| {
+            matches!(at, At::Sealing(false) | At::Writing(..) | At::Owing | At::MakingUp(_))
+        };
         assert!(all.clone().filter(writes).count() <= 1, "two writers: {world:?}");
+        let joins = |at: &&At| matches!(at, At::Sealing(true) | At::Joined(_));
+        assert!(all.clone().filter(joins).count() <= 1, "two have joined: {world:?}");
         let flushes = |at: &&At| matches!(at, At::Flushing(..));
         assert!(all.filter(flushes).count() <= 1, "two flushes: {world:?}");
         let about_to_look = |at: &At| matches!(at, At::Start | At::Acking(_) | At::Sleepy);
@@ -626,7 +689,8 @@ impl Explorer {
         let drivers = &world.drivers[..self.scenario.drivers];
         assert!(drivers.iter().all(|at| *at == At::Asleep), "{world:?}");
         let core = &world.core;
-        assert!(core.writer.is_none() && core.flusher.is_none() && core.acks.is_empty());
+        assert!(core.writer.is_none() && core.joiner.is_none() && core.sent.is_none());
+        assert!(core.flusher.is_none() && core.acks.is_empty() && !world.owed);
         let idle = core.idle_drivers == self.scenario.drivers;
         assert!(core.looking == 0 && idle && !core.write_out, "{world:?}");
     }
@@ -932,6 +996,8 @@ fn every_planted_error_is_found() {
         CutsChain,
         ForcesTooMuch,
         SharesWriter,
+        CountsOutOfTurn,
+        ForgetsWhatIsOwed,
         CallsBackwards,
         CallsNobody,
         LooksForEver,

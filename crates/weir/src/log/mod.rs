@@ -5,10 +5,10 @@
 //! and one flush itself when nobody else is doing so, or waits for whoever is. [`Log::commit_async`]
 //! calls back instead; the log threads, or [`Log::drive`] where there are none, do the work.
 //! The rules of group commit are in [`core`], the ring's geometry in [`ring`], what the roles do
-//! in `writer`, data that is written beside frames in [`companion`], reading the log after a crash in [`replay`].
+//! in `writer`, how two of them write at a time in `turns`, data that is written beside frames in [`companion`], reading the log after a crash in [`replay`].
 //!
 //! **Invariants.** LSNs are dense: one per operation (one per part of a batch), in the order of
-//! `append`. Frames are sealed, placed and written in LSN order, by one writer at a time. An operation
+//! `append`. Frames are sealed and placed in LSN order, and count in that order; at most two are on their way at a time (`turns`). An operation
 //! is in one frame; a batch of several parts starts a frame of its own, so that nothing else
 //! depends on frames that replay may have to cut away together.
 //!
@@ -34,6 +34,9 @@ mod tail;
 mod test_device;
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests;
+mod turns;
+#[cfg(all(test, not(feature = "shuttle")))]
+mod turns_tests;
 mod waiter;
 mod writer;
 
@@ -50,6 +53,7 @@ use crate::mutation::{self, Mutation};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Arc, Clock, Condvar, JoinHandle, Mutex};
 use crate::{Error, Result};
+use companion::Uncounted;
 use core::{Beside, Core, Goal};
 use op::Frame;
 use ring::LiveFrames;
@@ -195,6 +199,8 @@ struct Appender {
     transaction: u64,
     ring: Ring,
     live: LiveFrames,
+    /// What the next frame continues while the one before it is on its way: its sequence number, and the digest of that.
+    sent: Option<(u64, u64)>,
     write_out_asked: bool,
     /// See [`chain`].
     chain: Option<chain::OpenChain>,
@@ -211,6 +217,10 @@ struct Commit {
     stopping: bool,
     /// Threads in [`Log::wait_durable`].
     watchers: usize,
+    /// Who has joined the writer, where it waits for its turn.
+    joiner: turns::Waiting,
+    /// What the writer has written and could not count, because it owes something for data that is missing: who has joined it sees to that.
+    owed: Option<Uncounted>,
     /// Callbacks for LSNs of an open chain: the core hears of them when it is closed.
     held: Vec<(Lsn, Callback)>,
     /// Counts what may interest those who wait for a chain to close.
@@ -227,6 +237,8 @@ pub struct Log {
     append: Mutex<Appender>,
     commit: Mutex<Commit>,
     driver_wake: Condvar,
+    /// The writer has ended, or who has joined it has no frame on its way any more.
+    turn: Condvar,
     durable_changed: Condvar,
     chain_closed: Condvar,
     /// First LSN of the open chain.
@@ -279,6 +291,7 @@ impl Log {
             transaction: start.transaction,
             ring,
             live,
+            sent: None,
             write_out_asked: false,
             chain: None,
             boundary_wanted: false,
@@ -289,6 +302,8 @@ impl Log {
             driver_calls: 0,
             stopping: false,
             watchers: 0,
+            joiner: turns::Waiting::default(),
+            owed: None,
             held: Vec::new(),
             chain_moment: 0,
         };
@@ -301,6 +316,7 @@ impl Log {
             append: Mutex::new(appender),
             commit: Mutex::new(commit),
             driver_wake: Condvar::new(),
+            turn: Condvar::new(),
             durable_changed: Condvar::new(),
             chain_closed: Condvar::new(),
             chain_first: AtomicU64::new(chain::NO_CHAIN),

@@ -50,6 +50,13 @@ pub struct Placement {
     blocks: u64,
 }
 
+impl Placement {
+    /// Length of the frame.
+    pub fn blocks(&self) -> u64 {
+        self.blocks
+    }
+}
+
 /// See the module's head.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ring {
@@ -144,13 +151,12 @@ impl Ring {
     /// # Errors
     /// There is no room, which admission excludes.
     pub fn place(&mut self, blocks: u64) -> Result<Placement, LogFull> {
-        let placement = self.fit(self.head, blocks)?;
+        let placement = self.place_behind(blocks)?;
         self.queued = self.queued.saturating_sub(blocks);
-        self.head = placement.start + blocks;
         Ok(placement)
     }
 
-    /// Another place, further on, for the frame that was placed last and could not be written. The space
+    /// Another place, further on, for a frame that could not be written; what was placed behind it has lost its place. The space
     /// it skips was admitted to nobody; what is queued and `admitted` still has to fit, and the background must have room left to
     /// empty the ring.
     ///
@@ -167,6 +173,16 @@ impl Ring {
             return Err(LogFull { used_blocks, wanted_blocks: coming, limit_blocks });
         }
         *self = moved;
+        Ok(placement)
+    }
+
+    /// A place behind what was placed last, for a frame that has lost its own: the frame before it has moved on.
+    ///
+    /// # Errors
+    /// There is no room further on.
+    pub fn place_behind(&mut self, blocks: u64) -> Result<Placement, LogFull> {
+        let placement = self.fit(self.head, blocks)?;
+        self.head = placement.start + blocks;
         Ok(placement)
     }
 

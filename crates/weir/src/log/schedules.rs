@@ -50,10 +50,24 @@ fn caller(log: &Log, device: &FaultyDevice, number: u64, called: &Arc<AtomicUsiz
     }
 }
 
-fn scenario(with_thread: bool, fails: bool) {
+/// What the device refuses.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Refuses {
+    Nothing,
+    /// The first flush: the log shuts down.
+    AFlush,
+    /// The first two writes, one of which it stores all the same: frames move.
+    Writes,
+}
+
+fn scenario(with_thread: bool, refuses: Refuses) {
+    let fails = refuses == Refuses::AFlush;
     let device = FaultyDevice::new(300);
     if fails {
         device.disk().failing_flushes = 1;
+    }
+    if refuses == Refuses::Writes {
+        device.disk().failing_writes = vec![true, false];
     }
     let log = Arc::new(open(&device, 200, &START));
     if with_thread {
@@ -81,11 +95,12 @@ fn scenario(with_thread: bool, fails: bool) {
 
 /// Runs every scenario under `scheduler`.
 fn explore<S: Scheduler + 'static>(scheduler: impl Fn() -> S) {
-    for (with_thread, fails) in [(true, false), (false, false), (true, true), (false, true)] {
+    let scenarios = [Refuses::Nothing, Refuses::AFlush, Refuses::Writes];
+    for (with_thread, refuses) in scenarios.into_iter().flat_map(|it| [(true, it), (false, it)]) {
         let mut config = Config::new();
         // Shuttle's atomics are large, and the log has hundreds of them in its histograms.
         config.stack_size = 1 << 20;
-        Runner::new(scheduler(), config).run(move || scenario(with_thread, fails));
+        Runner::new(scheduler(), config).run(move || scenario(with_thread, refuses));
     }
 }
 

@@ -80,6 +80,8 @@ counters! {
     /// Of these, frames that somebody waited for when they began to be written, for durability. Others are written because
     /// the queue grew long, or a checkpoint wants them.
     frames_awaited: AtomicU64,
+    /// Of these, frames written while the one before was on its way, by who had joined its writer.
+    frames_joined: AtomicU64,
     /// Bytes of frames written, padding and payload included.
     frame_bytes: AtomicU64,
     /// Payload blocks written.

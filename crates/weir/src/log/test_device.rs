@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::cache::page::{PagePool, PageRef};
-use crate::device::{Buffers, DeviceError, DeviceResult, IoClass, OnDone, Request};
+use crate::device::{DeviceError, DeviceResult, IoClass, OnDone, Request};
 use crate::format::{Key, checksum};
 use crate::sync::SystemClock;
 
@@ -34,11 +34,16 @@ pub(super) struct Disk {
     pub failing_writes: Vec<bool>,
     pub failing_flushes: usize,
     pub failing_reads: usize,
+    /// Requests for what is not the log fail.
+    pub failing_data: bool,
+    /// The next write of the log ends only when another one has: how many there had been, if one is held up.
+    pub hold_next_write: bool,
 }
 
 /// A disk with a volatile cache. Flushing covers what was written before.
 pub(super) struct FaultyDevice {
     disk: std::sync::Mutex<Disk>,
+    written: std::sync::Condvar,
     info: DeviceInfo,
 }
 
@@ -51,7 +56,11 @@ impl FaultyDevice {
         let size_bytes = blocks * BLOCK_BYTES as u64;
         let disk = Disk { stable: vec![0; size_bytes as usize], ..Disk::default() };
         let info = DeviceInfo { size_bytes, fua, volatile_cache, discard: false };
-        Arc::new(Self { disk: std::sync::Mutex::new(disk), info })
+        Arc::new(Self {
+            disk: std::sync::Mutex::new(disk),
+            written: std::sync::Condvar::new(),
+            info,
+        })
     }
 
     pub fn disk(&self) -> std::sync::MutexGuard<'_, Disk> {
@@ -118,6 +127,7 @@ impl Device for FaultyDevice {
         let offset = offset as usize;
         assert!(bytes.len().is_multiple_of(BLOCK_BYTES) && offset.is_multiple_of(BLOCK_BYTES));
         assert!(offset + bytes.len() <= disk.stable.len());
+        assert!(buffers.iter().all(|buffer| buffer.as_ptr().addr().is_multiple_of(BLOCK_BYTES)));
         let fails = (!disk.failing_writes.is_empty()).then(|| disk.failing_writes.remove(0));
         if fails != Some(false) {
             if (fua || !self.info.volatile_cache) && fails.is_none() {
@@ -126,6 +136,15 @@ impl Device for FaultyDevice {
             } else {
                 disk.pending.push((offset, bytes));
             }
+        }
+        self.written.notify_all();
+        if std::mem::take(&mut disk.hold_next_write) {
+            let writes = disk.writes;
+            let patience = std::time::Duration::from_secs(20);
+            let waited =
+                self.written.wait_timeout_while(disk, patience, |disk| disk.writes == writes);
+            disk = waited.unwrap().0;
+            assert!(disk.writes > writes, "nobody has written meanwhile");
         }
         drop(disk);
         crate::sync::yield_now();
@@ -148,8 +167,15 @@ impl Device for FaultyDevice {
     fn discard(&self, _: u64, _: u64) -> DeviceResult<()> {
         Ok(())
     }
-    fn submit(&self, _: Request, on_done: OnDone) {
-        on_done(Err(broken("submit")), Buffers::None);
+    fn submit(&self, request: Request, on_done: OnDone) {
+        let is_data = request.offset_bytes < LOG_START * BLOCK_BYTES as u64;
+        let result = if is_data && self.disk().failing_data {
+            Err(broken("write"))
+        } else {
+            let slices = request.buffers.slices();
+            self.write(request.offset_bytes, &slices, request.class, false)
+        };
+        on_done(result, request.buffers);
     }
 }
 

@@ -13,7 +13,7 @@ use crate::format::record::Record;
 use std::sync::atomic::AtomicUsize;
 
 /// What the superblock would say of a log that began at `start`.
-fn replay_start(start: &LogStart) -> ReplayStart {
+pub(super) fn replay_start(start: &LogStart) -> ReplayStart {
     ReplayStart {
         point: start.point,
         epoch: start.epoch,
@@ -23,12 +23,16 @@ fn replay_start(start: &LogStart) -> ReplayStart {
     }
 }
 
-fn recover_log(device: &FaultyDevice, log_blocks: u64, start: &ReplayStart) -> Result<Recovered> {
+pub(super) fn recover_log(
+    device: &FaultyDevice,
+    log_blocks: u64,
+    start: &ReplayStart,
+) -> Result<Recovered> {
     recover(device, &geometry(log_blocks), start, KEPT_RECORD_BYTES, &mut |_: Progress| ())
 }
 
 /// Numbers of the operations found, which `append_number` wrote; checks their payload.
-fn numbers(device: &FaultyDevice, recovered: &Recovered) -> Vec<u64> {
+pub(super) fn numbers(device: &FaultyDevice, recovered: &Recovered) -> Vec<u64> {
     let mut found = Vec::new();
     recovered
         .replay_payloads(device, &|_| true, &mut |_| (), &mut |frame| {
@@ -48,12 +52,12 @@ fn numbers(device: &FaultyDevice, recovered: &Recovered) -> Vec<u64> {
     found
 }
 
-fn append_now(log: &Log, mut op: OpRecords) -> Lsn {
+pub(super) fn append_now(log: &Log, mut op: OpRecords) -> Lsn {
     let admission = log.admit(op.blocks(), AdmissionClass::Foreground).unwrap();
     log.append(&mut op, admission).unwrap()
 }
 
-fn small_pool() -> PagePool {
+pub(super) fn small_pool() -> PagePool {
     PagePool::new(512 * BLOCK_BYTES)
 }
 

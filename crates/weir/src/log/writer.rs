@@ -7,7 +7,9 @@
 use super::companion::{Party, Uncounted, end_unwritten};
 use super::core::{Beside, Call, Flush, Goal, Step};
 use super::op::Frame;
+use super::ring::Placement;
 use super::stats::add;
+use super::turns::Company;
 use super::waiter::{Callback, Outbox, Slot, Verdict};
 use super::{Commit, Log};
 use crate::device::{Buffers, IoClass, Operation, Request};
@@ -21,7 +23,7 @@ use crate::{Error, Result};
 use std::collections::VecDeque;
 
 /// Attempts to write a frame, each at another place, before the log shuts down.
-const WRITE_ATTEMPTS: u32 = 3;
+pub(super) const WRITE_ATTEMPTS: u32 = 3;
 /// Callbacks that a blocked caller calls for others before it leaves the rest to a log thread.
 const CALLER_CALLBACKS: usize = 16;
 /// How long callbacks that nobody waits for are gathered at most.
@@ -50,7 +52,7 @@ impl Log {
             match step {
                 Step::Done => break Ok(()),
                 Step::Failed => break Err(reason(&commit)),
-                Step::Write | Step::Flush(_) => {
+                Step::Write | Step::Join | Step::Flush(_) => {
                     acted = true;
                     drop(commit);
                     self.tell(&mut out, step);
@@ -107,7 +109,8 @@ impl Log {
         out: &mut Outbox,
     ) -> MutexGuard<'_, Commit> {
         match step {
-            Step::Write => self.write_queued(own, out),
+            Step::Write => self.write_queued(false, own, out),
+            Step::Join => self.write_queued(true, own, out),
             Step::Flush(flush) => {
                 let asked = matches!(own, Some((Goal::Flushed(_), _)));
                 self.flush_written(flush, asked, out)
@@ -129,21 +132,38 @@ impl Log {
         }
     }
 
-    /// As the writer: writes everything appended so far, and what makes up for data that could not be written beside it.
-    fn write_queued(&self, own: Option<(Goal, u64)>, out: &mut Outbox) -> MutexGuard<'_, Commit> {
+    /// As the writer, or who has joined it: writes everything appended so far, and what makes up for data that could not be written beside it.
+    fn write_queued(
+        &self,
+        joins: bool,
+        own: Option<(Goal, u64)>,
+        out: &mut Outbox,
+    ) -> MutexGuard<'_, Commit> {
         let mut uncounted = Uncounted::default();
         let mut fua;
         let written = loop {
             let mut group = self.take_group();
-            fua = self.begin_group(&group, own);
-            let result = self.write_group(&mut group, &mut fua, &mut uncounted, out);
+            // What the writer has on its way is not durable: nobody forces a frame behind it.
+            fua = self.begin_group(&group, own) && !joins;
+            let is_behind = joins && uncounted.frames.is_empty();
+            let result = self.write_group(&mut group, is_behind, &mut fua, &mut uncounted, out);
             self.recycle_group(group);
             match result {
                 Ok(true) => {}
                 Ok(false) => break Ok(()),
                 Err(error) => break Err(error),
             }
+            if self.leave_owed(&mut uncounted) {
+                let mut commit = self.commit.lock();
+                self.end_write(&mut commit);
+                return commit;
+            }
         };
+        if joins && (written.is_err() || uncounted.frames.is_empty()) {
+            // Whatever went wrong: its turn comes first.
+            self.take_turn(None);
+            self.take_owed(&mut uncounted);
+        }
         self.making_up.store(false, Ordering::Release);
         if let Err(error) = written {
             self.fail(&mut self.commit.lock(), error, out);
@@ -161,7 +181,7 @@ impl Log {
                 self.publish_durable(&commit, acknowledged);
             }
         }
-        commit.core.end_write();
+        self.end_write(&mut commit);
         commit
     }
 
@@ -174,11 +194,12 @@ impl Log {
         group
     }
 
-    /// Writes the frames, each with its companions at the same time. They count, all but the last, as they are written; but from data that
+    /// Writes the frames, each with its companions at the same time; the first `is_behind` that of a writer that was joined. They count, all but the last, as they are written; but from data that
     /// could not be written on, when what makes up for it is there too: true if there is such, in the next group.
     fn write_group(
         &self,
         group: &mut VecDeque<Frame>,
+        is_behind: bool,
         fua: &mut bool,
         uncounted: &mut Uncounted,
         out: &mut Outbox,
@@ -189,9 +210,17 @@ impl Log {
         let is_beside =
             !uncounted.parties.is_empty() || group.iter().any(|frame| !frame.companions.is_empty());
         let class = if is_beside { IoClass::Beside } else { IoClass::Log };
+        let is_first = uncounted.frames.is_empty();
+        let may_be_joined = is_first && group.len() == 1 && !group[0].continues;
         for index in 0..group.len() {
             let frame = &mut group[index];
-            written = self.write_party(frame, class, fua, uncounted).map(|made_up| owes |= made_up);
+            let company = match index {
+                0 if is_behind => Company::Writer,
+                0 if may_be_joined => Company::MayCome,
+                _ => Company::Alone,
+            };
+            let made_up = self.write_party(frame, class, company, fua, uncounted);
+            written = made_up.map(|made_up| owes |= made_up);
             if written.is_err() {
                 break;
             }
@@ -215,19 +244,20 @@ impl Log {
         &self,
         frame: &mut Frame,
         class: IoClass,
+        company: Company,
         fua: &mut bool,
         uncounted: &mut Uncounted,
     ) -> Result<bool> {
         let mut party = Party::of(frame);
         party.class = class;
         if party.is_empty() {
-            self.write_frame(frame, fua, &mut party)?;
+            self.write_frame(frame, company, fua, &mut party)?;
             uncounted.frames.push((frame.last_lsn, frame.continues));
-            return Ok(false);
+            return Ok(company == Company::Writer && self.take_owed(uncounted));
         }
         // Forced unit access would leave out what is written beside.
         *fua = false;
-        let written = self.write_frame(frame, fua, &mut party);
+        let written = self.write_frame(frame, company, fua, &mut party);
         self.write_rest(&mut party);
         self.note_beside(&party);
         let made_up = written.and_then(|()| {
@@ -236,7 +266,8 @@ impl Log {
             party.make_up()
         });
         uncounted.parties.push(party);
-        made_up
+        let owed = company == Company::Writer && self.take_owed(uncounted);
+        made_up.map(|made_up| made_up || owed)
     }
 
     /// Counts frames as written: those whose data was written beside them are to be told.
@@ -258,7 +289,7 @@ impl Log {
     /// forced unit access alone: it is one frame, somebody waits for it, and nothing else in the device's cache
     /// has to be durable with it. The group is sealed, so data noted from now on belongs to later operations.
     pub(super) fn begin_group(&self, group: &VecDeque<Frame>, own: Option<(Goal, u64)>) -> bool {
-        let Some(last) = group.back() else { return false };
+        let (Some(first), Some(last)) = (group.front(), group.back()) else { return false };
         let now_ns = self.clock.monotonic_ns();
         let clean =
             self.data_written.load(Ordering::Acquire) == self.data_flushed.load(Ordering::Acquire);
@@ -268,7 +299,7 @@ impl Log {
             is_awaited = true;
             self.stats.queue_ns.record(now_ns.saturating_sub(arrived_ns));
         };
-        let (callers, callbacks) = commit.core.waiting_up_to(last.last_lsn);
+        let (callers, callbacks) = commit.core.waiting_for(first.first_lsn, last.last_lsn);
         callers.for_each(|slot| queued(slot.arrived_ns));
         callbacks.for_each(|callback| queued(callback.arrived_ns));
         if let Some((goal @ Goal::Durable(_), arrived_ns)) = own
@@ -285,40 +316,42 @@ impl Log {
 
     /// Writes one frame, at another place when that fails, and at the same time what `party` has left to be written. Clears `fua` when it
     /// had to move: a flush then covers whatever the failed write left.
-    fn write_frame(&self, frame: &mut Frame, fua: &mut bool, party: &mut Party) -> Result<()> {
-        let blocks = frame.blocks();
-        frame.sum_payloads();
-        // The padding of the records up to a whole block.
-        let meta_bytes = frame.meta.len();
-        frame.meta.resize_zeroed(meta_bytes.next_multiple_of(BLOCK_BYTES));
-        let mut append = self.append.lock();
-        let mut placement = append.ring.place(blocks).map_err(|full| corrupt_ring(&full))?;
-        let mut header = FrameHeader {
-            volume_id: self.geometry.volume_id,
-            epoch: self.epoch,
-            sequence: append.live.next_sequence(),
-            first_lsn: frame.first_lsn,
-            last_lsn: frame.last_lsn,
-            transaction: frame.transaction,
-            durable_lsn: self.durable.load(Ordering::Acquire),
-            prev_digest: append.live.digest(),
-            ring_position_blocks: placement.position_blocks,
-            meta_bytes: meta_bytes as u32,
-            record_count: frame.record_count,
-            payload_blocks: frame.payloads.len() as u32,
-            continues: frame.continues,
-        };
-        drop(append);
+    fn write_frame(
+        &self,
+        frame: &mut Frame,
+        company: Company,
+        fua: &mut bool,
+        party: &mut Party,
+    ) -> Result<()> {
+        let (mut header, mut placement) = self.place_frame(frame)?;
+        let mut is_behind = company == Company::Writer;
         let mut attempt = 1;
         loop {
             header.ring_position_blocks = placement.position_blocks;
             let digest = header.seal(&mut frame.meta)?;
+            if company == Company::MayCome && attempt == 1 {
+                self.announce(&header, digest);
+            }
             let started_ns = self.clock.monotonic_ns();
-            match self.write_blocks(frame, placement.position_blocks, *fua, party) {
+            let written = self.write_blocks(frame, placement.position_blocks, *fua, party);
+            let elapsed_ns = self.clock.monotonic_ns().saturating_sub(started_ns);
+            if std::mem::take(&mut is_behind) {
+                add(&self.stats.frames_joined, 1);
+                self.take_turn(Some(placement.position_blocks));
+                if self.shut_down.load(Ordering::Acquire) {
+                    // The frame before may be missing.
+                    return Err(self.shutdown_error());
+                }
+                if let Some(moved) = self.follow_chain(&mut header, placement.blocks())? {
+                    placement = moved;
+                    continue;
+                }
+            }
+            match written {
                 Ok(()) => {
-                    let elapsed_ns = self.clock.monotonic_ns().saturating_sub(started_ns);
+                    let blocks = frame.blocks();
                     self.count_frame(blocks, frame.payloads.len() as u64, elapsed_ns);
-                    self.append.lock().live.push(frame.last_lsn, placement, digest);
+                    self.append.lock().push_written(&header, placement, digest);
                     return Ok(());
                 }
                 Err(error) if attempt == WRITE_ATTEMPTS => return Err(error),
@@ -326,6 +359,9 @@ impl Log {
                     attempt += 1;
                     *fua = false;
                     add(&self.stats.write_retries, 1);
+                    if company == Company::MayCome {
+                        self.part()?;
+                    }
                     let mut append = self.append.lock();
                     let admitted = self.admitted.blocks();
                     // Without room further on, the same place once more.
@@ -333,6 +369,34 @@ impl Log {
                 }
             }
         }
+    }
+
+    /// Sums up the frame, finds its place, and links it to the one before.
+    fn place_frame(&self, frame: &mut Frame) -> Result<(FrameHeader, Placement)> {
+        let blocks = frame.blocks();
+        frame.sum_payloads();
+        // The padding of the records up to a whole block.
+        let meta_bytes = frame.meta.len();
+        frame.meta.resize_zeroed(meta_bytes.next_multiple_of(BLOCK_BYTES));
+        let mut append = self.append.lock();
+        let placement = append.ring.place(blocks).map_err(|full| corrupt_ring(&full))?;
+        let (sequence, prev_digest) = append.next_in_chain();
+        let header = FrameHeader {
+            volume_id: self.geometry.volume_id,
+            epoch: self.epoch,
+            sequence,
+            first_lsn: frame.first_lsn,
+            last_lsn: frame.last_lsn,
+            transaction: frame.transaction,
+            durable_lsn: self.durable.load(Ordering::Acquire),
+            prev_digest,
+            ring_position_blocks: placement.position_blocks,
+            meta_bytes: meta_bytes as u32,
+            record_count: frame.record_count,
+            payload_blocks: frame.payloads.len() as u32,
+            continues: frame.continues,
+        };
+        Ok((header, placement))
     }
 
     /// One device write: header and records, then the payload straight from the page frames. In one batch with what `party` has left.
@@ -633,7 +697,7 @@ fn reason(commit: &Commit) -> Error {
 }
 
 /// Admission excludes this; and if it failed to, live frames are still not overwritten.
-fn corrupt_ring(full: &super::LogFull) -> Error {
+pub(super) fn corrupt_ring(full: &super::LogFull) -> Error {
     debug_assert!(false, "an admitted frame found the ring full: {full}");
     Error::Shutdown(full.to_string())
 }

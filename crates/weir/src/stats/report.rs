@@ -278,6 +278,7 @@ fn log(stats: &Stats) -> Group {
         .count("operations", log.operations)
         .count("frames", log.frames)
         .count("frames_awaited", log.frames_awaited)
+        .count("frames_joined", log.frames_joined)
         .count("written_bytes", log.frame_bytes)
         .count("payload_blocks", log.payload_blocks)
         .count("beside_bytes", log.beside_bytes)
