@@ -6,7 +6,7 @@
 //! wait in the frame, and one batch writes the frame with the data of all of its operations, neighbours joined. A group of callers
 //! therefore shares not only the frame's write and the flush but the writes of its data, and each sleeps once.
 //!
-//! **Data may have begun before.** Whoever brings it to a log that nobody writes need not wait with it for the frame, which takes longest to be
+//! **Data may have begun before.** Whoever brings it to a log that nobody writes, or whose writer it will join, need not wait with it for the frame, which takes longest to be
 //! made: the disk writes while checksums, mapping and frame come into being ([`Data::Begun`]). The frame's writer then waits for it
 //! after the frame.
 //!
@@ -217,9 +217,10 @@ impl Log {
             && self.companion_blocks.load(Ordering::Acquire) < MAX_QUEUED_BLOCKS
     }
 
-    /// Nobody writes, and no data waits for a frame: whoever comes now will write his own. A hint.
+    /// No data waits for a frame, and nobody writes, or his frame is on its way and he may be joined: whoever comes now will write his own. A
+    /// hint.
     pub fn awaits_writer(&self) -> bool {
-        !self.has_companions() && self.commit.lock().core.is_writer_free()
+        !self.has_companions() && self.commit.lock().core.takes_writer()
     }
 
     /// Some data waits for somebody to write its frame.

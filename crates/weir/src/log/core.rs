@@ -187,9 +187,9 @@ impl<C, B> Core<C, B> {
         self.durable
     }
 
-    /// Nobody has the writer's role.
-    pub fn is_writer_free(&self) -> bool {
-        self.writer.is_none()
+    /// A blocked caller that comes next will write its own frame at once: nobody has the writer's role, or who has it may be joined.
+    pub fn takes_writer(&self) -> bool {
+        self.writer.is_none() || self.may_join(Goal::Durable(Lsn::MAX))
     }
 
     /// True after a failed flush or a frame that could not be written. Sticky.
