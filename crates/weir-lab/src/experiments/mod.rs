@@ -22,7 +22,7 @@ use serde_json::Value;
 
 use crate::disk::registry::Registry;
 use crate::error::LabResult;
-use crate::measure::device::cpu_us;
+use crate::measure::device::CpuTime;
 use crate::measure::{BlockDevice, DeviceCounters, PERCENTILES, Recorder};
 use crate::run::Cancel;
 use crate::target::Fs;
@@ -232,7 +232,7 @@ impl CaseResult {
 /// What the device and the processors have done before a load.
 pub struct Cost {
     device: Option<DeviceCounters>,
-    cpu_us: u64,
+    cpu: CpuTime,
 }
 
 /// What a load has cost.
@@ -247,14 +247,14 @@ pub struct Spent {
 impl Cost {
     /// Before the load.
     pub fn start(env: &Env<'_>) -> Self {
-        let cpu_us = cpu_us();
-        Cost { device: env.fs.device(), cpu_us }
+        let cpu = CpuTime::now();
+        Cost { device: env.fs.device(), cpu }
     }
 
     /// After it.
     pub fn stop(&self, env: &Env<'_>) -> Spent {
         let device = env.device_since(self.device);
-        Spent { device, cpu_us: cpu_us().saturating_sub(self.cpu_us) }
+        Spent { device, cpu_us: CpuTime::now().us_since(&self.cpu) }
     }
 }
 

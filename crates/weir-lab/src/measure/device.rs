@@ -1,5 +1,6 @@
 //! Device truth: what the block layer counted, and whether someone else used the disk or the CPU.
 
+use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -222,39 +223,59 @@ fn kernel_thread_ticks() -> u64 {
     kernel_threads(|_, stat| {
         stat.get(11..13).map_or(0, |t| t.iter().filter_map(|w| w.parse::<u64>().ok()).sum())
     })
+    .into_values()
+    .sum()
 }
 
-/// Sums a figure over the kernel's threads: of its directory in `/proc`, and of the fields of its `stat` after
+/// A figure of each of the kernel's threads, by its number: of its directory in `/proc`, and of the fields of its `stat` after
 /// the name.
-fn kernel_threads(figure: impl Fn(&Path, &[&str]) -> u64) -> u64 {
-    let Ok(dir) = fs::read_dir("/proc") else { return 0 };
-    let mut total = 0;
+fn kernel_threads(figure: impl Fn(&Path, &[&str]) -> u64) -> HashMap<u32, u64> {
+    let Ok(dir) = fs::read_dir("/proc") else { return HashMap::new() };
+    let mut figures = HashMap::new();
     for entry in dir.flatten() {
-        if !entry.file_name().to_string_lossy().starts_with(|c: char| c.is_ascii_digit()) {
-            continue;
-        }
+        let Ok(number) = entry.file_name().to_string_lossy().parse() else { continue };
         let Ok(stat) = fs::read_to_string(entry.path().join("stat")) else { continue };
         let Some((_, rest)) = stat.rsplit_once(") ") else { continue };
         let fields: Vec<&str> = rest.split(' ').collect();
         // Field 4 of the line is the parent: kthreadd is 2.
         if fields.get(1) == Some(&"2") {
-            total += figure(&entry.path(), &fields);
+            figures.insert(number, figure(&entry.path(), &fields));
         }
     }
-    total
+    figures
 }
 
-/// CPU time of this process, of those that it started, and of the kernel's threads so far, in microseconds.
-pub fn cpu_us() -> u64 {
-    let own = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    let own_us = own.tv_sec as u64 * 1_000_000 + own.tv_nsec as u64 / 1000;
-    let children_us = tree_ticks(children_of(std::process::id())) * 1_000_000 / TICKS_PER_S as u64;
-    // Nanoseconds on a processor; a kernel without them leaves these threads out.
-    let kernel_ns = kernel_threads(|dir, _| {
-        let text = fs::read_to_string(dir.join("schedstat")).unwrap_or_default();
-        text.split(' ').next().and_then(|w| w.parse().ok()).unwrap_or(0)
-    });
-    own_us + children_us + kernel_ns / 1000
+/// CPU time at one moment: of this process, of those that it started, and of the kernel's threads.
+pub struct CpuTime {
+    processes_us: u64,
+    /// In nanoseconds. These threads come and go: a sum of those that are there may become less.
+    kernel_ns: HashMap<u32, u64>,
+}
+
+impl CpuTime {
+    /// So far.
+    pub fn now() -> Self {
+        let own = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+        let own_us = own.tv_sec as u64 * 1_000_000 + own.tv_nsec as u64 / 1000;
+        let children = tree_ticks(children_of(std::process::id()));
+        // A kernel without nanoseconds on a processor leaves these threads out.
+        let kernel_ns = kernel_threads(|dir, _| {
+            let text = fs::read_to_string(dir.join("schedstat")).unwrap_or_default();
+            text.split(' ').next().and_then(|w| w.parse().ok()).unwrap_or(0)
+        });
+        Self { processes_us: own_us + children * 1_000_000 / TICKS_PER_S as u64, kernel_ns }
+    }
+
+    /// Microseconds from `earlier` to this moment. What threads of the kernel that have ended meanwhile used is not known.
+    pub fn us_since(&self, earlier: &Self) -> u64 {
+        let used_ns = |(number, &ns): (&u32, &u64)| {
+            let before_ns = earlier.kernel_ns.get(number).copied().unwrap_or(0);
+            // Less than before is another thread of the same number.
+            ns.checked_sub(before_ns).unwrap_or(ns)
+        };
+        let kernel_ns: u64 = self.kernel_ns.iter().map(used_ns).sum();
+        self.processes_us.saturating_sub(earlier.processes_us) + kernel_ns / 1000
+    }
 }
 
 impl DisturbanceWatch {
@@ -355,6 +376,18 @@ mod tests {
     fn cpu_line_separates_steal() {
         assert_eq!(parse_cpu("cpu  1616 4 1178 131157 1905 0 26 12 0 0\n"), Some((2798, 12)));
         assert_eq!(parse_cpu("cpu 1 2"), None);
+    }
+
+    #[test]
+    fn threads_of_the_kernel_that_end_take_no_time_away() {
+        let time = |processes_us, kernel_ns: &[(u32, u64)]| CpuTime {
+            processes_us,
+            kernel_ns: kernel_ns.iter().copied().collect(),
+        };
+        let before = time(100, &[(5, 1_000_000), (6, 900_000_000), (7, 50_000)]);
+        // 6 has ended, 7 has and its number is another's now, 8 is new.
+        let after = time(150, &[(5, 1_030_000), (7, 20_000), (8, 10_000)]);
+        assert_eq!(after.us_since(&before), 50 + 30 + 20 + 10);
     }
 
     #[test]
