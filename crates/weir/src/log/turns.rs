@@ -16,14 +16,14 @@
 
 use super::companion::Uncounted;
 use super::ring::Placement;
-use super::writer::{WRITE_ATTEMPTS, corrupt_ring};
+use super::writer::WRITE_ATTEMPTS;
 use super::{Appender, Commit, Log};
-use crate::Result;
 use crate::device::IoClass;
 use crate::device::buffer::AlignedBuf;
 use crate::format::frame::FrameHeader;
 use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64};
 use crate::sync::MutexGuard;
+use crate::{Error, Result};
 
 /// Who else has a frame on its way while one is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,7 +120,7 @@ impl Log {
     /// frame, at a new place.
     ///
     /// # Errors
-    /// There is no room.
+    /// There is no room: writes that failed have used it up.
     pub(super) fn follow_chain(
         &self,
         header: &mut FrameHeader,
@@ -131,7 +131,8 @@ impl Log {
             return Ok(None);
         }
         header.prev_digest = append.live.digest();
-        let placement = append.ring.place_behind(blocks).map_err(|full| corrupt_ring(&full))?;
+        let placed = append.ring.place_behind(blocks);
+        let placement = placed.map_err(|full| Error::Shutdown(full.to_string()))?;
         Ok(Some(placement))
     }
 

@@ -132,7 +132,8 @@ impl Log {
         }
     }
 
-    /// As the writer, or who has joined it: writes everything appended so far, and what makes up for data that could not be written beside it.
+    /// As the writer, or as who has joined it: writes everything appended so far, and what makes up for data that could not be written beside
+    /// it.
     fn write_queued(
         &self,
         joins: bool,
@@ -194,8 +195,9 @@ impl Log {
         group
     }
 
-    /// Writes the frames, each with its companions at the same time; the first `is_behind` that of a writer that was joined. They count, all but the last, as they are written; but from data that
-    /// could not be written on, when what makes up for it is there too: true if there is such, in the next group.
+    /// Writes the frames, each with its companions at the same time; the first `is_behind` that of a writer that was joined. They count, all
+    /// but the last, as they are written; but from data that could not be written on, when what makes up for it is there too: true if there
+    /// is such, in the next group.
     fn write_group(
         &self,
         group: &mut VecDeque<Frame>,
@@ -697,7 +699,7 @@ fn reason(commit: &Commit) -> Error {
 }
 
 /// Admission excludes this; and if it failed to, live frames are still not overwritten.
-pub(super) fn corrupt_ring(full: &super::LogFull) -> Error {
+fn corrupt_ring(full: &super::LogFull) -> Error {
     debug_assert!(false, "an admitted frame found the ring full: {full}");
     Error::Shutdown(full.to_string())
 }
