@@ -6,9 +6,9 @@
 //! wait in the frame, and one batch writes the frame with the data of all of its operations, neighbours joined. A group of callers
 //! therefore shares not only the frame's write and the flush but the writes of its data, and each sleeps once.
 //!
-//! **Data may have begun before.** Whoever brings it to a log that nobody writes, or whose writer it will join, need not wait with it for the frame, which takes longest to be
-//! made: the disk writes while checksums, mapping and frame come into being ([`Data::Begun`]). The frame's writer then waits for it
-//! after the frame.
+//! **Data may have begun before.** Whoever brings it to a log that nobody writes, or whose writer it will join, need not wait with it for
+//! the frame, which takes longest to be made: the disk writes while checksums, mapping and frame come into being ([`Data::Begun`]). The
+//! frame's writer then waits for it after the frame.
 //!
 //! **When data cannot be written** its operation is in the log already, and cannot be taken back. The writer then has the owner append what makes up for it
 //! ([`Companion::make_up`]: the pages themselves, as payload), and frames count together with those that do. Meanwhile the log takes no

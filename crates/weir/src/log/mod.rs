@@ -1,16 +1,16 @@
 //! The log: operations in, frames on the ring, durability out.
 //!
-//! [`Log::append`] puts one operation into the open frame and never waits for I/O. [`Log::commit`]
-//! makes everything up to an LSN durable: the calling thread writes the open frame with one device write
-//! and one flush itself when nobody else is doing so, or waits for whoever is. [`Log::commit_async`]
-//! calls back instead; the log threads, or [`Log::drive`] where there are none, do the work.
-//! The rules of group commit are in [`core`], the ring's geometry in [`ring`], what the roles do
-//! in `writer`, how two of them write at a time in `turns`, data that is written beside frames in [`companion`], reading the log after a crash in [`replay`].
+//! [`Log::append`] puts one operation into the open frame and never waits for I/O. [`Log::commit`] makes everything up to
+//! an LSN durable: the calling thread writes the open frame with one device write and one flush itself when nobody else is
+//! doing so, or waits for whoever is. [`Log::commit_async`] calls back instead; the log threads, or [`Log::drive`] where
+//! there are none, do the work. The rules of group commit are in [`core`], the ring's geometry in [`ring`], what the roles
+//! do in `writer`, how two of them write at a time in `turns`, data that is written beside frames in [`companion`], reading
+//! the log after a crash in [`replay`].
 //!
-//! **Invariants.** LSNs are dense: one per operation (one per part of a batch), in the order of
-//! `append`. Frames are sealed and placed in LSN order, and count in that order; at most two are on their way at a time (`turns`). An operation
-//! is in one frame; a batch of several parts starts a frame of its own, so that nothing else
-//! depends on frames that replay may have to cut away together.
+//! **Invariants.** LSNs are dense: one per operation (one per part of a batch), in the order of `append`. Frames are sealed
+//! and placed in LSN order, and count in that order; at most two are on their way at a time (`turns`). An operation is in
+//! one frame; a batch of several parts starts a frame of its own, so that nothing else depends on frames that replay may
+//! have to cut away together.
 //!
 //! **Locks.** `append` (open and sealed frames, ring), then `core` (group commit). Neither is held
 //! over I/O or while a callback runs; both are leaves towards the rest of the engine. The roles of writer and flusher

@@ -53,7 +53,7 @@ pub(super) fn numbers(device: &FaultyDevice, recovered: &Recovered) -> Vec<u64> 
 }
 
 pub(super) fn append_now(log: &Log, mut op: OpRecords) -> Lsn {
-    let admission = log.admit(op.blocks(), AdmissionClass::Foreground).unwrap();
+    let admission = log.admit(op.blocks(), AdmissionClass::Background).unwrap();
     log.append(&mut op, admission).unwrap()
 }
 

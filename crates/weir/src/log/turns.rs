@@ -1,16 +1,19 @@
-//! Two frames on their way at a time: what the writer and who has joined it know of each other. When somebody may join is decided by
-//! [`super::core`].
+//! Two frames on their way at a time: what the writer and who has joined it know of each other. When somebody may join is decided
+//! by [`super::core`].
 //!
-//! The writer seals and places its frame, says so ([`Log::announce`]), and writes it. Who joins seals the next one on top of that, writes it
-//! at the same time, and waits for its turn ([`Log::take_turn`]): the writer has ended then, and the frames are booked in order.
+//! The writer seals and places its frame, says so ([`Log::announce`]), and writes it. Who joins seals the next one on top of
+//! that, writes it at the same time, and waits for its turn ([`Log::take_turn`]): the writer has ended then, and the frames are
+//! booked in order.
 //!
-//! **When the writer's frame cannot be written** where it was announced, the frame behind it is void: its chain and its place were built on
-//! that. The writer waits until nobody writes that frame any more, wipes it ([`Log::part`]), and moves its own. Who has joined finds
-//! at its turn that the chain has changed, and writes its frame again, behind. Wiping matters because a write that was reported as failed may have
-//! reached the device all the same: replay would take both frames where they were, and not find what was written behind their copies.
+//! **When the writer's frame cannot be written** where it was announced, the frame behind it is void: its chain and its place
+//! were built on that. The writer waits until nobody writes that frame any more, wipes it ([`Log::part`]), and moves its own, or
+//! writes it once more where there is no room to. Who has joined hears of it at its turn, and writes its frame again, behind
+//! ([`Log::place_anew`]). Wiping matters because a write that was reported as failed may have reached the device all the same:
+//! replay would take both frames where they were, and not find what was written behind their copies.
 //!
-//! **When the writer owes something** for data that is missing beside its frame ([`super::companion`]), that comes behind the frame that is on its way.
-//! So it leaves what it could not count to who has joined it ([`Log::leave_owed`]), who sees to the rest.
+//! **When the writer owes something** for data that is missing beside its frame ([`super::companion`]), that comes behind the
+//! frame that is on its way. So it leaves what it could not count to who has joined it ([`Log::leave_owed`]), who sees to the
+//! rest.
 //!
 //! **Locks.** `append`, then `core`; none while waiting for a turn.
 
@@ -42,6 +45,8 @@ pub(super) struct Waiting {
     is_there: bool,
     /// Where its frame is.
     position_blocks: Option<u64>,
+    /// The writer has wiped that frame, or is about to.
+    is_wiped: bool,
 }
 
 impl Appender {
@@ -81,6 +86,7 @@ impl Log {
             self.turn.wait(&mut commit);
         }
         let position_blocks = commit.joiner.position_blocks;
+        commit.joiner.is_wiped = true;
         drop(commit);
         self.append.lock().sent = None;
         let Some(position_blocks) = position_blocks else { return Ok(()) };
@@ -94,17 +100,19 @@ impl Log {
         Ok(wiped?)
     }
 
-    /// Who has joined the writer, and has written a frame or failed to, waits until it is the writer itself.
-    pub(super) fn take_turn(&self, position_blocks: Option<u64>) {
+    /// Who has joined the writer, and has written a frame or failed to, waits until it is the writer itself. True: that frame was wiped
+    /// meanwhile, and has to be written again.
+    pub(super) fn take_turn(&self, position_blocks: Option<u64>) -> bool {
         let mut commit = self.commit.lock();
-        if commit.core.has_joined() {
-            commit.joiner = Waiting { is_there: true, position_blocks };
-            self.turn.notify_all();
-            while commit.core.has_joined() {
-                self.turn.wait(&mut commit);
-            }
-            commit.joiner = Waiting::default();
+        if !commit.core.has_joined() {
+            return false;
         }
+        commit.joiner = Waiting { is_there: true, position_blocks, is_wiped: false };
+        self.turn.notify_all();
+        while commit.core.has_joined() {
+            self.turn.wait(&mut commit);
+        }
+        std::mem::take(&mut commit.joiner).is_wiped
     }
 
     /// Who has taken its turn takes what the writer before has left. True: there is something, and it owes.
@@ -116,24 +124,23 @@ impl Log {
         true
     }
 
-    /// Whether the writer, whom the writer of this frame had joined, has moved its own: the chain goes on behind that, and so does this
-    /// frame, at a new place.
+    /// Where a frame that was wiped at `placement` is to be written again: behind the writer's, if that has moved; the chain goes on from there.
     ///
     /// # Errors
     /// There is no room: writes that failed have used it up.
-    pub(super) fn follow_chain(
+    pub(super) fn place_anew(
         &self,
         header: &mut FrameHeader,
-        blocks: u64,
-    ) -> Result<Option<Placement>> {
+        placement: Placement,
+    ) -> Result<Placement> {
         let mut append = self.append.lock();
         if append.live.digest() == header.prev_digest {
-            return Ok(None);
+            // The writer has found no room further on, and has written its frame where it was.
+            return Ok(placement);
         }
         header.prev_digest = append.live.digest();
-        let placed = append.ring.place_behind(blocks);
-        let placement = placed.map_err(|full| Error::Shutdown(full.to_string()))?;
-        Ok(Some(placement))
+        let placed = append.ring.place_behind(placement.blocks());
+        placed.map_err(|full| Error::Shutdown(full.to_string()))
     }
 
     /// The writer owes something for what it has written. True: somebody has joined it, and sees to it; the writer is to end.

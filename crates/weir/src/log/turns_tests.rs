@@ -69,6 +69,30 @@ fn a_frame_that_moves_takes_the_one_behind_it_along_wherever_they_are() {
     assert!(moved > 200, "{moved}");
 }
 
+/// The writer's frame stays where it is, and what was wiped behind it has to be written again all the same.
+#[test]
+fn a_frame_that_finds_no_room_to_move_leaves_the_one_behind_it_its_place() {
+    let pool = small_pool();
+    for failures in [vec![false], vec![true], vec![true, true], vec![true, false, true]] {
+        for (first, second) in [(0, 0), (2, 5), (5, 2)] {
+            let device = FaultyDevice::new(300);
+            let log = open(&device, 200, &START);
+            let others = log.admit(160, AdmissionClass::Background).unwrap();
+            device.disk().failing_writes.clone_from(&failures);
+            let second = operation(&pool, 2, 10, second);
+            commit_two(&log, &device, operation(&pool, 1, 10, first), second);
+            assert_eq!(log.durable_lsn(), 2);
+            drop(others);
+            device.crash(&mut Random(1));
+            let recovered = recover_log(&device, 200, &replay_start(&START)).unwrap();
+            assert_eq!(numbers(&device, &recovered), [1, 2]);
+            log.commit(append_now(&log, operation(&pool, 3, 10, 1))).unwrap();
+            let recovered = recover_log(&device, 200, &replay_start(&START)).unwrap();
+            assert_eq!(numbers(&device, &recovered), [1, 2, 3]);
+        }
+    }
+}
+
 #[test]
 fn a_frame_that_cannot_be_written_anywhere_fails_who_has_joined_its_writer_too() {
     let pool = small_pool();

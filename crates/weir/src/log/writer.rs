@@ -339,13 +339,13 @@ impl Log {
             let elapsed_ns = self.clock.monotonic_ns().saturating_sub(started_ns);
             if std::mem::take(&mut is_behind) {
                 add(&self.stats.frames_joined, 1);
-                self.take_turn(Some(placement.position_blocks));
+                let is_wiped = self.take_turn(Some(placement.position_blocks));
                 if self.shut_down.load(Ordering::Acquire) {
                     // The frame before may be missing.
                     return Err(self.shutdown_error());
                 }
-                if let Some(moved) = self.follow_chain(&mut header, placement.blocks())? {
-                    placement = moved;
+                if is_wiped {
+                    placement = self.place_anew(&mut header, placement)?;
                     continue;
                 }
             }
