@@ -113,7 +113,7 @@ pub fn text(report: &SimReport, whole_trace: bool) -> String {
     }
     lines.push(format!(
         "{} crash states in {} cases ({} during recovery, {} after a recovery; {} duplicates skipped), \
-         {} operations ({} of them amid others, {} refused), \
+         {} operations ({} of them amid others, {} refused; {} frames beside the one before), \
          {} faults ({} of them amid others)",
         report.states,
         report.cases,
@@ -123,6 +123,7 @@ pub fn text(report: &SimReport, whole_trace: bool) -> String {
         report.operations,
         report.overlapped,
         report.refused,
+        report.joined,
         report.faults,
         report.faults_amid,
     ));

@@ -48,6 +48,7 @@ impl weir::sync::Clock for SimClock {
     }
     fn sleep_us(&self, duration_us: u64) {
         self.advance_ns(duration_us.saturating_mul(1000));
+        crate::turns::wait_for_other();
     }
 }
 

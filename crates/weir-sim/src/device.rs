@@ -129,7 +129,7 @@ struct State {
     queue: Vec<Queued>,
     /// What somebody does during one of the next calls: that many writes and flushes go by before.
     meanwhile: Option<(u32, Meanwhile)>,
-    /// Somebody goes on while a call is under way.
+    /// Somebody goes on amid a call of somebody else.
     is_amid: bool,
     /// Calls struck then, or while they were to be under way then.
     struck_amid: u64,
@@ -139,8 +139,8 @@ struct State {
     known_lsn: u64,
 }
 
-/// What somebody does while a call is under way, of this class if it is a write, or a flush.
-pub type Meanwhile = Box<dyn FnOnce(Option<IoClass>) + Send>;
+/// What somebody does while a call is under way.
+pub type Meanwhile = Box<dyn FnOnce() + Send>;
 
 /// Answers the engine's durable LSN; called in the midst of its device calls.
 pub type LsnProbe = Box<dyn Fn() -> u64 + Send>;
@@ -238,11 +238,15 @@ impl SimDevice {
         before.map(|(_, meanwhile)| meanwhile)
     }
 
+    /// Who went on amid a call has come to an end.
+    pub fn end_amid(&self) {
+        self.state.lock().is_amid = false;
+    }
+
     /// Runs what is planned for this call, without the lock.
     fn let_others_go_on<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
-        class: Option<IoClass>,
     ) -> MutexGuard<'a, State> {
         let due = state.meanwhile.take_if(|(calls, _)| {
             let is_due = *calls == 0;
@@ -252,10 +256,8 @@ impl SimDevice {
         let Some((_, meanwhile)) = due else { return state };
         state.is_amid = true;
         drop(state);
-        meanwhile(class);
-        let mut state = self.state.lock();
-        state.is_amid = false;
-        state
+        meanwhile();
+        self.state.lock()
     }
 
     /// Notes in the record that one of several overlapping operations has begun, or returned.
@@ -349,6 +351,7 @@ impl SimDevice {
         class: Option<IoClass>,
     ) -> DeviceResult<(u64, Option<FaultKind>)> {
         state.calls += 1;
+        crate::turns::get_ahead();
         assert!(
             state.calls <= self.first_call + self.config.call_limit,
             "more than {} device calls: the engine seems to loop",
@@ -483,7 +486,7 @@ impl SimDevice {
         let mut state = self.state.lock();
         let (_, fault) = self.enter(&mut state, "flush", 0, 0, None)?;
         let covers = state.disk.completed();
-        let mut state = self.let_others_go_on(state, None);
+        let mut state = self.let_others_go_on(state);
         Self::end_flush(&mut state, covers, fault)
     }
 
@@ -553,7 +556,7 @@ impl SimDevice {
             buffers.iter().flat_map(|buffer| buffer.chunks_exact(BLOCK_BYTES)).map(Block::new);
         let blocks = blocks.collect();
         let result = Self::begin_write(&mut state, call, offset_bytes, blocks, class, fault);
-        let mut state = self.let_others_go_on(state, Some(class));
+        let mut state = self.let_others_go_on(state);
         if result.is_ok() && !queued {
             state.complete_write(call);
             if fua && self.config.fua || !self.config.volatile_cache {

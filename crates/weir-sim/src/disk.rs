@@ -54,7 +54,7 @@ pub enum Event {
     DurableLsn(u64),
     /// Amid the calls of another operation, this one of those that overlap with it began.
     Began(usize),
-    /// It has returned.
+    /// It has returned. Under the number after theirs: that other operation has.
     Returned(usize),
 }
 

@@ -23,7 +23,7 @@ use crate::device::SimDevice;
 use crate::image::{BLOCK_BYTES, BlockRef};
 use crate::model::found::{Found, FoundAttr, FoundBody, FoundNode, pages_of};
 use crate::model::{Outcome, errno};
-use crate::op::{Commit, HandOver, Hold, Op, Sync, Target};
+use crate::op::{Amid, Commit, HandOver, Hold, Op, Sync, Target};
 use crate::pattern;
 use crate::system::{Overlapped, Session, Settings, System, SystemError};
 
@@ -602,8 +602,8 @@ impl Session for EngineSession {
         early.map_or(outcome, |text| Err(SystemError::new(0, text)))
     }
 
-    fn overlap(&mut self, outer: &Op, at: u32, inner: &[Op]) -> Overlapped {
-        self.run_overlap(outer, at, inner)
+    fn overlap(&mut self, outer: &Op, amid: Amid, inner: &[Op]) -> Overlapped {
+        self.run_overlap(outer, amid, inner)
     }
 
     fn ended(&mut self) -> Vec<(u32, Result<()>)> {

@@ -21,6 +21,7 @@ pub mod rng;
 mod run;
 pub mod system;
 pub mod toy;
+pub mod turns;
 pub mod workload;
 
 pub use run::{Finding, SimOptions, SimReport, Workload, run_on};

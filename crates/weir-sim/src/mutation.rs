@@ -31,6 +31,14 @@ impl Drop for Active {
     }
 }
 
+/// The name of the bug that is on in the calling thread.
+pub fn active() -> Option<&'static str> {
+    #[cfg(feature = "mutations")]
+    return weir::mutation::get().map(weir::mutation::Mutation::name);
+    #[cfg(not(feature = "mutations"))]
+    None
+}
+
 /// Names of the seeded bugs; empty without the feature `mutations`.
 pub fn names() -> Vec<&'static str> {
     #[cfg(feature = "mutations")]

@@ -258,13 +258,39 @@ pub enum Op {
     Advance {
         ns: u64,
     },
-    /// `outer` runs, and while its device call number `at` (writes and flushes, from 0) is under way, somebody else does
-    /// `inner`, which never waits: see [`Op::may_be_outer`] and [`Op::may_be_inner`].
+    /// `outer` runs, and while a device call of it is under way, somebody else does `inner`, one after the other: see
+    /// [`Op::may_be_outer`] and [`Op::may_be_inner`].
     Overlap {
         outer: Box<Op>,
-        at: u32,
+        amid: Amid,
         inner: Vec<Op>,
     },
+}
+
+/// Where two that overlap hand over to each other, beside where they have to wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Amid {
+    /// The first one amid this call of it: writes and flushes, from 0.
+    pub call: u32,
+    /// The second one amid this call of it.
+    pub back: Option<u32>,
+}
+
+impl Amid {
+    /// Amid this call of the first one, until the second one has to wait, or ends.
+    pub const fn call(call: u32) -> Self {
+        Self { call, back: None }
+    }
+}
+
+impl fmt::Display for Amid {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "during its call {}", self.call)?;
+        match self.back {
+            Some(back) => write!(formatter, ", and that during their call {back}"),
+            None => Ok(()),
+        }
+    }
 }
 
 /// The parent directory of `path`; the root's is the root.
@@ -316,64 +342,36 @@ impl Op {
         )
     }
 
-    /// Changes nothing itself, and holds no lock of a file while it writes or flushes: others can go on meanwhile.
+    /// Changes nothing itself: nobody has to say in which order it and others have come.
     pub const fn may_be_outer(&self) -> bool {
         matches!(self, Self::Sync(_) | Self::Checkpoint | Self::Background { .. } | Self::Writeback)
     }
 
-    /// Never waits for what `outer` of an overlap is doing, as long as there is room for everything.
-    pub fn may_be_inner(&self) -> bool {
+    /// Has one place in the order, whatever is going on beside it.
+    pub const fn may_be_inner(&self) -> bool {
         matches!(
             self,
             Self::Create { .. }
                 | Self::Mkdir { .. }
                 | Self::Symlink { .. }
                 | Self::Link { .. }
+                | Self::Unlink { .. }
+                | Self::Rmdir { .. }
+                | Self::Rename { .. }
                 | Self::Write { .. }
+                | Self::Truncate { .. }
+                | Self::Allocate { .. }
                 | Self::SetXattr { .. }
                 | Self::Chmod { .. }
                 | Self::Chown { .. }
                 | Self::Utimens { .. }
+                | Self::Batch { .. }
                 | Self::Read { .. }
+                | Self::Sync(_)
                 | Self::Submit { .. }
+                | Self::Barrier { .. }
                 | Self::Background { work: BackgroundWork::Frames, .. }
-        ) || self.may_wait_for_pages()
-            || self.waits_for_flush()
-    }
-
-    /// Waits until the pages that it is about are on no way to the disk; can be an inner operation otherwise.
-    pub fn may_wait_for_pages(&self) -> bool {
-        match self {
-            Self::Truncate { .. }
-            | Self::Allocate { .. }
-            | Self::Unlink { .. }
-            | Self::Rmdir { .. }
-            | Self::Rename { .. }
-            | Self::Barrier { .. } => true,
-            Self::Batch { parts, .. } => !parts.iter().enumerate().all(|(number, part)| {
-                let makes = |earlier: &Self, made: &str| {
-                    matches!(earlier, Self::Create { path, .. } if path == made)
-                };
-                match part {
-                    Self::Write { target: Target::Path(path), .. } => {
-                        parts[..number].iter().any(|earlier| makes(earlier, path))
-                    }
-                    Self::Create { .. }
-                    | Self::Mkdir { .. }
-                    | Self::Symlink { .. }
-                    | Self::Chmod { .. }
-                    | Self::Chown { .. }
-                    | Self::Utimens { .. } => true,
-                    _ => false,
-                }
-            }),
-            _ => false,
-        }
-    }
-
-    /// Ends with a write and a flush of the log: can be an inner operation while nobody else is at either.
-    pub const fn waits_for_flush(&self) -> bool {
-        matches!(self, Self::Batch { commit: Commit::Sync, .. })
+        )
     }
 
     /// What shows whether an operation with a state in the middle got there: its range.
@@ -540,8 +538,8 @@ impl fmt::Display for Op {
                 }
                 Ok(())
             }
-            Self::Overlap { outer, at, inner } => {
-                write!(formatter, "{outer}, and during its call {at}:")?;
+            Self::Overlap { outer, amid, inner } => {
+                write!(formatter, "{outer}, and {amid}:")?;
                 for (number, op) in inner.iter().enumerate() {
                     write!(formatter, "{} {op}", if number > 0 { ";" } else { "" })?;
                 }

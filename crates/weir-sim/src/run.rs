@@ -122,8 +122,10 @@ pub struct SimReport {
     pub duplicates: u64,
     /// Operations executed.
     pub operations: u64,
-    /// Of these: executed while a device call of another one was under way.
+    /// Of these: begun while a device call of another one was under way.
     pub overlapped: u64,
+    /// Frames of the log that two callers had on their way at the same time, counted by the second.
+    pub joined: u64,
     /// Operations that failed for lack of space or a fault.
     pub refused: u64,
     /// Device calls that a fault struck.
@@ -328,6 +330,7 @@ pub fn run_on<S: System>(system: &S, options: &SimOptions) -> SimReport {
         duplicates: total.duplicates,
         operations: total.operations,
         overlapped: total.overlapped,
+        joined: total.joined,
         refused: total.refused,
         faults: total.faults,
         faults_amid: total.faults_amid,
@@ -496,7 +499,7 @@ impl<S: System> Shrinking<'_, S> {
 /// `ops` without operation `inner_at` of those that run amid `ops[at]`; the outer one alone without the last of them. None:
 /// there is no such.
 fn without_inner(ops: &[Op], at: usize, inner_at: usize) -> Option<Vec<Op>> {
-    let Op::Overlap { outer, at: call, inner } = ops.get(at)? else { return None };
+    let Op::Overlap { outer, amid, inner } = ops.get(at)? else { return None };
     let mut left = inner.clone();
     if inner_at >= left.len() {
         return None;
@@ -506,7 +509,7 @@ fn without_inner(ops: &[Op], at: usize, inner_at: usize) -> Option<Vec<Op>> {
     fewer[at] = if left.is_empty() {
         (**outer).clone()
     } else {
-        Op::Overlap { outer: outer.clone(), at: *call, inner: left }
+        Op::Overlap { outer: outer.clone(), amid: *amid, inner: left }
     };
     Some(fewer)
 }

@@ -8,7 +8,7 @@ use crate::clock::SimClock;
 use crate::device::SimDevice;
 use crate::model::found::Found;
 use crate::model::{Errno, Outcome, errno};
-use crate::op::Op;
+use crate::op::{Amid, Op};
 
 /// A call failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -95,11 +95,13 @@ pub struct Overlapped {
     pub outer: Result<Outcome, SystemError>,
     /// The others'.
     pub inner: Vec<Answer>,
-    /// How many of these began while the device call was under way.
+    /// How many of these began before the outer one had returned.
     pub during: u64,
+    /// Frames of the log that were written while the one before was on its way.
+    pub joined: u64,
 }
 
-/// A mounted volume. One caller, no threads: everything happens within the calls.
+/// A mounted volume. No threads of its own: everything happens within the calls.
 pub trait Session {
     /// Performs one operation.
     ///
@@ -107,13 +109,13 @@ pub trait Session {
     /// The system's.
     fn apply(&mut self, op: &Op) -> Result<Outcome, SystemError>;
 
-    /// Performs `outer`, and `inner` while its device call number `at` is under way, or afterwards if there is no room for
-    /// everything, or no such call. The device's record says when each of `inner` began and returned; what is not
-    /// in there came after everything.
-    fn overlap(&mut self, outer: &Op, _at: u32, inner: &[Op]) -> Overlapped {
+    /// Performs `outer`, and `inner` while a device call of it is under way, or afterwards if there is no such call. The device's
+    /// record says when each of `inner` began and returned, and, under the number after those, when `outer` did; what
+    /// is not in there came after everything.
+    fn overlap(&mut self, outer: &Op, _amid: Amid, inner: &[Op]) -> Overlapped {
         let outer = self.apply(outer);
         let inner = inner.iter().map(|op| self.answer(op)).collect();
-        Overlapped { outer, inner, during: 0 }
+        Overlapped { outer, inner, during: 0, joined: 0 }
     }
 
     /// Performs one operation of several that overlap.

@@ -7,7 +7,7 @@ use weir::device::IoClass;
 use weir::{AllocateMode, BackgroundWork};
 use weir_sim::explore::{Limits, Tally};
 use weir_sim::fault::{Fault, FaultKind, FaultPlan};
-use weir_sim::op::{Commit, Hold, Op, Sync, Target};
+use weir_sim::op::{Amid, Commit, Hold, Op, Sync, Target};
 use weir_sim::system::Settings;
 
 fn at(path: &str) -> Target {
@@ -35,7 +35,7 @@ fn fsync(path: &str) -> Op {
 }
 
 fn amid(outer: Op, at: u32, inner: Vec<Op>) -> Op {
-    Op::Overlap { outer: Box::new(outer), at, inner }
+    Op::Overlap { outer: Box::new(outer), amid: Amid::call(at), inner }
 }
 
 /// Executes `ops` on a volume with a file `/a` of five pages, and looks at the crash states.

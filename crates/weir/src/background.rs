@@ -637,12 +637,21 @@ impl Engine {
         }
     }
 
-    /// Waits until a checkpoint has released log space.
+    /// Waits until a checkpoint has released log space; or, where there was none to release, for those who have been let in and are not
+    /// in the log yet: they have the room.
     pub fn relieve_log(&self) -> Result<()> {
         self.counters.log_stalls.add(1);
         // The end of the one under way may be enough; the caller looks again.
         let next = self.checkpointer.completed() + 1;
-        self.timed_stall(|| self.wait_checkpoint(next))
+        self.timed_stall(|| {
+            let before_blocks = self.log.fill().used_blocks;
+            self.wait_checkpoint(next)?;
+            let moment = self.background.moment();
+            if self.log.fill().used_blocks >= before_blocks {
+                self.await_others(moment);
+            }
+            Ok(())
+        })
     }
 
     /// Makes blocks available to `class` that only wait for something: purges, writeback, and a checkpoint. False if there

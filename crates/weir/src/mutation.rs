@@ -173,6 +173,11 @@ mod switch {
         ACTIVE.set(mutation);
     }
 
+    /// What is on in the calling thread.
+    pub fn get() -> Option<Mutation> {
+        ACTIVE.get()
+    }
+
     /// This bug is on.
     pub fn active(mutation: Mutation) -> bool {
         ACTIVE.get() == Some(mutation)
@@ -180,7 +185,7 @@ mod switch {
 }
 
 #[cfg(feature = "mutations")]
-pub use switch::{active, set};
+pub use switch::{active, get, set};
 
 /// No bug is ever on in a build without the feature `mutations`.
 #[cfg(not(feature = "mutations"))]

@@ -102,8 +102,10 @@ pub struct Tally {
     pub duplicates: u64,
     /// Operations executed (without those after a recovery).
     pub operations: u64,
-    /// Of these: executed while a device call of another one was under way.
+    /// Of these: begun while a device call of another one was under way.
     pub overlapped: u64,
+    /// Frames of the log that two callers had on their way at the same time, counted by the second.
+    pub joined: u64,
     /// Operations that failed for lack of space or a fault.
     pub refused: u64,
     /// Device calls that a fault struck.
@@ -121,6 +123,7 @@ impl Tally {
         self.duplicates += other.duplicates;
         self.operations += other.operations;
         self.overlapped += other.overlapped;
+        self.joined += other.joined;
         self.refused += other.refused;
         self.faults += other.faults;
         self.faults_amid += other.faults_amid;
@@ -422,8 +425,8 @@ impl<S: System> Explorer<'_, S> {
         if run.depth == Depth::Workload {
             self.tally.operations += 1;
         }
-        if let Op::Overlap { outer, at, inner } = op {
-            return self.execute_overlap(run, outer, *at, inner);
+        if let Op::Overlap { outer, amid, inner } = op {
+            return self.execute_overlap(run, outer, *amid, inner);
         }
         let result = guard(&format!("executing {op}"), || run.session.apply(op))?;
         run.clock.advance_ns(1000);

@@ -1,6 +1,6 @@
 //! Operations that overlap: one of them, which changes nothing itself, is in the midst of its device calls while the others
-//! begin and return. Each of those has its place in the order, between its beginning and its return; the outer one
-//! promises what it would have promised at its beginning. An error of any of them is its own: it promises nothing, and one that
+//! begin. Each of those has its place in the order, between its beginning and its return; the outer one
+//! promises when it returns, perhaps in the midst of one of the others, what it would have promised at its beginning. An error of any of them is its own: it promises nothing, and one that
 //! has returned an error has not happened; until it returns, a crash may leave either. (A batch that waited for its frame when the volume was
 //! shut down may be there after a crash also later: its frame may be on the medium although its write failed.)
 
@@ -11,7 +11,7 @@ use super::{Executed, Explorer, Run};
 use crate::disk::Event;
 use crate::model::history::{Durable, Moment};
 use crate::model::{Errno, Model, Outcome};
-use crate::op::Op;
+use crate::op::{Amid, Op};
 use crate::system::{Answer, Session, System, SystemError};
 
 /// One of the inner operations, between its beginning and its return.
@@ -27,24 +27,31 @@ impl<S: System> Explorer<'_, S> {
         &mut self,
         run: &mut Run<S::Session>,
         outer: &Op,
-        at: u32,
+        amid: Amid,
         inner: &[Op],
     ) -> Result<Executed, Failure> {
         let then = Arc::clone(run.history.now());
         let text = format!("executing {outer} and {} more at once", inner.len());
-        let overlapped = guard(&text, || run.session.overlap(outer, at, inner))?;
+        let overlapped = guard(&text, || run.session.overlap(outer, amid, inner))?;
         run.clock.advance_ns(1000);
         self.tally.overlapped += overlapped.during;
+        self.tally.joined += overlapped.joined;
         let expected = Model::clone(&then).apply(outer, None);
         self.foreseen(outer, &overlapped.outer, &expected)?;
         let answers = overlapped.inner;
         let mut begun: Option<Begun> = None;
         let mut in_doubt = None;
         let mut next = 0;
+        let mut is_outer_in_doubt = overlapped.outer.is_ok();
         self.examine_with(run, &mut |explorer, run, event| {
             match event {
                 Event::Began(number) => {
                     begun = Some(explorer.begin_inner(run, &inner[*number], &answers[*number]));
+                }
+                Event::Returned(number) if *number == inner.len() => {
+                    if std::mem::take(&mut is_outer_in_doubt) {
+                        explorer.outer_returned(run, outer, &then)?;
+                    }
                 }
                 Event::Returned(number) => {
                     let (Some(begun), Some(answer)) = (begun.take(), answers.get(*number)) else {
@@ -62,10 +69,10 @@ impl<S: System> Explorer<'_, S> {
             let begun = self.begin_inner(run, op, answer);
             self.end_inner(run, op, answer, &begun, &mut in_doubt)?;
         }
-        match &overlapped.outer {
-            Ok(_) => self.outer_returned(run, outer, &then)?,
-            Err(_) => self.tally.refused += 1,
+        if is_outer_in_doubt {
+            self.outer_returned(run, outer, &then)?;
         }
+        self.tally.refused += u64::from(overlapped.outer.is_err());
         let mut all = std::iter::once(&overlapped.outer).chain(answers.iter().map(|a| &a.result));
         let shutdown = all.any(|result| result.as_ref().is_err_and(|error| error.shutdown));
         Ok(if shutdown {

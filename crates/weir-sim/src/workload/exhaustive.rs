@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use weir::{AllocateMode, BackgroundWork, FileType, RenameMode, Timestamp};
 
-use crate::op::{Commit, HandOver, Hold, Op, Sync, Target};
+use crate::op::{Amid, Commit, HandOver, Hold, Op, Sync, Target};
 
 /// What follows an action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -441,7 +441,7 @@ fn amid(subject: Target, at: u32) -> Op {
         ticket(Sync::Data(self::at("/o")), 0..u64::MAX),
         Op::Background { work: BackgroundWork::Frames, steps: 3 },
     ];
-    Op::Overlap { outer: Box::new(Op::Sync(Sync::Full(subject))), at, inner }
+    Op::Overlap { outer: Box::new(Op::Sync(Sync::Full(subject))), amid: Amid::call(at), inner }
 }
 
 /// What waits for pages happens during the flush of an fsync, and frames of it are written meanwhile.
@@ -462,7 +462,7 @@ fn amid_cuts(subject: Target) -> Op {
         Op::Barrier { target: None },
         frames(),
     ];
-    Op::Overlap { outer: Box::new(Op::Sync(Sync::Full(subject))), at: 1, inner }
+    Op::Overlap { outer: Box::new(Op::Sync(Sync::Full(subject))), amid: Amid::call(1), inner }
 }
 
 /// Ranges are inserted, zeroed and taken out during the flush of an fsync, and frames of it are written meanwhile.
@@ -477,14 +477,14 @@ fn amid_shifts(subject: Target) -> Op {
         change(AllocateMode::CollapseRange, 4096, 4096),
         frames(),
     ];
-    Op::Overlap { outer: Box::new(Op::Sync(Sync::Full(subject))), at: 1, inner }
+    Op::Overlap { outer: Box::new(Op::Sync(Sync::Full(subject))), amid: Amid::call(1), inner }
 }
 
 /// Another user commits a batch, and waits until that is durable, while writeback is amid its first write.
 fn amid_commit() -> Op {
     let parts = vec![create("/o"), write("/o", 0, 5000)];
     let inner = vec![Op::Batch { parts, commit: Commit::Sync }];
-    Op::Overlap { outer: Box::new(Op::Writeback), at: 0, inner }
+    Op::Overlap { outer: Box::new(Op::Writeback), amid: Amid::call(0), inner }
 }
 
 /// What happens when the log fills up, step by step.

@@ -4,7 +4,7 @@
 use weir::{AllocateMode, BackgroundWork, FileType, RenameMode, Timestamp};
 
 use crate::model::Model;
-use crate::op::{Commit, HandOver, Hold, Op, Sync, Target};
+use crate::op::{Amid, Commit, HandOver, Hold, Op, Sync, Target};
 use crate::rng::Rng;
 use crate::system::Settings;
 use crate::workload::exhaustive::{INNER_TAG, PART_TAG, set_tag};
@@ -194,8 +194,8 @@ impl Generator<'_> {
         for (number, op) in (1..).zip(&mut inner) {
             set_tag(op, 1 + self.ops.len() as u32 + number * INNER_TAG);
         }
-        let at = self.rng.below(4) as u32;
-        self.push(Op::Overlap { outer: Box::new(outer), at, inner });
+        let amid = Amid::call(self.rng.below(4) as u32);
+        self.push(Op::Overlap { outer: Box::new(outer), amid, inner });
     }
 
     /// An append as a write at the end.
@@ -223,8 +223,10 @@ impl Generator<'_> {
             return None;
         }
         // Most syncs consist of a write and a flush.
-        let at = self.rng.below(3) as u32
+        let call = self.rng.below(3) as u32
             + if self.rng.one_in(4) { self.rng.below(4) as u32 } else { 0 };
+        let back = self.rng.one_in(2).then(|| self.rng.below(4) as u32);
+        let amid = Amid { call, back };
         let number = self.ops.len() as u32;
         let before = self.model.clone();
         let mut inner = Vec::new();
@@ -239,13 +241,17 @@ impl Generator<'_> {
                 _ => self.name(other),
             };
             let mut ops = vec![self.placed(change)];
-            if self.rng.one_in(2) {
+            if self.rng.below(4) > 0 {
                 let sync = match ops[0].subject() {
                     Some(target) if self.rng.below(4) > 0 => Sync::Data(target),
                     _ => Sync::All,
                 };
                 let hold = if self.rng.one_in(4) { Hold::Deliver } else { Hold::Await };
-                ops.push(Op::Submit { sync, range: 0..u64::MAX, ticket: 0, hold });
+                ops.push(if self.rng.one_in(2) {
+                    Op::Sync(sync)
+                } else {
+                    Op::Submit { sync, range: 0..u64::MAX, ticket: 0, hold }
+                });
             }
             if self.rng.below(4) > 0 {
                 ops.push(Op::Background { work: BackgroundWork::Frames, steps: 3 });
@@ -257,7 +263,7 @@ impl Generator<'_> {
             }
         }
         self.model = before;
-        Some(Op::Overlap { outer: Box::new(outer), at, inner })
+        Some(Op::Overlap { outer: Box::new(outer), amid, inner })
     }
 
     /// A batch that waits for its own flush and for nothing else: of new files.

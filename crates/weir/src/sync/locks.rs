@@ -10,6 +10,7 @@
 //! has been counted or sees the change.
 
 use super::base;
+use super::handover::{hand_over, takes_turns};
 use std::ops::{Deref, DerefMut};
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,7 +23,10 @@ pub struct Mutex<T: ?Sized>(base::Mutex<T>);
 
 /// Holds a [`Mutex`]. The option is empty only while a condition variable has it.
 #[derive(Debug)]
-pub struct MutexGuard<'a, T: ?Sized>(Option<base::MutexGuard<'a, T>>);
+pub struct MutexGuard<'a, T: ?Sized> {
+    inner: Option<base::MutexGuard<'a, T>>,
+    mutex: &'a Mutex<T>,
+}
 
 impl<T> Mutex<T> {
     /// An unlocked one.
@@ -39,12 +43,17 @@ impl<T> Mutex<T> {
 impl<T: ?Sized> Mutex<T> {
     /// Waits until nobody else holds it.
     pub fn lock(&self) -> MutexGuard<'_, T> {
-        MutexGuard(Some(self.0.lock().unwrap_or_else(PoisonError::into_inner)))
+        MutexGuard { inner: Some(self.lock_base()), mutex: self }
+    }
+
+    fn lock_base(&self) -> base::MutexGuard<'_, T> {
+        let take = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        tried(self.0.try_lock()).unwrap_or_else(|| contended(|| tried(self.0.try_lock()), take))
     }
 
     /// The guard, if nobody holds it now.
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
-        Some(MutexGuard(Some(tried(self.0.try_lock())?)))
+        Some(MutexGuard { inner: Some(tried(self.0.try_lock())?), mutex: self })
     }
 
     /// The value, without a lock: nobody else can have it.
@@ -57,13 +66,13 @@ impl<T: ?Sized> Deref for MutexGuard<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        self.0.as_ref().unwrap_or_else(|| unreachable!("guard used while waiting"))
+        self.inner.as_ref().unwrap_or_else(|| unreachable!("guard used while waiting"))
     }
 }
 
 impl<T: ?Sized> DerefMut for MutexGuard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
-        self.0.as_mut().unwrap_or_else(|| unreachable!("guard used while waiting"))
+        self.inner.as_mut().unwrap_or_else(|| unreachable!("guard used while waiting"))
     }
 }
 
@@ -107,11 +116,17 @@ impl Condvar {
         guard: &mut MutexGuard<'a, T>,
         wait: impl FnOnce(base::MutexGuard<'a, T>) -> (base::MutexGuard<'a, T>, bool),
     ) -> bool {
-        let Some(inner) = guard.0.take() else { return false };
+        let Some(inner) = guard.inner.take() else { return false };
+        if takes_turns() {
+            drop(inner);
+            hand_over();
+            guard.inner = Some(guard.mutex.lock_base());
+            return true;
+        }
         self.waiters.fetch_add(1, Ordering::Relaxed);
         let (inner, timed_out) = wait(inner);
         self.waiters.fetch_sub(1, Ordering::Relaxed);
-        guard.0 = Some(inner);
+        guard.inner = Some(inner);
         timed_out
     }
 }
@@ -141,12 +156,14 @@ impl<T> RwLock<T> {
 impl<T: ?Sized> RwLock<T> {
     /// Waits until no writer holds it.
     pub fn read(&self) -> RwLockReadGuard<'_, T> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner)
+        let take = || self.0.read().unwrap_or_else(PoisonError::into_inner);
+        self.try_read().unwrap_or_else(|| contended(|| self.try_read(), take))
     }
 
     /// Waits until nobody holds it.
     pub fn write(&self) -> RwLockWriteGuard<'_, T> {
-        self.0.write().unwrap_or_else(PoisonError::into_inner)
+        let take = || self.0.write().unwrap_or_else(PoisonError::into_inner);
+        self.try_write().unwrap_or_else(|| contended(|| self.try_write(), take))
     }
 
     /// The guard, if no writer holds it now.
@@ -158,6 +175,18 @@ impl<T: ?Sized> RwLock<T> {
     pub fn try_write(&self) -> Option<RwLockWriteGuard<'_, T>> {
         tried(self.0.try_write())
     }
+}
+
+/// Somebody else has it: sleeps until it can be had; or hands over as often as that takes, where threads take turns.
+#[cold]
+fn contended<G>(attempt: impl Fn() -> Option<G>, take: impl FnOnce() -> G) -> G {
+    while takes_turns() {
+        hand_over();
+        if let Some(guard) = attempt() {
+            return guard;
+        }
+    }
+    take()
 }
 
 fn tried<G>(result: Result<G, base::TryLockError<G>>) -> Option<G> {
