@@ -49,6 +49,8 @@ pub struct DeviceConfig {
     pub completion: Completion,
     /// What goes wrong.
     pub faults: FaultPlan,
+    /// Draws how much of a write or flush that fails has happened all the same.
+    pub seed: u64,
     /// More calls than this are taken for an endless loop of the engine: the device panics.
     pub call_limit: u64,
     /// How many calls the trace keeps.
@@ -63,6 +65,7 @@ impl Default for DeviceConfig {
             discard: false,
             completion: Completion::Immediate,
             faults: FaultPlan::default(),
+            seed: 0,
             call_limit: 50_000,
             trace_length: 100,
         }
@@ -175,8 +178,8 @@ impl SimDevice {
         let image = disk.view();
         let first_call = disk.pending().map(|write| write.id).max().unwrap_or(0);
         let seed = match config.completion {
-            Completion::Immediate => 0,
-            Completion::Queued(seed) => seed,
+            Completion::Immediate => config.seed,
+            Completion::Queued(seed) => config.seed ^ seed,
         };
         let state = State {
             view: image.clone(),
@@ -244,10 +247,7 @@ impl SimDevice {
     }
 
     /// Runs what is planned for this call, without the lock.
-    fn let_others_go_on<'a>(
-        &'a self,
-        mut state: MutexGuard<'a, State>,
-    ) -> MutexGuard<'a, State> {
+    fn let_others_go_on<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         let due = state.meanwhile.take_if(|(calls, _)| {
             let is_due = *calls == 0;
             *calls = calls.saturating_sub(1);

@@ -20,8 +20,6 @@ struct State {
     is_seconds: bool,
     has_first_ended: bool,
     has_second_ended: bool,
-    /// The first has panicked: the second never runs again.
-    is_given_up: bool,
     /// Handed over since somebody has got ahead.
     waits: u32,
 }
@@ -55,12 +53,12 @@ impl Turns {
     }
 
     fn await_turn(&self, mut state: MutexGuard<'_, State>, is_second: bool) {
-        while state.is_seconds != is_second || is_second && state.is_given_up {
+        while state.is_seconds != is_second {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    /// Runs `second` on a thread of its own, whenever it has the turn.
+    /// Runs `second` on a thread of its own, whenever it has the turn. A panic of it is a finding.
     ///
     /// # Panics
     /// The system has no thread to give.
@@ -84,12 +82,10 @@ impl Turns {
         thread.expect("a thread for the second of two callers")
     }
 
-    /// Runs `first` on the calling thread. Whatever the second has left to do then comes with [`Turns::end_first`].
+    /// Runs `first` on the calling thread. Whatever the second has left to do then comes with [`Turns::end_first`]. If `first` panics,
+    /// the second never gets the turn again, which may hold whatever it likes: its thread is left behind.
     pub fn as_first<T>(self: &Arc<Self>, first: impl FnOnce() -> T) -> T {
-        let alive = GivesUp(self);
-        let result = self.taking_part(false, first);
-        std::mem::forget(alive);
-        result
+        self.taking_part(false, first)
     }
 
     /// The first one's part is over: the second goes on to its end.
@@ -118,15 +114,6 @@ impl Turns {
     }
 }
 
-/// The first panics: it is over for the second, which may hold whatever it likes.
-struct GivesUp<'a>(&'a Arc<Turns>);
-
-impl Drop for GivesUp<'_> {
-    fn drop(&mut self) {
-        self.0.lock().is_given_up = true;
-    }
-}
-
 fn mine() -> Option<(Arc<Turns>, bool)> {
     MINE.with_borrow(Clone::clone)
 }
@@ -145,6 +132,9 @@ pub fn get_ahead() {
 }
 
 /// The calling thread has to wait for something: the other one goes on, if there is one that takes turns with it.
+///
+/// # Panics
+/// The two have only waited for each other for long.
 pub fn wait_for_other() {
     let Some((turns, is_second)) = mine() else { return };
     let mut state = turns.lock();

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::survives_within;
+use common::{survives_within, two_files, two_frames_at_a_time};
 use weir::device::IoClass;
 use weir::{AllocateMode, BackgroundWork};
 use weir_sim::explore::{Limits, Tally};
@@ -119,6 +119,62 @@ fn errors_strike_rounds_that_are_on_their_way_together() {
         }
     }
     assert!(struck >= 20 && refused >= 20, "{struck} struck, {refused} refused");
+}
+
+/// Of the calls amid which they hand over to each other, every one.
+fn handing_over() -> impl Iterator<Item = Amid> {
+    (0..4).flat_map(|call| {
+        [None, Some(0), Some(1), Some(2)].into_iter().map(move |back| Amid { call, back })
+    })
+}
+
+/// The frame of one caller is on its way, and another one writes the next beside it, in either order, and shares the flush.
+#[test]
+fn two_frames_on_their_way_at_a_time_survive_in_whatever_order_they_get_there() {
+    let mut all = Tally::default();
+    for beside_from_pages in [None, Some(1)] {
+        let settings = Settings { beside_from_pages, ..Settings::SMALL };
+        for amid in handing_over() {
+            for (first_bytes, second_bytes) in [(10, 10), (5000, 10), (10, 9000)] {
+                let ops = two_frames_at_a_time(amid, first_bytes, second_bytes);
+                let limits = Limits { recrash_one_in: 8, ..Limits::default() };
+                let before = two_files();
+                let faults = FaultPlan::default();
+                all.add(&survives_within(limits, settings.clone(), &before, ops, faults));
+            }
+        }
+    }
+    assert!(all.joined >= 20 && all.overlapped >= 40, "{all:?}");
+}
+
+/// Either frame cannot be written, once, twice, or anywhere, or the data beside it, or the flush fails that was for both.
+#[test]
+fn errors_strike_two_frames_that_are_on_their_way_at_a_time() {
+    for (kind, class) in [
+        (FaultKind::WriteError, Some(IoClass::Log)),
+        (FaultKind::WriteError, Some(IoClass::Beside)),
+        (FaultKind::WriteError, None),
+        (FaultKind::WriteNoSpace, None),
+        (FaultKind::FlushError, None),
+    ] {
+        let mut all = Tally::default();
+        for (number, amid) in handing_over().enumerate() {
+            for after in 0..3 {
+                for times in [1, 2, u64::MAX] {
+                    let fault = Fault { class, times, ..Fault::once(kind, after).amid() };
+                    let beside_from_pages = (number % 2 == 1).then_some(1);
+                    let settings = Settings { beside_from_pages, ..Settings::SMALL };
+                    let (first_bytes, second_bytes) =
+                        [(10, 10), (5000, 10), (10, 9000)][number % 3];
+                    let ops = two_frames_at_a_time(amid, first_bytes, second_bytes);
+                    let limits = Limits { outcomes_per_point: 6, ..Limits::default() };
+                    let plan = FaultPlan::new([fault]);
+                    all.add(&survives_within(limits, settings, &two_files(), ops, plan));
+                }
+            }
+        }
+        assert!(all.faults_amid >= 5 && all.joined >= 5, "{kind:?} {class:?}: {all:?}");
+    }
 }
 
 /// The error that shuts a volume down leaves open whether a batch that waited for its frame is there after a crash: the frame may be on the

@@ -72,11 +72,15 @@ pub enum Mutation {
     KeepOwnExtent,
     /// A round of writeback is in the log before it is home: a sync of somebody else makes that durable, and not the data.
     SettleUnderway,
+    /// The frame behind one that has to move stays where it is, and is written again behind that: replay may find both where they were.
+    KeepFrameBehind,
+    /// Who has written the frame behind one that has moved does not hear that it is void.
+    ForgetWiped,
 }
 
 impl Mutation {
     /// All of them.
-    pub const ALL: [Self; 34] = [
+    pub const ALL: [Self; 36] = [
         Self::AcknowledgeBeforeFlush,
         Self::SkipTailVerification,
         Self::AcceptStaleFrame,
@@ -111,6 +115,8 @@ impl Mutation {
         Self::OweWhatIsBeside,
         Self::KeepOwnExtent,
         Self::SettleUnderway,
+        Self::KeepFrameBehind,
+        Self::ForgetWiped,
     ];
 
     /// The name on the simulator's command line.
@@ -150,6 +156,8 @@ impl Mutation {
             Self::OweWhatIsBeside => "owe-what-is-beside",
             Self::KeepOwnExtent => "keep-own-extent",
             Self::SettleUnderway => "settle-underway",
+            Self::KeepFrameBehind => "keep-frame-behind",
+            Self::ForgetWiped => "forget-wiped",
         }
     }
 

@@ -293,15 +293,19 @@ impl<S: System> Explorer<'_, S> {
         Strictness { tolerate_unreadable: self.case.silent_faults, ..Strictness::CRASH }
     }
 
-    fn device(image: Image, faults: FaultPlan) -> Arc<SimDevice> {
-        let config =
-            DeviceConfig { completion: Completion::Immediate, faults, ..DeviceConfig::default() };
+    fn device(image: Image, (faults, seed): (FaultPlan, u64)) -> Arc<SimDevice> {
+        let config = DeviceConfig {
+            completion: Completion::Immediate,
+            faults,
+            seed,
+            ..DeviceConfig::default()
+        };
         Arc::new(SimDevice::new(image, config))
     }
 
     fn run_case(&mut self) -> Result<(), Failure> {
         let case = self.case;
-        let device = Self::device(case.image.clone(), case.faults.clone());
+        let device = Self::device(case.image.clone(), (case.faults.clone(), case.seed));
         let clock = Arc::new(SimClock::starting_at(1_000_000_000_000));
         let opened = guard("mounting the start volume", || {
             self.system.open(&device, &clock, &case.settings)
@@ -704,7 +708,7 @@ impl<S: System> Explorer<'_, S> {
             Depth::Recovery => self.tally.recovery_states += 1,
             Depth::Later => self.tally.later_states += 1,
         }
-        let device = Self::device(image.clone(), FaultPlan::default());
+        let device = Self::device(image.clone(), Default::default());
         let clock = Arc::new(SimClock::starting_at(elapsed_ns + 1_000_000_000));
         self.verify_on(&device, &clock, image, history, depth)
             .map_err(|failure| failure.with_trace(&device))
@@ -792,7 +796,7 @@ impl<S: System> Explorer<'_, S> {
         if disk.pending_count() > 0 {
             return Err(Failure::new("writes are pending after an unmount"));
         }
-        let device = Self::device(disk.durable().clone(), FaultPlan::default());
+        let device = Self::device(disk.durable().clone(), Default::default());
         self.check(&device)?;
         let mut session =
             guard("mounting again", || self.system.open(&device, &clock, &self.case.settings))?

@@ -42,16 +42,15 @@ impl<S: System> Explorer<'_, S> {
         let mut begun: Option<Begun> = None;
         let mut in_doubt = None;
         let mut next = 0;
-        let mut is_outer_in_doubt = overlapped.outer.is_ok();
+        let mut has_outer_returned = false;
         self.examine_with(run, &mut |explorer, run, event| {
             match event {
                 Event::Began(number) => {
                     begun = Some(explorer.begin_inner(run, &inner[*number], &answers[*number]));
                 }
                 Event::Returned(number) if *number == inner.len() => {
-                    if std::mem::take(&mut is_outer_in_doubt) {
-                        explorer.outer_returned(run, outer, &then)?;
-                    }
+                    explorer.outer_returned(run, outer, &overlapped.outer, &then)?;
+                    has_outer_returned = true;
                 }
                 Event::Returned(number) => {
                     let (Some(begun), Some(answer)) = (begun.take(), answers.get(*number)) else {
@@ -69,10 +68,9 @@ impl<S: System> Explorer<'_, S> {
             let begun = self.begin_inner(run, op, answer);
             self.end_inner(run, op, answer, &begun, &mut in_doubt)?;
         }
-        if is_outer_in_doubt {
-            self.outer_returned(run, outer, &then)?;
+        if !has_outer_returned {
+            self.outer_returned(run, outer, &overlapped.outer, &then)?;
         }
-        self.tally.refused += u64::from(overlapped.outer.is_err());
         let mut all = std::iter::once(&overlapped.outer).chain(answers.iter().map(|a| &a.result));
         let shutdown = all.any(|result| result.as_ref().is_err_and(|error| error.shutdown));
         Ok(if shutdown {
@@ -164,9 +162,12 @@ impl<S: System> Explorer<'_, S> {
         &mut self,
         run: &mut Run<S::Session>,
         outer: &Op,
+        result: &Result<Outcome, SystemError>,
         then: &Arc<Model>,
     ) -> Result<(), Failure> {
+        self.tally.refused += u64::from(result.is_err());
         let durable = match outer {
+            _ if result.is_err() => None,
             Op::Checkpoint => Some(Durable::All),
             Op::Sync(sync) => Self::promise(then, sync, &(0..u64::MAX)),
             _ => None,

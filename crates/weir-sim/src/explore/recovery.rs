@@ -8,7 +8,6 @@ use super::{Depth, Explorer, Leaky, Recovered, Run, let_go};
 use crate::clock::SimClock;
 use crate::device::SimDevice;
 use crate::disk::{DiskState, Event};
-use crate::fault::FaultPlan;
 use crate::image::Image;
 use crate::model::Model;
 use crate::model::compare::Strictness;
@@ -56,7 +55,7 @@ impl<S: System> Explorer<'_, S> {
         if !self.sound.insert(image.hash_without(ring)) {
             return Ok(());
         }
-        let image = Self::device(image, FaultPlan::default());
+        let image = Self::device(image, Default::default());
         match guard("checking the recovered volume", || self.system.check(&image))? {
             Ok(defects) if defects.is_empty() => Ok(()),
             Ok(defects) => Err(Failure::new("fsck finds defects after recovery").with(defects)),
@@ -116,7 +115,7 @@ impl<S: System> Explorer<'_, S> {
         elapsed_ns: u64,
     ) -> Result<(), Failure> {
         let faults = workload::faults::draw_errors(&mut self.rng);
-        let device = Self::device(image.clone(), faults);
+        let device = Self::device(image.clone(), (faults, self.rng.below(u64::MAX)));
         let clock = Arc::new(SimClock::starting_at(elapsed_ns));
         let settings = &self.case.settings;
         let opened =
@@ -146,7 +145,7 @@ impl<S: System> Explorer<'_, S> {
         elapsed_ns: u64,
     ) -> Result<(), Failure> {
         let faults = workload::faults::draw_lie(&self.case.settings, &mut self.rng);
-        let device = Self::device(image.clone(), faults);
+        let device = Self::device(image.clone(), (faults, self.rng.below(u64::MAX)));
         let clock = Arc::new(SimClock::starting_at(elapsed_ns));
         let settings = &self.case.settings;
         let checked = (|| {

@@ -433,11 +433,13 @@ fn follow(ops: &mut Vec<Op>, action: &[Op], follow: Follow) {
     }
 }
 
-/// Another user makes a file while device call `at` of an fsync is under way.
+/// Another user makes a file, and syncs it by and by, while device call `at` of an fsync is under way.
 fn amid(subject: Target, at: u32) -> Op {
     let inner = vec![
         create("/o"),
         write("/o", 0, 5000),
+        Op::Sync(Sync::Data(self::at("/o"))),
+        write("/o", 3000, 3000),
         ticket(Sync::Data(self::at("/o")), 0..u64::MAX),
         Op::Background { work: BackgroundWork::Frames, steps: 3 },
     ];

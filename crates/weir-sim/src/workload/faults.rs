@@ -1,5 +1,7 @@
 //! Faults for random workloads.
 
+use weir::device::IoClass;
+
 use crate::fault::{Fault, FaultKind, FaultPlan};
 use crate::rng::Rng;
 use crate::system::Settings;
@@ -39,6 +41,9 @@ pub fn draw(settings: &Settings, rng: &mut Rng) -> (FaultPlan, bool) {
     } else {
         fault
     };
+    // Frames are few, and what comes of one that has to be written again is intricate.
+    let class = (fault.amid && rng.one_in(2)).then_some(IoClass::Log);
+    let fault = if kind == FaultKind::WriteError { Fault { class, ..fault } } else { fault };
     // What lies behind the ring: data and trees. (Superblocks, roots and bitmaps are few and first.)
     let behind = 24 + settings.log_blocks..u64::MAX;
     let fault = if silent && !rng.one_in(3) { fault.in_blocks(behind) } else { fault };

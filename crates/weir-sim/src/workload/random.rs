@@ -209,9 +209,34 @@ impl Generator<'_> {
         }
     }
 
-    /// A sync, or a step of background work, during one of whose device calls others go on: they write and name files, ask
+    /// Two writers sync what each has just written, at the same time.
+    fn two_syncs(&mut self, writer: u8) -> Option<Op> {
+        let number = self.ops.len() as u32;
+        let change = self.data(writer);
+        let target = change.subject();
+        self.push(change);
+        let sync = |target| Op::Sync(Sync::Data(target));
+        let other = self.rng.below(u64::from(self.shape.writers)) as u8;
+        let change = self.data(other);
+        let mut inner = vec![self.placed(change)];
+        inner.extend(inner[0].subject().map(sync));
+        if !inner.iter().all(Op::may_be_inner) {
+            return None;
+        }
+        for (op, nth) in inner.iter_mut().zip(2..) {
+            set_tag(op, 1 + number + nth * INNER_TAG);
+        }
+        let back = self.rng.one_in(2).then(|| self.rng.below(2) as u32);
+        let amid = Amid { call: self.rng.below(2) as u32, back };
+        Some(Op::Overlap { outer: Box::new(sync(target?)), amid, inner })
+    }
+
+    /// A sync, or a step of background work, during one of whose device calls others go on: they write and name files, sync, ask
     /// for syncs, and the log writes what has come together as far as it can.
     fn overlap(&mut self, writer: u8) -> Option<Op> {
+        if self.rng.one_in(4) {
+            return self.two_syncs(writer);
+        }
         let outer = match self.rng.below(8) {
             0..=3 => self.sync(writer),
             4 => Op::Background { work: BackgroundWork::Log, steps: 3 },

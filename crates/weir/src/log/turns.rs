@@ -25,6 +25,7 @@ use crate::device::IoClass;
 use crate::device::buffer::AlignedBuf;
 use crate::format::frame::FrameHeader;
 use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64};
+use crate::mutation::{self, Mutation};
 use crate::sync::MutexGuard;
 use crate::{Error, Result};
 
@@ -90,6 +91,9 @@ impl Log {
         drop(commit);
         self.append.lock().sent = None;
         let Some(position_blocks) = position_blocks else { return Ok(()) };
+        if mutation::active(Mutation::KeepFrameBehind) {
+            return Ok(());
+        }
         let offset_bytes = (self.geometry.log_start_block + position_blocks) * BLOCK_BYTES_U64;
         let nothing = AlignedBuf::zeroed(BLOCK_BYTES);
         let wipe = || self.device.write(offset_bytes, &[&nothing], IoClass::Log, false);
@@ -112,7 +116,7 @@ impl Log {
         while commit.core.has_joined() {
             self.turn.wait(&mut commit);
         }
-        std::mem::take(&mut commit.joiner).is_wiped
+        std::mem::take(&mut commit.joiner).is_wiped && !mutation::active(Mutation::ForgetWiped)
     }
 
     /// Who has taken its turn takes what the writer before has left. True: there is something, and it owes.

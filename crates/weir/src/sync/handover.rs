@@ -36,7 +36,9 @@ mod tests {
     #[test]
     fn who_would_wait_for_a_notification_hands_over_and_looks_again() {
         static CALLS: AtomicU32 = AtomicU32::new(0);
-        take_turns(Some(|| drop(CALLS.fetch_add(1, SeqCst))));
+        take_turns(Some(|| {
+            CALLS.fetch_add(1, SeqCst);
+        }));
         let (mutex, lock, changed) = (Mutex::new(7), RwLock::new(8), Condvar::new());
         let mut guard = mutex.lock();
         *lock.write() += 1;
@@ -71,7 +73,9 @@ mod tests {
                 called(15);
                 drop(guard);
             });
-            take_turns(Some(|| drop(CALLS.fetch_add(1, SeqCst))));
+            take_turns(Some(|| {
+                CALLS.fetch_add(1, SeqCst);
+            }));
             all.wait();
             assert_eq!(*mutex.lock(), 1);
             CALLS.store(5, SeqCst);
