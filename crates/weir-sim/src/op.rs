@@ -370,7 +370,9 @@ impl Op {
                 | Self::Sync(_)
                 | Self::Submit { .. }
                 | Self::Barrier { .. }
-                | Self::Background { work: BackgroundWork::Frames, .. }
+                | Self::Checkpoint
+                | Self::Writeback
+                | Self::Background { .. }
         )
     }
 

@@ -123,17 +123,7 @@ impl Generator<'_> {
                 0 => Op::Checkpoint,
                 1 => Op::Writeback,
                 2 => Op::Advance { ns: 1_000_000 * self.rng.below(60_000) },
-                _ => {
-                    let work = match self.rng.below(10) {
-                        0..=1 => BackgroundWork::Log,
-                        2 => BackgroundWork::Writeback,
-                        3 => BackgroundWork::Purge,
-                        4 => BackgroundWork::PartialCheckpoint,
-                        5 => BackgroundWork::EarlyHome,
-                        _ => BackgroundWork::Checkpoint,
-                    };
-                    Op::Background { work, steps: 1 + self.rng.below(3) as u32 }
-                }
+                _ => self.background_steps(),
             };
             return self.push(op);
         }
@@ -209,6 +199,18 @@ impl Generator<'_> {
         }
     }
 
+    fn background_steps(&mut self) -> Op {
+        let work = match self.rng.below(10) {
+            0..=1 => BackgroundWork::Log,
+            2 => BackgroundWork::Writeback,
+            3 => BackgroundWork::Purge,
+            4 => BackgroundWork::PartialCheckpoint,
+            5 => BackgroundWork::EarlyHome,
+            _ => BackgroundWork::Checkpoint,
+        };
+        Op::Background { work, steps: 1 + self.rng.below(3) as u32 }
+    }
+
     /// Two writers sync what each has just written, at the same time.
     fn two_syncs(&mut self, writer: u8) -> Option<Op> {
         let number = self.ops.len() as u32;
@@ -232,7 +234,7 @@ impl Generator<'_> {
     }
 
     /// A sync, or a step of background work, during one of whose device calls others go on: they write and name files, sync, ask
-    /// for syncs, and the log writes what has come together as far as it can.
+    /// for syncs, work in the background, and the log writes what has come together as far as it can.
     fn overlap(&mut self, writer: u8) -> Option<Op> {
         if self.rng.one_in(4) {
             return self.two_syncs(writer);
@@ -280,6 +282,12 @@ impl Generator<'_> {
             }
             if self.rng.below(4) > 0 {
                 ops.push(Op::Background { work: BackgroundWork::Frames, steps: 3 });
+            } else if self.rng.one_in(2) {
+                ops.push(match self.rng.below(6) {
+                    0 => Op::Checkpoint,
+                    1 => Op::Writeback,
+                    _ => self.background_steps(),
+                });
             }
             for mut op in ops.into_iter().filter(Op::may_be_inner) {
                 set_tag(&mut op, 1 + number + (1 + inner.len() as u32) * INNER_TAG);
