@@ -132,7 +132,7 @@ struct State {
     queue: Vec<Queued>,
     /// What somebody does during one of the next calls: that many writes and flushes go by before.
     meanwhile: Option<(u32, Meanwhile)>,
-    /// Somebody goes on amid a call of somebody else.
+    /// Somebody goes on amid what somebody else does.
     is_amid: bool,
     /// Calls struck then, or while they were to be under way then.
     struck_amid: u64,
@@ -241,7 +241,12 @@ impl SimDevice {
         before.map(|(_, meanwhile)| meanwhile)
     }
 
-    /// Who went on amid a call has come to an end.
+    /// Somebody begins amid what somebody else does.
+    pub fn begin_amid(&self) {
+        self.state.lock().is_amid = true;
+    }
+
+    /// Who has begun so has come to an end.
     pub fn end_amid(&self) {
         self.state.lock().is_amid = false;
     }
@@ -254,7 +259,6 @@ impl SimDevice {
             is_due
         });
         let Some((_, meanwhile)) = due else { return state };
-        state.is_amid = true;
         drop(state);
         meanwhile();
         self.state.lock()

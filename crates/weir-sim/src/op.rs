@@ -258,7 +258,7 @@ pub enum Op {
     Advance {
         ns: u64,
     },
-    /// `outer` runs, and while a device call of it is under way, somebody else does `inner`, one after the other: see
+    /// `outer` runs, and somewhere amid that somebody else does `inner`, one after the other: see
     /// [`Op::may_be_outer`] and [`Op::may_be_inner`].
     Overlap {
         outer: Box<Op>,
@@ -267,27 +267,45 @@ pub enum Op {
     },
 }
 
-/// Where two that overlap hand over to each other, beside where they have to wait.
+/// Where one of two that overlap hands over to the other, beside where it has to wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum At {
+    /// Amid this device call of it: writes and flushes, from 0.
+    Call(u32),
+    /// Before it takes this lock of the engine, from 0.
+    Lock(u32),
+}
+
+/// Where two that overlap hand over to each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Amid {
-    /// The first one amid this call of it: writes and flushes, from 0.
-    pub call: u32,
-    /// The second one amid this call of it.
-    pub back: Option<u32>,
+    /// The first one.
+    pub first: At,
+    /// The second one.
+    pub back: Option<At>,
 }
 
 impl Amid {
     /// Amid this call of the first one, until the second one has to wait, or ends.
     pub const fn call(call: u32) -> Self {
-        Self { call, back: None }
+        Self { first: At::Call(call), back: None }
+    }
+}
+
+impl fmt::Display for At {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Call(number) => write!(formatter, "call {number}"),
+            Self::Lock(number) => write!(formatter, "lock {number}"),
+        }
     }
 }
 
 impl fmt::Display for Amid {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "during its call {}", self.call)?;
+        write!(formatter, "amid its {}", self.first)?;
         match self.back {
-            Some(back) => write!(formatter, ", and that during their call {back}"),
+            Some(back) => write!(formatter, ", and that amid their {back}"),
             None => Ok(()),
         }
     }
@@ -342,9 +360,9 @@ impl Op {
         )
     }
 
-    /// Changes nothing itself: nobody has to say in which order it and others have come.
+    /// Has one place in the order, or none, with nobody else who has one beside it.
     pub const fn may_be_outer(&self) -> bool {
-        matches!(self, Self::Sync(_) | Self::Checkpoint | Self::Background { .. } | Self::Writeback)
+        self.may_be_inner() && !matches!(self, Self::Read { .. })
     }
 
     /// Has one place in the order, whatever is going on beside it.
@@ -369,6 +387,7 @@ impl Op {
                 | Self::Read { .. }
                 | Self::Sync(_)
                 | Self::Submit { .. }
+                | Self::HandOver { .. }
                 | Self::Barrier { .. }
                 | Self::Checkpoint
                 | Self::Writeback

@@ -92,7 +92,7 @@ pub struct Answer {
 #[derive(Debug)]
 pub struct Overlapped {
     /// The outer one's answer.
-    pub outer: Result<Outcome, SystemError>,
+    pub outer: Answer,
     /// The others'.
     pub inner: Vec<Answer>,
     /// How many of these began before the outer one had returned.
@@ -113,7 +113,7 @@ pub trait Session {
     /// record says when each of `inner` began and returned, and, under the number after those, when `outer` did; what
     /// is not in there came after everything.
     fn overlap(&mut self, outer: &Op, _amid: Amid, inner: &[Op]) -> Overlapped {
-        let outer = self.apply(outer);
+        let outer = self.answer(outer);
         let inner = inner.iter().map(|op| self.answer(op)).collect();
         Overlapped { outer, inner, during: 0, joined: 0 }
     }

@@ -1,10 +1,12 @@
-//! Two threads that take turns: one of them runs at a time, and hands over amid a device call, where it would have to wait for a lock or a
-//! notification, and at its end. So two callers of the engine can be amid its calls at a time, each may wait for the other, and yet a run is
+//! Two threads that take turns: one of them runs at a time, and hands over amid a device call or before it takes a lock, if that is planned,
+//! where it would have to wait for a lock or a notification, and at its end. So two callers of the engine can be amid its calls at a time, each may wait for the other, and yet a run is
 //! the same every time.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+
+use weir::sync::Turn;
 
 use crate::explore::Failure;
 use crate::explore::failure::guard;
@@ -34,6 +36,8 @@ pub struct Turns {
 thread_local! {
     /// What the thread takes part in, and whether as the second.
     static MINE: RefCell<Option<(Arc<Turns>, bool)>> = const { RefCell::new(None) };
+    /// How many locks it takes before it hands over at one.
+    static LOCKS: Cell<Option<u32>> = const { Cell::new(None) };
 }
 
 impl Turns {
@@ -104,18 +108,38 @@ impl Turns {
         impl Drop for Leaves {
             fn drop(&mut self) {
                 weir::sync::take_turns(None);
+                LOCKS.set(None);
                 MINE.take();
             }
         }
         let _leaves = Leaves;
         MINE.set(Some((Arc::clone(self), is_second)));
-        weir::sync::take_turns(Some(wait_for_other));
+        weir::sync::take_turns(Some(come_to));
         body()
     }
 }
 
 fn mine() -> Option<(Arc<Turns>, bool)> {
     MINE.with_borrow(Clone::clone)
+}
+
+/// The calling thread hands over before it takes a lock, having taken so many.
+pub fn hand_over_at_lock(locks: u32) {
+    LOCKS.set(Some(locks));
+}
+
+fn come_to(turn: Turn) {
+    if turn == Turn::Waits {
+        return wait_for_other();
+    }
+    match LOCKS.get() {
+        None => {}
+        Some(0) => {
+            LOCKS.set(None);
+            let_other_go_on();
+        }
+        Some(locks) => LOCKS.set(Some(locks - 1)),
+    }
 }
 
 /// Amid a call: lets the other one go on, if there is one that takes turns with the calling thread.

@@ -7,7 +7,7 @@ use weir::device::IoClass;
 use weir::mutation::{self, Mutation};
 use weir_sim::explore::Limits;
 use weir_sim::fault::{Fault, FaultKind, FaultPlan};
-use weir_sim::op::{Amid, Op, Sync, Target};
+use weir_sim::op::{Amid, At, Op, Sync, Target};
 use weir_sim::system::Settings;
 use weir_sim::{SimOptions, Workload, run};
 
@@ -72,7 +72,8 @@ fn without_a_mutation_the_same_workloads_are_green() {
 #[test]
 fn every_mutation_is_found() {
     let mut missed = Vec::new();
-    let has_its_own = [Mutation::KeepOwnExtent, Mutation::KeepFrameBehind];
+    let has_its_own =
+        [Mutation::KeepOwnExtent, Mutation::KeepFrameBehind, Mutation::ApplyOutsideGate];
     for mutation in Mutation::ALL.into_iter().filter(|bug| !has_its_own.contains(bug)) {
         let (workload, states) = hunt(mutation);
         match states_until_found(mutation, workload, states) {
@@ -120,6 +121,27 @@ fn a_frame_that_stays_behind_one_that_moves_is_found_by_a_workload_of_its_own() 
         assert!(explored(seed).is_ok());
         mutation::set(Some(Mutation::KeepFrameBehind));
         found += u32::from(explored(seed).is_err());
+        mutation::set(None);
+    }
+    assert!(found > 0);
+}
+
+/// A checkpoint comes between the log's having an operation and the running transaction's having it: one lock of all that an operation takes.
+#[test]
+fn an_operation_that_is_applied_a_moment_late_is_found_by_a_workload_of_its_own() {
+    let explored = |lock| {
+        let outer = Box::new(Op::Create { path: "/n".to_owned(), permissions: 0o644 });
+        let amid = Amid { first: At::Lock(lock), back: None };
+        let overlap = Op::Overlap { outer, amid, inner: vec![Op::Checkpoint] };
+        let (before, ops) = (common::two_files(), vec![overlap, Op::Sync(Sync::All)]);
+        let limits = Limits { outcomes_per_point: 4, ..Limits::default() };
+        common::explored(limits, Settings::SMALL, &before, ops, FaultPlan::default()).1
+    };
+    let mut found = 0;
+    for lock in 0..40 {
+        assert!(explored(lock).is_ok());
+        mutation::set(Some(Mutation::ApplyOutsideGate));
+        found += u32::from(explored(lock).is_err());
         mutation::set(None);
     }
     assert!(found > 0);

@@ -4,10 +4,10 @@ mod common;
 
 use common::{survives_within, two_files, two_frames_at_a_time};
 use weir::device::IoClass;
-use weir::{AllocateMode, BackgroundWork};
+use weir::{AllocateMode, BackgroundWork, RenameMode};
 use weir_sim::explore::{Limits, Tally};
 use weir_sim::fault::{Fault, FaultKind, FaultPlan};
-use weir_sim::op::{Amid, Commit, Hold, Op, Sync, Target};
+use weir_sim::op::{Amid, At, Commit, Hold, Op, Sync, Target};
 use weir_sim::system::Settings;
 
 fn at(path: &str) -> Target {
@@ -124,7 +124,8 @@ fn errors_strike_rounds_that_are_on_their_way_together() {
 /// Of the calls amid which they hand over to each other, every one.
 fn handing_over() -> impl Iterator<Item = Amid> {
     (0..4).flat_map(|call| {
-        [None, Some(0), Some(1), Some(2)].into_iter().map(move |back| Amid { call, back })
+        let back = [None, Some(At::Call(0)), Some(At::Call(1)), Some(At::Lock(100))];
+        back.into_iter().map(move |back| Amid { first: At::Call(call), back })
     })
 }
 
@@ -145,6 +146,80 @@ fn two_frames_on_their_way_at_a_time_survive_in_whatever_order_they_get_there() 
         }
     }
     assert!(all.joined >= 20 && all.overlapped >= 40, "{all:?}");
+}
+
+/// What one caller does, and what another one does meanwhile, which begins before each `step`th lock that the first takes.
+fn before_every_lock(outer: &Op, inner: &[Op], step: usize) -> (Tally, u32) {
+    let mut all = Tally::default();
+    for lock in (0..).step_by(step) {
+        let amid = Amid { first: At::Lock(lock), back: None };
+        let overlap = Op::Overlap { outer: Box::new(outer.clone()), amid, inner: inner.to_vec() };
+        let ops = vec![write("/a", 5000, 6000, 2), overlap, fsync("/a"), write("/b", 0, 10, 7)];
+        let limits = Limits { outcomes_per_point: 4, recrash_one_in: 32, ..Limits::default() };
+        let tally =
+            survives_within(limits, Settings::SMALL, &two_files(), ops, FaultPlan::default());
+        all.add(&tally);
+        if tally.overlapped == 0 {
+            return (all, lock);
+        }
+    }
+    unreachable!("locks without end");
+}
+
+/// Whatever is changed: a checkpoint, or a sync of everything, is begun before the change takes one of its locks, and goes on until it has to
+/// wait for it.
+#[test]
+fn a_checkpoint_may_begin_before_any_lock_that_a_change_takes() {
+    let path = |path: &str| path.to_owned();
+    let batch = |commit| {
+        let parts = vec![create("/n"), write("/n", 0, 5000, 3), Op::Unlink { path: path("/b") }];
+        Op::Batch { parts, commit }
+    };
+    let ticket = Commit::Async { ticket: 9, hold: Hold::Await };
+    let changes = [
+        write("/a", 3000, 20_000, 3),
+        Op::Truncate { target: at("/a"), size: 5000 },
+        Op::Truncate { target: at("/a"), size: 50_000 },
+        allocate(AllocateMode::Extend, 4096, 50_000),
+        allocate(AllocateMode::PunchHole, 1000, 9000),
+        allocate(AllocateMode::ZeroRange, 1000, 9000),
+        allocate(AllocateMode::InsertRange, 4096, 8192),
+        allocate(AllocateMode::CollapseRange, 4096, 4096),
+        Op::CopyRange {
+            from: at("/a"),
+            from_offset: 4096,
+            to: at("/b"),
+            to_offset: 8192,
+            length: 4096,
+        },
+        create("/n"),
+        Op::Unlink { path: path("/b") },
+        Op::Rename { from: path("/a"), to: path("/b"), mode: RenameMode::Replace },
+        Op::Rename { from: path("/a"), to: path("/b"), mode: RenameMode::Exchange },
+        Op::Link { from: path("/a"), to: path("/n") },
+        Op::SetXattr { path: path("/a"), name: path("user.x"), length: 3000, tag: 3 },
+        batch(Commit::Sync),
+        batch(Commit::Relaxed),
+        batch(ticket),
+    ];
+    for (number, change) in changes.iter().enumerate() {
+        for inner in [Op::Checkpoint, Op::Sync(Sync::All)] {
+            let (tally, locks) = before_every_lock(change, &[inner], 1 + number % 2);
+            assert!(locks > 3 && tally.overlapped > 3, "{change}: {locks} locks, {tally:?}");
+            println!("{change}: {locks} locks, {} states", tally.states);
+        }
+    }
+}
+
+/// A sync of one file, or of everything, or a checkpoint, and before any of its locks somebody makes a change and syncs that.
+#[test]
+fn somebody_may_sync_before_any_lock_that_a_sync_takes() {
+    let inner = [write("/b", 3000, 5000, 3), fsync("/b"), create("/n"), fsync("/n")];
+    for (outer, step) in [(fsync("/a"), 1), (Op::Sync(Sync::All), 2), (Op::Checkpoint, 3)] {
+        let (tally, locks) = before_every_lock(&outer, &inner, step);
+        assert!(locks > 20 && tally.overlapped > 20, "{outer}: {locks} locks, {tally:?}");
+        println!("{outer}: {locks} locks, {} states", tally.states);
+    }
 }
 
 /// Either frame cannot be written, once, twice, or anywhere, or the data beside it, or the flush fails that was for both.

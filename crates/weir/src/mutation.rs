@@ -76,11 +76,13 @@ pub enum Mutation {
     KeepFrameBehind,
     /// Who has written the frame behind one that has moved does not hear that it is void.
     ForgetWiped,
+    /// An operation is applied to the running transaction a moment after the log has it: a checkpoint may come in between.
+    ApplyOutsideGate,
 }
 
 impl Mutation {
     /// All of them.
-    pub const ALL: [Self; 36] = [
+    pub const ALL: [Self; 37] = [
         Self::AcknowledgeBeforeFlush,
         Self::SkipTailVerification,
         Self::AcceptStaleFrame,
@@ -117,6 +119,7 @@ impl Mutation {
         Self::SettleUnderway,
         Self::KeepFrameBehind,
         Self::ForgetWiped,
+        Self::ApplyOutsideGate,
     ];
 
     /// The name on the simulator's command line.
@@ -158,6 +161,7 @@ impl Mutation {
             Self::SettleUnderway => "settle-underway",
             Self::KeepFrameBehind => "keep-frame-behind",
             Self::ForgetWiped => "forget-wiped",
+            Self::ApplyOutsideGate => "apply-outside-gate",
         }
     }
 

@@ -9,7 +9,7 @@ mod handover;
 mod locks;
 mod scheduling;
 
-pub use handover::take_turns;
+pub use handover::{Turn, take_turns};
 pub use locks::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, wait_for};
 pub use scheduling::{
     RunDelay, SchedulingClass, come_first, give_way, in_class, may_change_class, processor_time_ns,

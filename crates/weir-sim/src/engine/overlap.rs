@@ -1,7 +1,7 @@
-//! Operations that overlap: while a device call of one is under way, another caller, on a thread of its own, executes others.
-//! The two take turns ([`crate::turns`]): the second begins amid a call of the first, and hands over where it has to wait for
-//! what the first holds (a role of the log, the checkpointer's role, pages under writeback, a lock), amid one of its own calls if that is
-//! planned, and at its end.
+//! Operations that overlap: in the midst of one, another caller, on a thread of its own, executes others.
+//! The two take turns ([`crate::turns`]): the second begins amid a device call of the first, or before the first takes a lock, and hands over
+//! where it has to wait for what the first holds (a role of the log, the checkpointer's role, pages under writeback, a lock), amid a call or
+//! before a lock of its own if that is planned, and at its end.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,20 +9,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::EngineSession;
 use crate::device::SimDevice;
 use crate::disk::Event;
-use crate::op::{Amid, Op};
+use crate::op::{Amid, At, Op};
 use crate::system::{Answer, Overlapped, Session};
-use crate::turns::{Turns, let_other_go_on};
+use crate::turns::{Turns, hand_over_at_lock, let_other_go_on};
 
-/// Amid the call that comes after `calls` others whoever makes it hands over to the other caller. And then `back`, if that is so.
-fn plan(device: &Arc<SimDevice>, calls: u32, back: Option<u32>) {
-    let planned = Arc::clone(device);
-    let meanwhile = Box::new(move || {
-        if let Some(back) = back {
-            plan(&planned, back, None);
+/// The calling caller hands over to the other one there.
+fn hand_over_at(device: &SimDevice, at: At) {
+    match at {
+        At::Call(calls) => {
+            device.plan_meanwhile(Some((calls, Box::new(let_other_go_on))));
         }
-        let_other_go_on();
-    });
-    device.plan_meanwhile(Some((calls, meanwhile)));
+        At::Lock(locks) => hand_over_at_lock(locks),
+    }
 }
 
 impl EngineSession {
@@ -46,11 +44,17 @@ impl EngineSession {
         let turns = Arc::new(Turns::default());
         let counted = Arc::clone(&begun);
         let second = turns.with_second(move || {
+            others.device.begin_amid();
+            if let Some(back) = amid.back {
+                hand_over_at(&others.device, back);
+            }
             let answers = others.answer_all(&ops, &counted);
             (others, answers)
         });
-        plan(&self.device, amid.call, amid.back);
-        let outer = turns.as_first(|| self.apply(outer));
+        let outer = turns.as_first(|| {
+            hand_over_at(&self.device, amid.first);
+            self.answer(outer)
+        });
         self.device.note(Event::Returned(inner.len()));
         self.device.plan_meanwhile(None);
         let during = begun.load(Ordering::Relaxed);

@@ -212,16 +212,17 @@ impl<S: Session> Run<S> {
         }
     }
 
-    /// The present is durable as soon as `lsn` is. Not if a barrier has answered a later one: that does not exist yet.
-    fn note_lsn_as(&mut self, lsn: u64) {
+    /// `present`, or the present after all that had returned, is durable as soon as `lsn` is. Not if a barrier has answered a later one: that does not exist yet.
+    fn note_lsn_as(&mut self, lsn: u64, present: &Arc<Model>) {
         if self.lsns.last_key_value().is_none_or(|(last, _)| *last <= lsn) {
-            self.lsns.insert(lsn, Arc::clone(self.history.now()));
+            self.lsns.insert(lsn, Arc::clone(present));
         }
     }
 
     fn note_lsn(&mut self) {
         if let Some(lsn) = self.session.last_lsn() {
-            self.note_lsn_as(lsn);
+            let present = Arc::clone(self.history.now());
+            self.note_lsn_as(lsn, &present);
         }
     }
 }
@@ -443,7 +444,7 @@ impl<S: System> Explorer<'_, S> {
         let mut next = Model::clone(&before);
         let expected = next.apply(op, granted);
         if result.is_ok() {
-            Self::submitted(run, op, &next);
+            Self::submitted(run, op, &before, &next);
         }
         // Some operations have a state in the middle, with its own place in the order.
         let middle = before.half_way(op);
@@ -510,7 +511,8 @@ impl<S: System> Explorer<'_, S> {
         }
         self.examine(run)?;
         if result.is_ok() {
-            self.acknowledge(run, op)?;
+            let now = Arc::clone(run.history.now());
+            self.acknowledge(run, op, &now)?;
         }
         Ok(Executed::Went(describe(&result)))
     }
@@ -541,11 +543,11 @@ impl<S: System> Explorer<'_, S> {
         })
     }
 
-    /// Remembers what a ticket stands for. `next` is the state after `op`.
-    fn submitted(run: &mut Run<S::Session>, op: &Op, next: &Model) {
+    /// Remembers what a ticket stands for. `before` is the state that `op` has found, `next` the one after it.
+    fn submitted(run: &mut Run<S::Session>, op: &Op, before: &Arc<Model>, next: &Model) {
         let (then, durable, ticket, hold) = match op {
             Op::Submit { sync, range, ticket, hold } => {
-                let then = Arc::clone(run.history.now());
+                let then = Arc::clone(before);
                 let durable = Self::promise(&then, sync, range);
                 (then, durable, ticket, hold)
             }
@@ -562,17 +564,22 @@ impl<S: System> Explorer<'_, S> {
         }
     }
 
-    /// A sync returned: from now on more must survive, so all images are looked at again.
-    fn acknowledge(&mut self, run: &mut Run<S::Session>, op: &Op) -> Result<(), Failure> {
-        let now = Arc::clone(run.history.now());
+    /// A sync of what there was in `now` returned: from now on more must survive, so all images are looked at again.
+    fn acknowledge(
+        &mut self,
+        run: &mut Run<S::Session>,
+        op: &Op,
+        now: &Arc<Model>,
+    ) -> Result<(), Failure> {
         let durable = match op {
             Op::Checkpoint => Some(Durable::All),
             Op::Batch { commit: Commit::Sync, .. } => Some(Durable::Prefix),
-            Op::Sync(sync) => Self::promise(&now, sync, &(0..u64::MAX)),
+            Op::Sync(sync) => Self::promise(now, sync, &(0..u64::MAX)),
             _ => None,
         };
         let Some(durable) = durable else { return Ok(()) };
-        run.history.acknowledge(&durable, &format!("{op} (operation count {})", now.step()));
+        let by = format!("{op} (operation count {})", now.step());
+        run.history.acknowledge_at(now, &durable, &by);
         self.examine_point(run, false, &format!("after the return of {op}"))
     }
 

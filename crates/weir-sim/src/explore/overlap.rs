@@ -14,70 +14,126 @@ use crate::model::{Errno, Model, Outcome};
 use crate::op::{Amid, Op};
 use crate::system::{Answer, Session, System, SystemError};
 
-/// One of the inner operations, between its beginning and its return.
+/// One of several operations, between its beginning and its return.
 struct Begun {
     moment: Moment,
     expected: Result<Outcome, Errno>,
     /// The state after it.
     next: Arc<Model>,
+    /// What had happened for certain before it.
+    known: Arc<Model>,
+}
+
+/// What is known of the outer operation while the others are looked at.
+struct Outer {
+    /// The state at its beginning.
+    then: Arc<Model>,
+    /// What it may answer: it may look at what it is about before one of the others, or after it.
+    expected: Vec<Result<Outcome, Errno>>,
+    /// Its target has been another file since.
+    has_target_moved: bool,
+    /// It changes something, and this comes of it.
+    begun: Option<Begun>,
+    has_returned: bool,
+}
+
+impl Outer {
+    /// What has happened for certain: while the outer operation changes something, what there was before.
+    fn known<S: Session>(&self, run: &Run<S>) -> Arc<Model> {
+        Arc::clone(if self.begun.is_some() { &self.then } else { run.history.now() })
+    }
+
+    /// Others have gone on, to the state `now`.
+    fn see(&mut self, op: &Op, now: &Model) {
+        if self.has_returned || self.begun.is_some() {
+            return;
+        }
+        self.expected.push(Model::clone(now).apply(op, None));
+        self.has_target_moved |= !has_same_target(op, &self.then, now);
+    }
+}
+
+/// A sync in either state is one of the same file.
+fn has_same_target(op: &Op, then: &Model, now: &Model) -> bool {
+    let (Op::Sync(sync) | Op::Submit { sync, .. }) = op else { return true };
+    sync.target().is_none_or(|target| then.target(target).ok() == now.target(target).ok())
 }
 
 impl<S: System> Explorer<'_, S> {
     pub(super) fn execute_overlap(
         &mut self,
         run: &mut Run<S::Session>,
-        outer: &Op,
+        op: &Op,
         amid: Amid,
         inner: &[Op],
     ) -> Result<Executed, Failure> {
         let then = Arc::clone(run.history.now());
-        let text = format!("executing {outer} and {} more at once", inner.len());
-        let overlapped = guard(&text, || run.session.overlap(outer, amid, inner))?;
+        let text = format!("executing {op} and {} more at once", inner.len());
+        let overlapped = guard(&text, || run.session.overlap(op, amid, inner))?;
         run.clock.advance_ns(1000);
         self.tally.overlapped += overlapped.during;
         self.tally.joined += overlapped.joined;
-        let expected = Model::clone(&then).apply(outer, None);
-        self.foreseen(outer, &overlapped.outer, &expected)?;
         let answers = overlapped.inner;
+        let mut outer = Outer {
+            then: Arc::clone(&then),
+            expected: Vec::new(),
+            has_target_moved: false,
+            begun: None,
+            has_returned: false,
+        };
+        outer.see(op, &then);
+        if !op.is_neutral() {
+            outer.begun = Some(self.begin_inner(run, op, &overlapped.outer, &then));
+        }
         let mut begun: Option<Begun> = None;
         let mut in_doubt = None;
         let mut next = 0;
-        let mut has_outer_returned = false;
         self.examine_with(run, &mut |explorer, run, event| {
             match event {
                 Event::Began(number) => {
-                    begun = Some(explorer.begin_inner(run, &inner[*number], &answers[*number]));
+                    let known = outer.known(run);
+                    let (op_inner, answer) = (&inner[*number], &answers[*number]);
+                    begun = Some(explorer.begin_inner(run, op_inner, answer, &known));
+                    outer.see(op, run.history.now());
                 }
                 Event::Returned(number) if *number == inner.len() => {
-                    explorer.outer_returned(run, outer, &overlapped.outer, &then)?;
-                    has_outer_returned = true;
+                    explorer.outer_returned(
+                        run,
+                        op,
+                        &overlapped.outer,
+                        &mut outer,
+                        &mut in_doubt,
+                    )?;
                 }
                 Event::Returned(number) => {
                     let (Some(begun), Some(answer)) = (begun.take(), answers.get(*number)) else {
                         return Ok(());
                     };
                     next = number + 1;
-                    let op = &inner[*number];
-                    explorer.end_inner(run, op, answer, &begun, &mut in_doubt)?;
+                    let op_inner = &inner[*number];
+                    explorer.end_inner(run, op_inner, answer, &begun, &outer, &mut in_doubt)?;
+                    outer.see(op, run.history.now());
                 }
                 _ => {}
             }
             Ok(())
         })?;
-        for (op, answer) in inner.iter().zip(&answers).skip(next) {
-            let begun = self.begin_inner(run, op, answer);
-            self.end_inner(run, op, answer, &begun, &mut in_doubt)?;
+        for (op_inner, answer) in inner.iter().zip(&answers).skip(next) {
+            let known = outer.known(run);
+            let begun = self.begin_inner(run, op_inner, answer, &known);
+            self.end_inner(run, op_inner, answer, &begun, &outer, &mut in_doubt)?;
         }
-        if !has_outer_returned {
-            self.outer_returned(run, outer, &overlapped.outer, &then)?;
+        if !outer.has_returned {
+            self.outer_returned(run, op, &overlapped.outer, &mut outer, &mut in_doubt)?;
         }
-        let mut all = std::iter::once(&overlapped.outer).chain(answers.iter().map(|a| &a.result));
+        let result = &overlapped.outer.result;
+        let mut all = std::iter::once(result).chain(answers.iter().map(|a| &a.result));
         let shutdown = all.any(|result| result.as_ref().is_err_and(|error| error.shutdown));
         Ok(if shutdown {
-            run.log.push(format!("   {text} -> {}", describe(&overlapped.outer)));
+            run.log.push(format!("   {text} -> {}", describe(result)));
             Executed::Shutdown
         } else {
-            Executed::Went(describe(&overlapped.outer))
+            Executed::Went(describe(result))
         })
     }
 
@@ -103,8 +159,14 @@ impl<S: System> Explorer<'_, S> {
         Err(Failure::new(text))
     }
 
-    /// From here on a crash may leave what comes of the operation.
-    fn begin_inner(&mut self, run: &mut Run<S::Session>, op: &Op, answer: &Answer) -> Begun {
+    /// From here on a crash may leave what comes of the operation. `known`: what has happened for certain.
+    fn begin_inner(
+        &mut self,
+        run: &mut Run<S::Session>,
+        op: &Op,
+        answer: &Answer,
+        known: &Arc<Model>,
+    ) -> Begun {
         self.tally.operations += 1;
         let granted = match &answer.result {
             Ok(Outcome::Count(count)) => Some(*count),
@@ -114,15 +176,15 @@ impl<S: System> Explorer<'_, S> {
         let before = Arc::clone(run.history.now());
         let mut next = Model::clone(&before);
         let expected = next.apply(op, granted);
-        if answer.result.is_ok() {
-            Self::submitted(run, op, &next);
+        if answer.result.is_ok() && has_same_target(op, known, &before) {
+            Self::submitted(run, op, known, &next);
         }
         let next = Arc::new(next);
         if expected.is_ok() && !op.is_neutral() {
             run.history.extend(before.half_way(op).map(Arc::new));
             run.history.push(Arc::clone(&next));
         }
-        Begun { moment, expected, next }
+        Begun { moment, expected, next, known: Arc::clone(known) }
     }
 
     /// `in_doubt`: what there is if an operation happened that shut the volume down when it waited for its frame. That is to be seen, too.
@@ -132,49 +194,83 @@ impl<S: System> Explorer<'_, S> {
         op: &Op,
         Answer { result, lsn, read_back }: &Answer,
         begun: &Begun,
+        outer: &Outer,
         in_doubt: &mut Option<Arc<Model>>,
     ) -> Result<(), Failure> {
+        let known = outer.known(run);
         self.foreseen(op, result, &begun.expected).or_else(|failure| {
-            let doubted = in_doubt.as_deref().ok_or(failure)?;
-            self.foreseen(op, result, &Model::clone(doubted).apply(op, None))
+            let also = [in_doubt.as_deref(), Some(&*known), Some(&**run.history.now())];
+            let mut also =
+                also.into_iter().flatten().map(|model| Model::clone(model).apply(op, None));
+            let is_foreseen = also.any(|expected| self.foreseen(op, result, &expected).is_ok());
+            if is_foreseen { Ok(()) } else { Err(failure) }
         })?;
         let step = run.history.now().step();
         run.log.push(format!("   meanwhile: {op} -> {} ({step})", describe(result)));
         if let Err(error) = result {
             self.tally.refused += 1;
-            run.history.back_to(begun.moment);
-            if begun.expected.is_ok() && error.shutdown && op.waits_for_its_frame() {
-                run.history.leave_open(Arc::clone(&begun.next));
-                *in_doubt = Some(Arc::clone(&begun.next));
-            }
+            Self::take_back(run, op, error, begun, in_doubt);
             if begun.expected.is_ok() {
                 Self::adopt_half(run, op, read_back.as_ref());
             }
             return Ok(());
         }
         if let Some(lsn) = lsn {
-            run.note_lsn_as(*lsn);
+            run.note_lsn_as(*lsn, &known);
         }
-        self.acknowledge(run, op)
+        // Who changes nothing promises what there was at its beginning.
+        let promised = if op.is_neutral() { &begun.known } else { &known };
+        if has_same_target(op, promised, run.history.now()) {
+            self.acknowledge(run, op, promised)?;
+        }
+        Ok(())
+    }
+
+    /// An operation has failed: it has not happened.
+    fn take_back(
+        run: &mut Run<S::Session>,
+        op: &Op,
+        error: &SystemError,
+        begun: &Begun,
+        in_doubt: &mut Option<Arc<Model>>,
+    ) {
+        if op.is_neutral() {
+            return;
+        }
+        run.history.back_to(begun.moment);
+        if begun.expected.is_ok() && error.shutdown && op.waits_for_its_frame() {
+            run.history.leave_open(Arc::clone(&begun.next));
+            *in_doubt = Some(Arc::clone(&begun.next));
+        }
     }
 
     fn outer_returned(
         &mut self,
         run: &mut Run<S::Session>,
-        outer: &Op,
-        result: &Result<Outcome, SystemError>,
-        then: &Arc<Model>,
+        op: &Op,
+        answer: &Answer,
+        outer: &mut Outer,
+        in_doubt: &mut Option<Arc<Model>>,
     ) -> Result<(), Failure> {
-        self.tally.refused += u64::from(result.is_err());
-        let durable = match outer {
-            _ if result.is_err() => None,
+        outer.has_returned = true;
+        if let Some(begun) = outer.begun.take() {
+            return self.end_inner(run, op, answer, &begun, outer, in_doubt);
+        }
+        self.tally.refused += u64::from(answer.result.is_err());
+        let judged =
+            outer.expected.iter().map(|expected| self.foreseen(op, &answer.result, expected));
+        judged.reduce(Result::or).unwrap_or(Ok(()))?;
+        if answer.result.is_err() || outer.has_target_moved {
+            return Ok(());
+        }
+        let durable = match op {
             Op::Checkpoint => Some(Durable::All),
-            Op::Sync(sync) => Self::promise(then, sync, &(0..u64::MAX)),
+            Op::Sync(sync) => Self::promise(&outer.then, sync, &(0..u64::MAX)),
             _ => None,
         };
         let Some(durable) = durable else { return Ok(()) };
-        let by = format!("{outer} (operation count {})", then.step());
-        run.history.acknowledge_at(then, &durable, &by);
-        self.examine_point(run, false, &format!("after the return of {outer}"))
+        let by = format!("{op} (operation count {})", outer.then.step());
+        run.history.acknowledge_at(&outer.then, &durable, &by);
+        self.examine_point(run, false, &format!("after the return of {op}"))
     }
 }

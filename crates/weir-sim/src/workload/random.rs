@@ -4,7 +4,7 @@
 use weir::{AllocateMode, BackgroundWork, FileType, RenameMode, Timestamp};
 
 use crate::model::Model;
-use crate::op::{Amid, Commit, HandOver, Hold, Op, Sync, Target};
+use crate::op::{Amid, At, Commit, HandOver, Hold, Op, Sync, Target};
 use crate::rng::Rng;
 use crate::system::Settings;
 use crate::workload::exhaustive::{INNER_TAG, PART_TAG, set_tag};
@@ -199,6 +199,15 @@ impl Generator<'_> {
         }
     }
 
+    /// Amid one of the first `calls` of an operation, or before one of its first locks.
+    fn somewhere(&mut self, calls: u64) -> At {
+        if self.rng.below(3) > 0 {
+            return At::Call(self.rng.below(calls) as u32);
+        }
+        let magnitude = 3 + self.rng.below(6);
+        At::Lock(self.rng.below(1 << magnitude) as u32)
+    }
+
     fn background_steps(&mut self) -> Op {
         let work = match self.rng.below(10) {
             0..=1 => BackgroundWork::Log,
@@ -228,16 +237,52 @@ impl Generator<'_> {
         for (op, nth) in inner.iter_mut().zip(2..) {
             set_tag(op, 1 + number + nth * INNER_TAG);
         }
-        let back = self.rng.one_in(2).then(|| self.rng.below(2) as u32);
-        let amid = Amid { call: self.rng.below(2) as u32, back };
+        let back = self.rng.one_in(2).then(|| self.somewhere(2));
+        let amid = Amid { first: self.somewhere(2), back };
         Some(Op::Overlap { outer: Box::new(sync(target?)), amid, inner })
+    }
+
+    /// A change, in the midst of which others sync and work in the background.
+    fn syncs_amid(&mut self, writer: u8) -> Option<Op> {
+        let number = self.ops.len() as u32;
+        let change = match self.rng.below(8) {
+            0 => self.batch(writer),
+            1..=5 => self.data(writer),
+            _ => self.name(writer),
+        };
+        let outer = self.placed(change);
+        let mut inner = Vec::new();
+        for _ in 0..=self.rng.index(2) {
+            let mut op = match self.rng.below(8) {
+                0 => Op::Checkpoint,
+                1 => Op::Writeback,
+                2..=4 => self.background_steps(),
+                _ => {
+                    let other = self.rng.below(u64::from(self.shape.writers)) as u8;
+                    self.sync(other)
+                }
+            };
+            set_tag(&mut op, 1 + number + (1 + inner.len() as u32) * INNER_TAG);
+            inner.push(op);
+        }
+        if !outer.may_be_outer()
+            || outer.is_neutral()
+            || !inner.iter().all(|op| op.is_neutral() && op.may_be_inner())
+        {
+            return None;
+        }
+        let back = self.rng.one_in(2).then(|| self.somewhere(2));
+        let amid = Amid { first: self.somewhere(2), back };
+        Some(Op::Overlap { outer: Box::new(outer), amid, inner })
     }
 
     /// A sync, or a step of background work, during one of whose device calls others go on: they write and name files, sync, ask
     /// for syncs, work in the background, and the log writes what has come together as far as it can.
     fn overlap(&mut self, writer: u8) -> Option<Op> {
-        if self.rng.one_in(4) {
-            return self.two_syncs(writer);
+        match self.rng.below(8) {
+            0..=1 => return self.two_syncs(writer),
+            2..=3 => return self.syncs_amid(writer),
+            _ => {}
         }
         let outer = match self.rng.below(8) {
             0..=3 => self.sync(writer),
@@ -246,14 +291,13 @@ impl Generator<'_> {
             6 => Op::Background { work: BackgroundWork::Checkpoint, steps: 1 },
             _ => Op::Checkpoint,
         };
-        if !outer.may_be_outer() {
+        if !outer.may_be_outer() || !outer.is_neutral() || matches!(outer, Op::Submit { .. }) {
             return None;
         }
         // Most syncs consist of a write and a flush.
-        let call = self.rng.below(3) as u32
-            + if self.rng.one_in(4) { self.rng.below(4) as u32 } else { 0 };
-        let back = self.rng.one_in(2).then(|| self.rng.below(4) as u32);
-        let amid = Amid { call, back };
+        let more = if self.rng.one_in(4) { 4 } else { 0 };
+        let back = self.rng.one_in(2).then(|| self.somewhere(4));
+        let amid = Amid { first: self.somewhere(3 + more), back };
         let number = self.ops.len() as u32;
         let before = self.model.clone();
         let mut inner = Vec::new();

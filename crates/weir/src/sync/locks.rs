@@ -10,7 +10,7 @@
 //! has been counted or sees the change.
 
 use super::base;
-use super::handover::{hand_over, takes_turns};
+use super::handover::{Turn, come_to, takes_turns};
 use std::ops::{Deref, DerefMut};
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -47,6 +47,7 @@ impl<T: ?Sized> Mutex<T> {
     }
 
     fn lock_base(&self) -> base::MutexGuard<'_, T> {
+        come_to(Turn::Locks);
         let take = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
         tried(self.0.try_lock()).unwrap_or_else(|| contended(|| tried(self.0.try_lock()), take))
     }
@@ -119,7 +120,7 @@ impl Condvar {
         let Some(inner) = guard.inner.take() else { return false };
         if takes_turns() {
             drop(inner);
-            hand_over();
+            come_to(Turn::Waits);
             guard.inner = Some(guard.mutex.lock_base());
             return true;
         }
@@ -156,12 +157,14 @@ impl<T> RwLock<T> {
 impl<T: ?Sized> RwLock<T> {
     /// Waits until no writer holds it.
     pub fn read(&self) -> RwLockReadGuard<'_, T> {
+        come_to(Turn::Locks);
         let take = || self.0.read().unwrap_or_else(PoisonError::into_inner);
         self.try_read().unwrap_or_else(|| contended(|| self.try_read(), take))
     }
 
     /// Waits until nobody holds it.
     pub fn write(&self) -> RwLockWriteGuard<'_, T> {
+        come_to(Turn::Locks);
         let take = || self.0.write().unwrap_or_else(PoisonError::into_inner);
         self.try_write().unwrap_or_else(|| contended(|| self.try_write(), take))
     }
@@ -181,7 +184,7 @@ impl<T: ?Sized> RwLock<T> {
 #[cold]
 fn contended<G>(attempt: impl Fn() -> Option<G>, take: impl FnOnce() -> G) -> G {
     while takes_turns() {
-        hand_over();
+        come_to(Turn::Waits);
         if let Some(guard) = attempt() {
             return guard;
         }

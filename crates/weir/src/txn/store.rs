@@ -21,6 +21,7 @@ use crate::alloc::{Allocator, FrozenSpace, MetadataReserve};
 use crate::error::Result;
 use crate::format::{Key, Kind, MAX_COUNTER};
 use crate::log::{Admission, Boundary, Log};
+use crate::mutation::{self, Mutation};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Arc, RwLock};
 use crate::tree::{self, InLeaf, LeafSpan, Span, TreeRoot, Value, cache::NodeCache};
@@ -349,6 +350,10 @@ impl Store {
         } else {
             self.log.append(&mut op.records, admission)?
         };
+        if mutation::active(Mutation::ApplyOutsideGate) {
+            drop(state);
+            state = self.state.write();
+        }
         self.apply(&mut state, lsn, &op);
         self.update_reserve(&state);
         drop(state);
