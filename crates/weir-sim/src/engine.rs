@@ -209,14 +209,18 @@ impl EngineSession {
     }
 
     fn sync(&self, target: &Target, data_only: bool) -> Result<Outcome> {
-        if let Target::Path(path) = target {
-            let number = self.number(path)?;
-            if self.volume.getattr(number)?.file_type != FileType::Regular {
-                self.volume.fsync_dir(number)?;
-                return Ok(Outcome::Done);
+        let file = match target {
+            // Looked up once: somebody else may rename it meanwhile.
+            Target::Path(path) => {
+                let number = self.number(path)?;
+                if self.volume.getattr(number)?.file_type != FileType::Regular {
+                    self.volume.fsync_dir(number)?;
+                    return Ok(Outcome::Done);
+                }
+                self.volume.open_inode(number, true)?
             }
-        }
-        let file = self.file(target)?;
+            Target::Slot(slot) => self.slot(*slot)?.clone(),
+        };
         let kind = if data_only { SyncKind::Data } else { SyncKind::Full };
         // As the mount does; an answer counts as that of a sync.
         if let Some(result) = file.fsync_if_durable(0..u64::MAX, kind) {

@@ -9,6 +9,7 @@ use weir_sim::explore::{Limits, Tally};
 use weir_sim::fault::{Fault, FaultKind, FaultPlan};
 use weir_sim::op::{Amid, At, Commit, Hold, Op, Sync, Target};
 use weir_sim::system::Settings;
+use weir_sim::{SimOptions, SimReport, Workload};
 
 fn at(path: &str) -> Target {
     Target::Path(path.to_owned())
@@ -365,4 +366,65 @@ fn story(outer: &Op, call: u32) -> Vec<Op> {
         fsync("/b"),
         Op::Sync(Sync::All),
     ]
+}
+
+/// Two callers, two threads each: nothing depends on when the system lets which of them run.
+#[test]
+fn a_run_with_overlaps_is_the_same_every_time() {
+    let result = || {
+        let (workload, shrink) = (Workload::Faults, false);
+        let options = SimOptions {
+            seed: 7,
+            states: 6000,
+            workload,
+            threads: 2,
+            shrink,
+            ..SimOptions::default()
+        };
+        let SimReport { cases, states, operations, overlapped, joined, refused, faults, .. } =
+            weir_sim::run(&options);
+        (cases, states, operations, overlapped, joined, refused, faults)
+    };
+    let first = result();
+    assert!(first.3 > 100, "{first:?}");
+    assert_eq!(first, result());
+}
+
+/// The log has room for one of them: the second waits for the first, which has been let in and is amid the writing of its data, and
+/// makes no checkpoints without end meanwhile. (Found with seeds 311 and 403.)
+#[test]
+fn who_waits_for_log_space_that_somebody_else_has_lets_that_one_go_on() {
+    let new = |path: &str, offset, length, tag| {
+        let parts = vec![create(path), write(path, offset, length, tag)];
+        Op::Batch { parts, commit: Commit::Sync }
+    };
+    let long = vec![write("/a", 0, 1763, 2), write("/a", 23_708, 169_352, 3)];
+    let commit = Commit::Async { ticket: 1, hold: Hold::Await };
+    let ops = vec![
+        Op::Batch { parts: long, commit },
+        write("/b", 12_288, 20_480, 4),
+        write("/a", 193_060, 3129, 5),
+        amid(Op::Sync(Sync::Data(at("/b"))), 0, vec![write("/b", 0, 28_672, 6)]),
+        amid(Op::Writeback, 1, vec![new("/m", 0, 152, 7), new("/n", 1373, 24_576, 8)]),
+    ];
+    let mut overlapped = 0;
+    for (batch_part_blocks, beside_from_pages, round_pages) in [
+        (None, None, None),
+        (Some(2), None, None),
+        (None, Some(1), None),
+        (Some(2), Some(1), None),
+        (None, None, Some(1)),
+        (Some(2), None, Some(1)),
+        (None, Some(1), Some(1)),
+        (Some(2), Some(1), Some(1)),
+        (Some(4), Some(1), Some(3)),
+        (Some(1), Some(1), Some(3)),
+    ] {
+        let settings =
+            Settings { batch_part_blocks, beside_from_pages, round_pages, ..Settings::SMALL };
+        let limits = Limits { outcomes_per_point: 2, ..Limits::default() };
+        let plan = FaultPlan::default();
+        overlapped += survives_within(limits, settings, &two_files(), ops.clone(), plan).overlapped;
+    }
+    assert!(overlapped > 0);
 }
