@@ -167,10 +167,10 @@ fn before_every_lock(outer: &Op, inner: &[Op], step: usize) -> (Tally, u32) {
     unreachable!("locks without end");
 }
 
-/// Whatever is changed: a checkpoint, or a sync of everything, is begun before the change takes one of its locks, and goes on until it has to
-/// wait for it.
+/// Whatever is changed: a checkpoint, a sync of everything, or a read is begun before the change takes one of its locks, and goes on until it
+/// has to wait for it.
 #[test]
-fn a_checkpoint_may_begin_before_any_lock_that_a_change_takes() {
+fn checkpoints_syncs_and_reads_may_begin_before_any_lock_that_a_change_takes() {
     let path = |path: &str| path.to_owned();
     let batch = |commit| {
         let parts = vec![create("/n"), write("/n", 0, 5000, 3), Op::Unlink { path: path("/b") }];
@@ -204,7 +204,8 @@ fn a_checkpoint_may_begin_before_any_lock_that_a_change_takes() {
         batch(ticket),
     ];
     for (number, change) in changes.iter().enumerate() {
-        for inner in [Op::Checkpoint, Op::Sync(Sync::All)] {
+        let read = Op::Read { target: at("/a"), offset: 100, length: 40_000 };
+        for inner in [Op::Checkpoint, Op::Sync(Sync::All), read] {
             let (tally, locks) = before_every_lock(change, &[inner], 1 + number % 2);
             assert!(locks > 3 && tally.overlapped > 3, "{change}: {locks} locks, {tally:?}");
             println!("{change}: {locks} locks, {} states", tally.states);

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use super::failure::{Failure, describe, guard};
 use super::{Executed, Explorer, Run};
 use crate::disk::Event;
+use crate::image::BLOCK_BYTES;
 use crate::model::history::{Durable, Moment};
 use crate::model::{Errno, Model, Outcome};
 use crate::op::{Amid, Op};
@@ -34,6 +35,8 @@ struct Outer {
     has_target_moved: bool,
     /// It changes something, and this comes of it.
     begun: Option<Begun>,
+    /// Then also: the states that it passes through.
+    passes: Vec<Arc<Model>>,
     has_returned: bool,
 }
 
@@ -59,6 +62,37 @@ fn has_same_target(op: &Op, then: &Model, now: &Model) -> bool {
     sync.target().is_none_or(|target| then.target(target).ok() == now.target(target).ok())
 }
 
+/// What a read has found amid a change: of each page what one of the states has there.
+fn is_mixture(
+    op: &Op,
+    result: &Result<Outcome, SystemError>,
+    states: &[Result<Outcome, Errno>],
+) -> bool {
+    let (Op::Read { offset, .. }, Ok(Outcome::Data(found))) = (op, result) else { return false };
+    let data = |state: &Result<Outcome, Errno>| match state {
+        Ok(Outcome::Data(data)) => Some(data.clone()),
+        _ => None,
+    };
+    let mut states: Vec<Vec<u8>> = states.iter().filter_map(data).collect();
+    let lengths = states.iter().map(Vec::len);
+    let (least, most) = (lengths.clone().min().unwrap_or(1), lengths.max().unwrap_or(0));
+    // Behind an end there are zeros.
+    for state in &mut states {
+        state.resize(most, 0);
+    }
+    let page_bytes = BLOCK_BYTES as u64;
+    let mut at = 0;
+    while (least..=most).contains(&found.len()) && at < found.len() {
+        let page_end = (offset + at as u64) / page_bytes * page_bytes + page_bytes - offset;
+        let end = found.len().min(page_end as usize);
+        if !states.iter().any(|state| state[at..end] == found[at..end]) {
+            return false;
+        }
+        at = end;
+    }
+    at == found.len()
+}
+
 impl<S: System> Explorer<'_, S> {
     pub(super) fn execute_overlap(
         &mut self,
@@ -79,11 +113,15 @@ impl<S: System> Explorer<'_, S> {
             expected: Vec::new(),
             has_target_moved: false,
             begun: None,
+            passes: Vec::new(),
             has_returned: false,
         };
         outer.see(op, &then);
         if !op.is_neutral() {
-            outer.begun = Some(self.begin_inner(run, op, &overlapped.outer, &then));
+            let begun = self.begin_inner(run, op, &overlapped.outer, &then);
+            outer.passes.extend([Arc::clone(&then), Arc::clone(&begun.next)]);
+            outer.passes.extend(then.half_way(op).map(Arc::new));
+            outer.begun = Some(begun);
         }
         let mut begun: Option<Begun> = None;
         let mut in_doubt = None;
@@ -199,10 +237,12 @@ impl<S: System> Explorer<'_, S> {
     ) -> Result<(), Failure> {
         let known = outer.known(run);
         self.foreseen(op, result, &begun.expected).or_else(|failure| {
-            let also = [in_doubt.as_deref(), Some(&*known), Some(&**run.history.now())];
-            let mut also =
-                also.into_iter().flatten().map(|model| Model::clone(model).apply(op, None));
-            let is_foreseen = also.any(|expected| self.foreseen(op, result, &expected).is_ok());
+            let also = [in_doubt.as_ref(), Some(&known), Some(run.history.now())];
+            let also = also.into_iter().flatten().chain(&outer.passes);
+            let also: Vec<_> = also.map(|model| Model::clone(model).apply(op, None)).collect();
+            let is_one = also.iter().any(|expected| self.foreseen(op, result, expected).is_ok());
+            let may_be_mixed = !outer.passes.is_empty();
+            let is_foreseen = is_one || may_be_mixed && is_mixture(op, result, &also);
             if is_foreseen { Ok(()) } else { Err(failure) }
         })?;
         let step = run.history.now().step();

@@ -242,7 +242,7 @@ impl Generator<'_> {
         Some(Op::Overlap { outer: Box::new(sync(target?)), amid, inner })
     }
 
-    /// A change, in the midst of which others sync and work in the background.
+    /// A change, in the midst of which others read, sync, and work in the background.
     fn syncs_amid(&mut self, writer: u8) -> Option<Op> {
         let number = self.ops.len() as u32;
         let change = match self.rng.below(8) {
@@ -256,7 +256,12 @@ impl Generator<'_> {
             let mut op = match self.rng.below(8) {
                 0 => Op::Checkpoint,
                 1 => Op::Writeback,
-                2..=4 => self.background_steps(),
+                2..=3 => self.background_steps(),
+                4..=5 => {
+                    let target = outer.subject().unwrap_or_else(|| self.file(writer));
+                    let offset = self.rng.below(self.size(&target) + 1);
+                    Op::Read { target, offset, length: 1 + self.rng.below(40_000) }
+                }
                 _ => {
                     let other = self.rng.below(u64::from(self.shape.writers)) as u8;
                     self.sync(other)
