@@ -47,9 +47,8 @@ impl<T: ?Sized> Mutex<T> {
     }
 
     fn lock_base(&self) -> base::MutexGuard<'_, T> {
-        come_to(Turn::Locks);
         let take = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        tried(self.0.try_lock()).unwrap_or_else(|| contended(|| tried(self.0.try_lock()), take))
+        get(|| tried(self.0.try_lock()), take)
     }
 
     /// The guard, if nobody holds it now.
@@ -157,16 +156,12 @@ impl<T> RwLock<T> {
 impl<T: ?Sized> RwLock<T> {
     /// Waits until no writer holds it.
     pub fn read(&self) -> RwLockReadGuard<'_, T> {
-        come_to(Turn::Locks);
-        let take = || self.0.read().unwrap_or_else(PoisonError::into_inner);
-        self.try_read().unwrap_or_else(|| contended(|| self.try_read(), take))
+        get(|| self.try_read(), || self.0.read().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Waits until nobody holds it.
     pub fn write(&self) -> RwLockWriteGuard<'_, T> {
-        come_to(Turn::Locks);
-        let take = || self.0.write().unwrap_or_else(PoisonError::into_inner);
-        self.try_write().unwrap_or_else(|| contended(|| self.try_write(), take))
+        get(|| self.try_write(), || self.0.write().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// The guard, if no writer holds it now.
@@ -178,6 +173,17 @@ impl<T: ?Sized> RwLock<T> {
     pub fn try_write(&self) -> Option<RwLockWriteGuard<'_, T>> {
         tried(self.0.try_write())
     }
+}
+
+/// A lock, by attempt or by waiting for it.
+#[inline]
+fn get<G>(attempt: impl Fn() -> Option<G>, take: impl FnOnce() -> G) -> G {
+    if cfg!(feature = "shuttle") {
+        // To its scheduler an attempt is a place of its own.
+        return take();
+    }
+    come_to(Turn::Locks);
+    attempt().unwrap_or_else(|| contended(attempt, take))
 }
 
 /// Somebody else has it: sleeps until it can be had; or hands over as often as that takes, where threads take turns.
