@@ -8,8 +8,8 @@ use std::thread::JoinHandle;
 
 use weir::sync::Turn;
 
-use crate::explore::Failure;
 use crate::explore::failure::guard;
+use crate::explore::{Failure, SECOND_CALLER};
 
 /// So often the two hand over in a row, each because it has to wait, before that counts as a deadlock.
 const STUCK: u32 = 1000;
@@ -74,6 +74,7 @@ impl Turns {
         let mutation = crate::mutation::active();
         let body = move || {
             turns.await_turn(turns.lock(), true);
+            weir::stats::set_thread_part(SECOND_CALLER);
             let _active = crate::mutation::Active::switch_on(mutation);
             let result = turns.taking_part(true, || guard("going on beside it", second));
             let mut state = turns.lock();

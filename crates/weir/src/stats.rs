@@ -11,6 +11,7 @@ use crate::tree::CacheStats;
 use crate::txn::checkpoint::Phase;
 
 pub use report::Report;
+use std::cell::Cell;
 
 /// Steps of a checkpoint whose time is taken, in their order: pages and attributes go home; the delta is swapped; the log's
 /// frames are written; the delta is merged into the trees; bitmaps and root are written; the flush; the superblock, with its flush.
@@ -52,13 +53,21 @@ impl HotCounter {
     }
 }
 
-/// A number of the calling thread, for what is spread over threads. Not an engine primitive, so it is not part of the deterministic
-/// scheduler's world.
+/// Threads that have a number. Not an engine primitive, so it is not part of the deterministic scheduler's world.
+static NUMBERED: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+
+thread_local! {
+    static PART: Cell<usize> = Cell::new(NUMBERED.fetch_add(1, std::sync::atomic::Ordering::Relaxed));
+}
+
+/// A number of the calling thread, for what is spread over threads.
 pub fn thread_part() -> usize {
-    use std::sync::atomic::{AtomicUsize, Ordering};
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    thread_local!(static PART: usize = NEXT.fetch_add(1, Ordering::Relaxed));
-    PART.with(|part| *part)
+    PART.get()
+}
+
+/// Gives the calling thread this number: what comes of a simulation does not depend on how many threads the process has had.
+pub fn set_thread_part(part: usize) {
+    PART.set(part);
 }
 
 /// What the engine counts. Relaxed atomics, always on.

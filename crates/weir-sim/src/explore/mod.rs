@@ -138,6 +138,11 @@ enum Depth {
     Later,
 }
 
+/// Numbers of the threads of a case, whatever other threads there are.
+pub(crate) const FIRST_CALLER: usize = 0;
+/// Of who goes on amid the first one's calls.
+pub(crate) const SECOND_CALLER: usize = 1;
+
 /// More steps of driving the log than this mean that it never comes to rest.
 const DRIVE_STEPS: u32 = 10_000;
 
@@ -241,6 +246,7 @@ struct Explorer<'a, S> {
 /// # Errors
 /// The first finding. The tally is of what was examined until then.
 pub fn explore<S: System>(system: &S, case: &Case) -> (Tally, Result<(), Failure>) {
+    weir::stats::set_thread_part(FIRST_CALLER);
     let rng = Rng::derived(case.seed, 0xE0);
     let mut explorer =
         Explorer { system, case, rng, tally: Tally::default(), sound: HashSet::new() };
@@ -257,6 +263,7 @@ pub fn prepare<S: System>(
     settings: &Settings,
     ops: &[Op],
 ) -> Result<(Image, Model), Failure> {
+    weir::stats::set_thread_part(FIRST_CALLER);
     let image = Image::zeroed(settings.volume_blocks);
     let device = Arc::new(SimDevice::new(image, DeviceConfig::default()));
     let clock = Arc::new(SimClock::new());
