@@ -122,7 +122,7 @@ pub struct SimReport {
     pub duplicates: u64,
     /// Operations executed.
     pub operations: u64,
-    /// Of these: begun while a device call of another one was under way.
+    /// Of these: begun in the midst of another one.
     pub overlapped: u64,
     /// Frames of the log that two callers had on their way at the same time, counted by the second.
     pub joined: u64,

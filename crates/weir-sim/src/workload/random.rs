@@ -281,7 +281,7 @@ impl Generator<'_> {
         Some(Op::Overlap { outer: Box::new(outer), amid, inner })
     }
 
-    /// A sync, or a step of background work, during one of whose device calls others go on: they write and name files, sync, ask
+    /// A sync, or a step of background work, in the midst of which others go on: they write and name files, sync, ask
     /// for syncs, work in the background, and the log writes what has come together as far as it can.
     fn overlap(&mut self, writer: u8) -> Option<Op> {
         match self.rng.below(8) {
