@@ -456,7 +456,8 @@ impl Engine {
 
     /// Takes the page faults of fresh memory off readers and writers.
     fn preparer_loop(self: &Arc<Self>) {
-        self.pool.run_preparer(&*self.clock, || self.background.has_threads());
+        let go_on = || self.background.has_threads();
+        self.pool.run_preparer(&*self.clock, go_on, || self.is_foreground_active());
     }
 
     fn cleaner_loop(self: &Arc<Self>) {

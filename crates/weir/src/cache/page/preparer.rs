@@ -33,9 +33,14 @@ pub(super) const MANY_FRAMES: usize = 16;
 /// With fewer frames ready than this (32 MiB) somebody may soon be short of them.
 const FEW_FRAMES: usize = 16 * SLAB_FRAMES;
 /// While fresh memory is dear, and nobody is short of it or a burst's worth is in use, the preparer rests so many times as long as it
-/// worked.
+/// worked ...
 const DEAR_REST: u64 = 3;
-const MAX_REST_US: u64 = 50_000;
+/// ... and while others read from the disk or write to the log, each of whom may wait for as long as the kernel clears a slab, so many
+/// times.
+const DEAR_REST_BESIDE_OTHERS: u64 = 60;
+const MAX_REST_US: u64 = 250_000;
+/// While it rests it looks so often whether it still should.
+const REST_STEP_US: u64 = 20_000;
 /// Of the thread that prepares slabs: a tenth of the processor where others want it too.
 const PREPARER_NICENESS: i32 = 10;
 /// Who waits so long for the processor while he counts for nothing is on a machine that computes all the time ...
@@ -79,6 +84,11 @@ impl Figures {
     fn is_burst_in_use(self) -> bool {
         self.in_use >= self.ahead()
     }
+
+    /// Somebody may soon be short of frames who is not to take used ones yet.
+    fn is_urgent(self) -> bool {
+        !self.is_burst_in_use() && self.are_few()
+    }
 }
 
 /// Whether to prepare memory, and how dear it is.
@@ -117,11 +127,18 @@ impl Preparation {
         if self.is_dear() { Backing::Ordinary } else { Backing::Huge }
     }
 
-    /// Learns what a slab costs. Answers how long the preparer is to rest.
-    fn note_slab_cost(&mut self, took_ns: u64, pool: Figures) -> u64 {
+    /// Learns what a slab costs.
+    fn note_slab_cost(&mut self, took_ns: u64) {
         self.slab_cost_ns = (self.slab_cost_ns * 7 + took_ns) / 8;
-        let is_urgent = !pool.is_burst_in_use() && pool.are_few();
-        if self.is_dear() && !is_urgent { (took_ns * DEAR_REST / 1000).min(MAX_REST_US) } else { 0 }
+    }
+
+    /// How long the preparer is to rest after it has worked for `took_ns`, with others that have foreground I/O or without.
+    fn rest_us(&self, took_ns: u64, are_others_active: bool, pool: Figures) -> u64 {
+        if !self.is_dear() || pool.is_urgent() {
+            return 0;
+        }
+        let times = if are_others_active { DEAR_REST_BESIDE_OTHERS } else { DEAR_REST };
+        (took_ns.saturating_mul(times) / 1000).min(MAX_REST_US)
     }
 }
 
@@ -136,7 +153,7 @@ struct Modesty {
 
 impl Modesty {
     fn class(self, pool: Figures) -> SchedulingClass {
-        let is_modest = self.is_possible && self.ordinary_slabs == 0 && !pool.are_few();
+        let is_modest = self.is_possible && self.ordinary_slabs == 0 && !pool.is_urgent();
         if is_modest { SchedulingClass::Idle } else { SchedulingClass::Ordinary }
     }
 
@@ -180,9 +197,15 @@ impl PagePool {
 
     /// What a background thread does for the pool: prepares slabs ahead of need while `go_on` says so, which is asked
     /// after every slab and every wait, under the pool's lock. Learns on the way what fresh memory costs; where it is dear, it
-    /// leaves most of the processor to others once a burst's worth is there. Where it may, and nobody is short of frames, it counts for nothing
+    /// leaves most of the processor to others once a burst's worth is there, and nearly all of it if `are_others_active`: reads and
+    /// log writes are going on. Where it may, and nobody is short of frames, it counts for nothing
     /// while the kernel clears memory: two milliseconds that nothing but this class makes interruptible.
-    pub fn run_preparer(&self, clock: &dyn Clock, go_on: impl Fn() -> bool) {
+    pub fn run_preparer(
+        &self,
+        clock: &dyn Clock,
+        go_on: impl Fn() -> bool,
+        are_others_active: impl Fn() -> bool,
+    ) {
         // Anybody who has something to do comes first: this holds no lock while it works.
         give_way(PREPARER_NICENESS);
         let mut modesty = Modesty { is_possible: may_change_class(), ordinary_slabs: 0 };
@@ -212,10 +235,30 @@ impl PagePool {
                 _ => elapsed_ns,
             };
             modesty.note(class, elapsed_ns - took_ns);
-            let rest_us = self.note_slab_cost(took_ns);
-            if rest_us > 0 {
-                clock.sleep_us(rest_us);
+            self.note_slab_cost(took_ns);
+            self.rest(took_ns, clock, &go_on, &are_others_active);
+        }
+    }
+
+    /// Rests after `took_ns` of work, for as long as that is right.
+    fn rest(
+        &self,
+        took_ns: u64,
+        clock: &dyn Clock,
+        go_on: impl Fn() -> bool,
+        are_others_active: impl Fn() -> bool,
+    ) {
+        let began_ns = clock.monotonic_ns();
+        loop {
+            // Takes locks that come before the pool's.
+            let are_others_active = are_others_active();
+            let mut state = self.0.state.lock();
+            let rest_us = state.preparation.rest_us(took_ns, are_others_active, state.figures());
+            let rested_us = clock.monotonic_ns().saturating_sub(began_ns) / 1000;
+            if rested_us >= rest_us || !go_on() {
+                return;
             }
+            wait_for(&self.0.slab_wanted, &mut state, (rest_us - rested_us).min(REST_STEP_US));
         }
     }
 
@@ -229,11 +272,8 @@ impl PagePool {
         state.preparation.is_filling |= is_burst && state.slabs_begun == begun;
     }
 
-    /// Learns what a slab costs. Answers how long the preparer is to rest.
-    fn note_slab_cost(&self, took_ns: u64) -> u64 {
-        let mut state = self.0.state.lock();
-        let figures = state.figures();
-        state.preparation.note_slab_cost(took_ns, figures)
+    fn note_slab_cost(&self, took_ns: u64) {
+        self.0.state.lock().preparation.note_slab_cost(took_ns);
     }
 
     /// Has [`PagePool::run_preparer`] ask whether to go on.

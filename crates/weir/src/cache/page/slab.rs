@@ -236,17 +236,15 @@ mod system {
     }
 
     /// Has the kernel back the memory now, by touching it: `MADV_POPULATE_WRITE` would hold the address space's lock for as
-    /// long as that takes, and every large allocation of other threads would wait for it.
+    /// long as that takes, and every large allocation of other threads would wait for it. By writing to it at once: a read
+    /// would be a fault of its own, for a page of zeroes that all share.
     ///
     /// # Safety
-    /// Nobody else uses the `size` bytes from `start` on.
+    /// Nobody else uses the `size` bytes from `start` on, and they are zero.
     pub(super) unsafe fn populate(start: NonNull<u8>, size: usize) {
         for at in (0..size).step_by(super::PAGE_BYTES) {
-            // SAFETY: within the memory, which is ours (caller). The first word of the first page holds a value already.
-            unsafe {
-                let word = start.as_ptr().add(at);
-                word.write_volatile(word.read_volatile());
-            }
+            // SAFETY: within the memory, which is ours and holds nothing yet (caller).
+            unsafe { start.as_ptr().add(at).write_volatile(0) };
         }
     }
 

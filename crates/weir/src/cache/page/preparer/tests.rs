@@ -17,12 +17,15 @@ fn a_pool_without_room_is_left_alone() {
 }
 
 #[test]
-fn the_preparer_counts_for_nothing_unless_frames_are_few_or_it_was_starved() {
+fn the_preparer_counts_for_nothing_unless_somebody_is_short_of_frames_or_it_was_starved() {
     let many = Figures { capacity: PLENTY, total: PLENTY / 2, in_use: 0, ready: FEW_FRAMES };
     let few = Figures { ready: FEW_FRAMES - 1, ..many };
+    // Nor where few frames are ready because a burst's worth is in use: then used ones are taken again.
+    let recycling = Figures { in_use: PLENTY / 2, ..few };
     let mut modesty = Modesty { is_possible: true, ordinary_slabs: 0 };
     assert_eq!(modesty.class(many), SchedulingClass::Idle);
     assert_eq!(modesty.class(few), SchedulingClass::Ordinary);
+    assert_eq!(modesty.class(recycling), SchedulingClass::Idle);
     modesty.note(SchedulingClass::Idle, STARVED_NS);
     assert_eq!(modesty.class(many), SchedulingClass::Idle);
     modesty.note(SchedulingClass::Idle, STARVED_NS + 1);
@@ -36,6 +39,13 @@ fn the_preparer_counts_for_nothing_unless_frames_are_few_or_it_was_starved() {
     assert_eq!(never.class(many), SchedulingClass::Ordinary);
 }
 
+/// The preparer, alone, has worked for so long: how long it rests.
+fn rest_after(pool: &PagePool, took_ns: u64) -> u64 {
+    pool.note_slab_cost(took_ns);
+    let state = pool.0.state.lock();
+    state.preparation.rest_us(took_ns, false, state.figures())
+}
+
 #[test]
 fn while_fresh_memory_is_dear_those_who_can_recycle_are_told_to() {
     let slabs = 8;
@@ -44,15 +54,15 @@ fn while_fresh_memory_is_dear_those_who_can_recycle_are_told_to() {
     let take = |pages: &mut Vec<PageMut>, growth| pool.alloc_batch_for_overwrite(1, growth, pages);
     let mut pages = Vec::new();
     // Nobody knows what it costs, or it is cheap: the pool grows.
-    assert_eq!(pool.note_slab_cost(DEAR_SLAB_NS / 2), 0);
+    assert_eq!(rest_after(&pool, DEAR_SLAB_NS / 2), 0);
     pool.alloc_batch_for_overwrite(ahead - 1, Growth::IfCheap, &mut pages);
     for _ in 0..100 {
-        assert_eq!(pool.note_slab_cost(DEAR_SLAB_NS * 2), 0, "a burst's worth is prepared at once");
+        assert_eq!(rest_after(&pool, DEAR_SLAB_NS * 2), 0, "a burst's worth is prepared at once");
     }
     // Up to a burst's worth it grows all the same.
     assert_eq!(take(&mut pages, Growth::IfCheap), 1);
     assert_eq!(take(&mut pages, Growth::IfCheap), 0);
-    assert_eq!(pool.note_slab_cost(DEAR_SLAB_NS * 2), DEAR_SLAB_NS * 2 * DEAR_REST / 1000);
+    assert_eq!(rest_after(&pool, DEAR_SLAB_NS * 2), DEAR_SLAB_NS * 2 * DEAR_REST / 1000);
     // Whoever has nothing to recycle gets it, and so does everybody once it is prepared or cheap.
     assert_eq!(take(&mut pages, Growth::Allowed), 1);
     let rest = pool.stats().ready;
@@ -96,7 +106,7 @@ fn who_wants_many_frames_gets_a_slab_made_outside_of_the_lock_and_within_the_lim
 #[test]
 fn dear_memory_that_nobody_is_short_of_is_prepared_at_leisure() {
     let pool = PagePool::new(4 * FEW_FRAMES * PAGE);
-    let learn = |nanoseconds| pool.note_slab_cost(nanoseconds);
+    let learn = |nanoseconds| rest_after(&pool, nanoseconds);
     while pool.stats().ready < FEW_FRAMES {
         for _ in 0..100 {
             assert_eq!(learn(DEAR_SLAB_NS * 2), 0, "few are ready");
@@ -111,6 +121,50 @@ fn dear_memory_that_nobody_is_short_of_is_prepared_at_leisure() {
         learn(DEAR_SLAB_NS / 2);
     }
     assert_eq!(learn(DEAR_SLAB_NS / 2), 0, "cheap memory is prepared at once");
+}
+
+#[test]
+fn beside_others_dear_memory_is_prepared_rarely_unless_somebody_is_short_of_it() {
+    let mut preparation = Preparation::new();
+    let plenty = Figures { capacity: PLENTY, total: PLENTY / 2, in_use: 0, ready: PLENTY / 4 };
+    let few = Figures { ready: FEW_FRAMES - 1, ..plenty };
+    let recycling = Figures { in_use: PLENTY / 2, ..few };
+    let took_ns = DEAR_SLAB_NS * 2;
+    assert_eq!(preparation.rest_us(took_ns, true, plenty), 0, "nobody knows what it costs");
+    for _ in 0..100 {
+        preparation.note_slab_cost(took_ns);
+    }
+    for pool in [plenty, recycling] {
+        assert_eq!(preparation.rest_us(took_ns, false, pool), took_ns * DEAR_REST / 1000);
+        let beside_us = preparation.rest_us(took_ns, true, pool);
+        assert_eq!(beside_us, took_ns * DEAR_REST_BESIDE_OTHERS / 1000);
+        assert_eq!(preparation.rest_us(u64::MAX, true, pool), MAX_REST_US);
+    }
+    assert_eq!(preparation.rest_us(took_ns, true, few), 0);
+}
+
+#[cfg(not(any(miri, feature = "shuttle")))]
+#[test]
+fn a_rest_ends_when_others_have_stopped_or_it_is_told_to_go() {
+    use crate::sync::SystemClock;
+    use std::cell::Cell;
+    let pool = PagePool::new(8 * SLAB_FRAMES * PAGE);
+    for _ in 0..100 {
+        pool.note_slab_cost(MAX_REST_US * 1000 / DEAR_REST_BESIDE_OTHERS);
+    }
+    // A burst's worth is in use, so nobody is short of frames.
+    let _used: Vec<PageMut> = std::iter::from_fn(|| pool.alloc_zeroed())
+        .take(8 * SLAB_FRAMES * AHEAD_EIGHTHS / 8)
+        .collect();
+    let clock = SystemClock::default();
+    let (asked, told) = (Cell::new(0), Cell::new(0));
+    // Others are active when it is asked first, and not any more then.
+    let others = || asked.replace(asked.get() + 1) == 0;
+    pool.rest(REST_STEP_US, &clock, || true, others);
+    assert_eq!(asked.get(), 2, "it rests for a step, which is more than its rest when it is alone");
+    let go_on = || told.replace(told.get() + 1) == 0;
+    pool.rest(u64::MAX, &clock, go_on, || true);
+    assert_eq!(told.get(), 2);
 }
 
 #[cfg(not(any(miri, feature = "shuttle")))]
@@ -174,7 +228,8 @@ fn the_preparer_keeps_slabs_ahead_within_the_capacity_and_stops_when_told() {
     let go_on = AtomicBool::new(true);
     std::thread::scope(|scope| {
         let preparer = scope.spawn(|| {
-            pool.run_preparer(&SystemClock::default(), || go_on.load(Ordering::Relaxed));
+            let go_on = || go_on.load(Ordering::Relaxed);
+            pool.run_preparer(&SystemClock::default(), go_on, || false);
         });
         let ahead = slabs * AHEAD_EIGHTHS / 8 * SLAB_FRAMES;
         while pool.stats().ready < ahead {
