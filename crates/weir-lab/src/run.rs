@@ -331,7 +331,11 @@ impl Runner<'_> {
             if experiment.fresh_for_each_case() {
                 self.tear_down(stage.take());
             }
-            let result = match stage.take().map_or_else(|| self.set_up(experiment, spec), Ok) {
+            let ready = match stage.take() {
+                Some(ready) => Ok(ready),
+                None => self.set_up_with_memory(experiment, spec),
+            };
+            let result = match ready {
                 Ok(ready) => self.measure(experiment, case, stage.insert(ready)),
                 Err(e) => Err(e),
             };
@@ -391,6 +395,18 @@ impl Runner<'_> {
         if let Some(Err(e)) = stage.map(Stage::tear_down) {
             self.out.notes.push(e.to_string());
         }
+    }
+
+    /// Sets a target up. It gets warm memory too: an engine may prepare some as it begins.
+    fn set_up_with_memory(
+        &mut self,
+        experiment: &dyn Experiment,
+        spec: &TargetSpec,
+    ) -> LabResult<Stage> {
+        self.memory.release();
+        let stage = self.set_up(experiment, spec);
+        self.memory.take();
+        stage
     }
 
     fn set_up(&mut self, experiment: &dyn Experiment, spec: &TargetSpec) -> LabResult<Stage> {

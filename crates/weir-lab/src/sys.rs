@@ -1,5 +1,5 @@
 //! System calls that no safe crate covers: `sync_file_range`, `preadv2`/`pwritev2` with flags,
-//! Linux native AIO, `io_uring` submission, FIEMAP, a minimal system call for the probe, and `malloc_trim`.
+//! Linux native AIO, `io_uring` submission, FIEMAP, a minimal system call for the probe, `madvise` and `malloc_trim`.
 //!
 //! This is the one module of the lab with `unsafe`. Each block states why it is sound; nothing
 //! here keeps a pointer beyond the call, except [`Ring`] and [`AioContext`], which own the memory
@@ -59,6 +59,15 @@ pub fn pwritev2(file: &File, buf: &[u8], offset: u64, flags: i32) -> io::Result<
 pub fn null_syscall() -> i64 {
     // SAFETY: getppid takes nothing and cannot fail.
     unsafe { libc::syscall(libc::SYS_getppid) }
+}
+
+/// Asks for huge pages where `memory`, which has not been touched yet, holds whole ones. A kernel that has none is as good.
+pub fn prefer_huge_pages(memory: &mut [u8]) {
+    const HUGE_BYTES: usize = 2 << 20;
+    let head = memory.as_ptr().align_offset(HUGE_BYTES);
+    let Some(aligned) = memory.get_mut(head..) else { return };
+    // SAFETY: the range is ours, and the advice changes nothing that is read from it.
+    unsafe { libc::madvise(aligned.as_mut_ptr().cast(), aligned.len(), libc::MADV_HUGEPAGE) };
 }
 
 /// Gives the heap's free memory back to the system, where the C library can: what the process grows by afterwards is then
