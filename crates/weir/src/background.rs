@@ -457,7 +457,7 @@ impl Engine {
     /// Takes the page faults of fresh memory off readers and writers.
     fn preparer_loop(self: &Arc<Self>) {
         let go_on = || self.background.has_threads();
-        self.pool.run_preparer(&*self.clock, go_on, || self.is_foreground_active());
+        self.pool.run_preparer(&*self.clock, go_on, || self.are_syncs_awaited());
     }
 
     fn cleaner_loop(self: &Arc<Self>) {

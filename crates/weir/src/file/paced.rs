@@ -17,6 +17,8 @@ use crate::sync::{Condvar, Mutex, wait_for};
 const LOG_BYTES_PER_US: u64 = 1000;
 /// The log's figures are read this often.
 const LOG_SAMPLE_US: u64 = 10_000;
+/// Who has waited for the log within this time waits for it again.
+const SYNCS_LATELY_US: u64 = 100_000;
 /// Longest wait between two looks at what is in flight.
 const PATIENCE_US: u64 = 5_000;
 
@@ -27,6 +29,8 @@ struct State {
     /// Of large syncs.
     sync_bytes: u64,
     log: LogSample,
+    /// Somebody has waited for the log lately, until then.
+    syncs_until_us: u64,
 }
 
 impl State {
@@ -50,6 +54,28 @@ impl State {
         }
         self.in_flight_bytes += portion.bytes;
         portion
+    }
+
+    /// The log's totals are these now.
+    fn note_log(&mut self, now: LogSample) {
+        let now_us = now.at_us;
+        let awaited = now.awaited.saturating_sub(self.log.awaited);
+        let write_us = now.write_ns.saturating_sub(self.log.write_ns) / 1000;
+        let transfer_us = now.bytes.saturating_sub(self.log.bytes) / LOG_BYTES_PER_US;
+        let frames = now.frames.saturating_sub(self.log.frames);
+        self.log = now;
+        if awaited == 0 {
+            return;
+        }
+        self.syncs_until_us = now_us.saturating_add(SYNCS_LATELY_US);
+        if let Some(latency_us) = write_us.saturating_sub(transfer_us).checked_div(frames) {
+            self.pacer.on_foreground_io(latency_us, now_us);
+        }
+    }
+
+    /// True while somebody waits for the log, or has lately.
+    fn are_syncs_awaited(&self, now_us: u64) -> bool {
+        now_us < self.syncs_until_us
     }
 }
 
@@ -166,6 +192,14 @@ impl Engine {
         state.pacer.is_foreground_active(now_us)
     }
 
+    /// True while others wait for the log, or have lately.
+    pub fn are_syncs_awaited(&self) -> bool {
+        let now_us = self.now_us();
+        let mut state = self.background.pacing.state.lock();
+        self.sample_log(&mut state, now_us);
+        state.are_syncs_awaited(now_us)
+    }
+
     /// Data of a large sync is on its way to the device, to be taken back by [`Engine::end_sync_write`].
     pub fn begin_sync_write(&self, bytes: u64) {
         self.background.pacing.state.lock().sync_bytes += bytes;
@@ -196,25 +230,33 @@ impl Engine {
             return;
         }
         let stats = self.log.stats().snapshot();
-        let bytes = stats.frame_bytes + stats.beside_bytes;
-        let last = std::mem::replace(
-            &mut state.log,
-            LogSample {
-                at_us: now_us,
-                frames: stats.frames,
-                awaited: stats.frames_awaited,
-                bytes,
-                write_ns: stats.frame_write_ns.sum,
-            },
-        );
-        if stats.frames_awaited == last.awaited {
-            return;
-        }
-        let write_us = stats.frame_write_ns.sum.saturating_sub(last.write_ns) / 1000;
-        let transfer_us = bytes.saturating_sub(last.bytes) / LOG_BYTES_PER_US;
-        let frames = stats.frames.saturating_sub(last.frames);
-        if let Some(latency_us) = write_us.saturating_sub(transfer_us).checked_div(frames) {
-            state.pacer.on_foreground_io(latency_us, now_us);
-        }
+        state.note_log(LogSample {
+            at_us: now_us,
+            frames: stats.frames,
+            awaited: stats.frames_awaited,
+            bytes: stats.frame_bytes + stats.beside_bytes,
+            write_ns: stats.frame_write_ns.sum,
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_frames_that_somebody_waits_for_are_syncs_and_foreground() {
+        let mut state = State::default();
+        let written = LogSample { at_us: 20_000, frames: 3, bytes: 12_288, ..Default::default() };
+        state.note_log(written);
+        assert!(!state.are_syncs_awaited(20_000) && !state.pacer.is_foreground_active(20_000));
+        let written =
+            LogSample { at_us: 40_000, frames: 5, awaited: 1, bytes: 20_480, write_ns: 100_000 };
+        state.note_log(written);
+        assert!(state.are_syncs_awaited(40_000) && state.pacer.is_foreground_active(40_000));
+        // What was true is not for ever.
+        assert!(state.are_syncs_awaited(40_000 + SYNCS_LATELY_US - 1));
+        assert!(!state.are_syncs_awaited(40_000 + SYNCS_LATELY_US));
+        assert!(!state.pacer.is_foreground_active(40_000 + SYNCS_LATELY_US));
     }
 }

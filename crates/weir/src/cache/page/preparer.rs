@@ -35,9 +35,8 @@ const FEW_FRAMES: usize = 16 * SLAB_FRAMES;
 /// While fresh memory is dear, and nobody is short of it or a burst's worth is in use, the preparer rests so many times as long as it
 /// worked ...
 const DEAR_REST: u64 = 3;
-/// ... and while others read from the disk or write to the log, each of whom may wait for as long as the kernel clears a slab, so many
-/// times.
-const DEAR_REST_BESIDE_OTHERS: u64 = 60;
+/// ... and while others wait for the log, each of whom may wait for as long as the kernel clears a slab, so many times.
+const DEAR_REST_BESIDE_SYNCS: u64 = 60;
 const MAX_REST_US: u64 = 250_000;
 /// While it rests it looks so often whether it still should.
 const REST_STEP_US: u64 = 20_000;
@@ -132,12 +131,12 @@ impl Preparation {
         self.slab_cost_ns = (self.slab_cost_ns * 7 + took_ns) / 8;
     }
 
-    /// How long the preparer is to rest after it has worked for `took_ns`, with others that have foreground I/O or without.
-    fn rest_us(&self, took_ns: u64, are_others_active: bool, pool: Figures) -> u64 {
+    /// How long the preparer is to rest after it has worked for `took_ns`, while others wait for the log or not.
+    fn rest_us(&self, took_ns: u64, are_syncs_awaited: bool, pool: Figures) -> u64 {
         if !self.is_dear() || pool.is_urgent() {
             return 0;
         }
-        let times = if are_others_active { DEAR_REST_BESIDE_OTHERS } else { DEAR_REST };
+        let times = if are_syncs_awaited { DEAR_REST_BESIDE_SYNCS } else { DEAR_REST };
         (took_ns.saturating_mul(times) / 1000).min(MAX_REST_US)
     }
 }
@@ -197,14 +196,14 @@ impl PagePool {
 
     /// What a background thread does for the pool: prepares slabs ahead of need while `go_on` says so, which is asked
     /// after every slab and every wait, under the pool's lock. Learns on the way what fresh memory costs; where it is dear, it
-    /// leaves most of the processor to others once a burst's worth is there, and nearly all of it if `are_others_active`: reads and
-    /// log writes are going on. Where it may, and nobody is short of frames, it counts for nothing
+    /// leaves most of the processor to others once a burst's worth is there, and nearly all of it if `are_syncs_awaited`: somebody
+    /// waits for the log. Where it may, and nobody is short of frames, it counts for nothing
     /// while the kernel clears memory: two milliseconds that nothing but this class makes interruptible.
     pub fn run_preparer(
         &self,
         clock: &dyn Clock,
         go_on: impl Fn() -> bool,
-        are_others_active: impl Fn() -> bool,
+        are_syncs_awaited: impl Fn() -> bool,
     ) {
         // Anybody who has something to do comes first: this holds no lock while it works.
         give_way(PREPARER_NICENESS);
@@ -236,7 +235,7 @@ impl PagePool {
             };
             modesty.note(class, elapsed_ns - took_ns);
             self.note_slab_cost(took_ns);
-            self.rest(took_ns, clock, &go_on, &are_others_active);
+            self.rest(took_ns, clock, &go_on, &are_syncs_awaited);
         }
     }
 
@@ -246,14 +245,14 @@ impl PagePool {
         took_ns: u64,
         clock: &dyn Clock,
         go_on: impl Fn() -> bool,
-        are_others_active: impl Fn() -> bool,
+        are_syncs_awaited: impl Fn() -> bool,
     ) {
         let began_ns = clock.monotonic_ns();
         loop {
             // Takes locks that come before the pool's.
-            let are_others_active = are_others_active();
+            let are_syncs_awaited = are_syncs_awaited();
             let mut state = self.0.state.lock();
-            let rest_us = state.preparation.rest_us(took_ns, are_others_active, state.figures());
+            let rest_us = state.preparation.rest_us(took_ns, are_syncs_awaited, state.figures());
             let rested_us = clock.monotonic_ns().saturating_sub(began_ns) / 1000;
             if rested_us >= rest_us || !go_on() {
                 return;

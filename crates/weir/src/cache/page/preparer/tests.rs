@@ -124,7 +124,7 @@ fn dear_memory_that_nobody_is_short_of_is_prepared_at_leisure() {
 }
 
 #[test]
-fn beside_others_dear_memory_is_prepared_rarely_unless_somebody_is_short_of_it() {
+fn beside_syncs_dear_memory_is_prepared_rarely_unless_somebody_is_short_of_it() {
     let mut preparation = Preparation::new();
     let plenty = Figures { capacity: PLENTY, total: PLENTY / 2, in_use: 0, ready: PLENTY / 4 };
     let few = Figures { ready: FEW_FRAMES - 1, ..plenty };
@@ -137,7 +137,7 @@ fn beside_others_dear_memory_is_prepared_rarely_unless_somebody_is_short_of_it()
     for pool in [plenty, recycling] {
         assert_eq!(preparation.rest_us(took_ns, false, pool), took_ns * DEAR_REST / 1000);
         let beside_us = preparation.rest_us(took_ns, true, pool);
-        assert_eq!(beside_us, took_ns * DEAR_REST_BESIDE_OTHERS / 1000);
+        assert_eq!(beside_us, took_ns * DEAR_REST_BESIDE_SYNCS / 1000);
         assert_eq!(preparation.rest_us(u64::MAX, true, pool), MAX_REST_US);
     }
     assert_eq!(preparation.rest_us(took_ns, true, few), 0);
@@ -145,12 +145,12 @@ fn beside_others_dear_memory_is_prepared_rarely_unless_somebody_is_short_of_it()
 
 #[cfg(not(any(miri, feature = "shuttle")))]
 #[test]
-fn a_rest_ends_when_others_have_stopped_or_it_is_told_to_go() {
+fn a_rest_ends_when_nobody_syncs_any_more_or_it_is_told_to_go() {
     use crate::sync::SystemClock;
     use std::cell::Cell;
     let pool = PagePool::new(8 * SLAB_FRAMES * PAGE);
     for _ in 0..100 {
-        pool.note_slab_cost(MAX_REST_US * 1000 / DEAR_REST_BESIDE_OTHERS);
+        pool.note_slab_cost(MAX_REST_US * 1000 / DEAR_REST_BESIDE_SYNCS);
     }
     // A burst's worth is in use, so nobody is short of frames.
     let _used: Vec<PageMut> = std::iter::from_fn(|| pool.alloc_zeroed())
@@ -158,7 +158,7 @@ fn a_rest_ends_when_others_have_stopped_or_it_is_told_to_go() {
         .collect();
     let clock = SystemClock::default();
     let (asked, told) = (Cell::new(0), Cell::new(0));
-    // Others are active when it is asked first, and not any more then.
+    // Others sync when it is asked first, and not any more then.
     let others = || asked.replace(asked.get() + 1) == 0;
     pool.rest(REST_STEP_US, &clock, || true, others);
     assert_eq!(asked.get(), 2, "it rests for a step, which is more than its rest when it is alone");
