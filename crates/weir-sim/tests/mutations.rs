@@ -15,6 +15,7 @@ use weir_sim::{SimOptions, Workload, run};
 fn states_until_found(mutation: Mutation, workload: Workload, states: u64) -> Option<u64> {
     let options = SimOptions {
         states,
+        seed: seed(mutation),
         workload,
         mutation: Some(mutation.name().to_owned()),
         threads: 2,
@@ -57,6 +58,18 @@ const fn hunt(mutation: Mutation) -> (Workload, u64) {
             (Workload::Faults, 200_000)
         }
         _ => (Workload::Exhaustive, 200_000),
+    }
+}
+
+/// Bugs that some seeds meet late are hunted with one that met them within some thousand states. When what the engine does changes, it may
+/// not any more; the bound of [`hunt`] is one that any seed keeps.
+const fn seed(mutation: Mutation) -> u64 {
+    match mutation {
+        Mutation::SwallowWriteError => 5,
+        Mutation::TrustSecondRead => 6,
+        Mutation::SettleUnderway => 7,
+        Mutation::ReuseBeforeCheckpoint => 10,
+        _ => 1,
     }
 }
 
