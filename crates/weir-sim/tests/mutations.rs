@@ -65,6 +65,7 @@ const fn hunt(mutation: Mutation) -> (Workload, u64) {
 /// not any more; the bound of [`hunt`] is one that any seed keeps.
 const fn seed(mutation: Mutation) -> u64 {
     match mutation {
+        Mutation::TearInPlace => 3,
         Mutation::SwallowWriteError => 5,
         Mutation::TrustSecondRead => 6,
         Mutation::SettleUnderway => 7,
