@@ -249,7 +249,7 @@ impl PagePool {
     ) {
         let began_ns = clock.monotonic_ns();
         loop {
-            // Takes locks that come before the pool's.
+            // Takes a lock, and the pool's is a leaf.
             let are_syncs_awaited = are_syncs_awaited();
             let mut state = self.0.state.lock();
             let rest_us = state.preparation.rest_us(took_ns, are_syncs_awaited, state.figures());
