@@ -11,7 +11,7 @@
 
 use crate::cache::pacing::{Pacer, cost_bytes};
 use crate::engine::Engine;
-use crate::sync::{Condvar, Mutex, wait_for};
+use crate::sync::{Condvar, Mutex, MutexGuard, wait_for};
 
 /// Transfer rate at which a frame's size is taken out of its latency: 1 GB/s.
 const LOG_BYTES_PER_US: u64 = 1000;
@@ -168,9 +168,7 @@ impl Engine {
         }
         let mut sizes = sizes.map(cost_bytes).peekable();
         let first_bytes = sizes.peek().copied().unwrap_or(0);
-        let mut state = self.background.pacing.state.lock();
-        let now_us = self.now_us();
-        self.sample_log(&mut state, now_us);
+        let (mut state, now_us) = self.sampled_pacing();
         state.pacer.on_time(now_us);
         state.may_submit(0, first_bytes).then(|| state.take_portion(sizes))
     }
@@ -186,18 +184,22 @@ impl Engine {
 
     /// True while others read from the device or write to the log: a large sync is to leave them room.
     pub fn is_foreground_active(&self) -> bool {
-        let now_us = self.now_us();
-        let mut state = self.background.pacing.state.lock();
-        self.sample_log(&mut state, now_us);
+        let (state, now_us) = self.sampled_pacing();
         state.pacer.is_foreground_active(now_us)
     }
 
     /// True while others wait for the log, or have lately.
     pub fn are_syncs_awaited(&self) -> bool {
+        let (state, now_us) = self.sampled_pacing();
+        state.are_syncs_awaited(now_us)
+    }
+
+    /// The state, with what the log has done until now, and the time.
+    fn sampled_pacing(&self) -> (MutexGuard<'_, State>, u64) {
         let now_us = self.now_us();
         let mut state = self.background.pacing.state.lock();
         self.sample_log(&mut state, now_us);
-        state.are_syncs_awaited(now_us)
+        (state, now_us)
     }
 
     /// Data of a large sync is on its way to the device, to be taken back by [`Engine::end_sync_write`].

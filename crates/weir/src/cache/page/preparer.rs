@@ -198,7 +198,7 @@ impl PagePool {
     /// after every slab and every wait, under the pool's lock. Learns on the way what fresh memory costs; where it is dear, it
     /// leaves most of the processor to others once a burst's worth is there, and nearly all of it if `are_syncs_awaited`: somebody
     /// waits for the log. Where it may, and nobody is short of frames, it counts for nothing
-    /// while the kernel clears memory: two milliseconds that nothing but this class makes interruptible.
+    /// while the kernel clears memory: two milliseconds that nothing but this class lets who wakes up interrupt.
     pub fn run_preparer(
         &self,
         clock: &dyn Clock,
