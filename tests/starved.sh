@@ -2,7 +2,9 @@
 # Runs the engine's concurrency tests while somebody takes the processors away, again and again, for as long as a busy host does: a
 # thread that holds something others need may stop anywhere, for tens of milliseconds. Nothing may fail, or wait for ever, for that.
 #
-#   tests/starved.sh [--rounds N] [NAME]     N times (5); only the tests whose names contain NAME
+#   tests/starved.sh [--rounds N] [--release] [NAME]
+#
+# N times (5); the engine as it is released; only the tests whose names contain NAME.
 #
 # Where real-time priority is refused (it takes root) the thieves are ordinary threads, which take less. Exit status: 0 all passed; 1 a test
 # failed or did not end; 2 it cannot run here.
@@ -11,10 +13,12 @@ cd "$(dirname "$0")/.."
 
 rounds=5
 name=
+profile=()
 while [ $# -gt 0 ]; do
     case "$1" in
     --rounds) rounds=${2:?--rounds needs a number}; shift 2 ;;
-    --help) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    --release) profile=(--release); shift ;;
+    --help) sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 0 ;;
     -*) echo "starved.sh: unknown option $1 (see --help)" >&2; exit 2 ;;
     *) name=$1; shift ;;
     esac
@@ -26,8 +30,8 @@ if ! "${priority[@]}" true 2>/dev/null; then
 fi
 
 # With `--workspace` the dependencies have the features that other tests have, and are not compiled again.
-cargo test --quiet --workspace --test concurrency --no-run
-binary=$(cargo test --workspace --test concurrency --no-run --message-format json 2>/dev/null |
+cargo test --quiet ${profile[@]+"${profile[@]}"} --workspace --test concurrency --no-run
+binary=$(cargo test ${profile[@]+"${profile[@]}"} --workspace --test concurrency --no-run --message-format json 2>/dev/null |
     sed -n 's/.*"executable":"\([^"]*concurrency[^"]*\)".*/\1/p' | tail -1)
 
 # Keeps processor $1 busy for up to $2 us at a time, and leaves it alone for up to $3 ms.
