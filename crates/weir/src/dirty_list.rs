@@ -140,13 +140,12 @@ impl DirtyList {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
     use crate::inode::for_tests::inode;
 
     #[test]
-    #[cfg(not(feature = "shuttle"))]
     fn an_inode_that_somebody_else_finds_dirty_is_listed_by_who_made_it_so() {
         let (list, inode) = (DirtyList::default(), inode());
         list.add(&inode);
@@ -162,40 +161,5 @@ mod tests {
         inode.meta.lock().dirty = false;
         list.remove_if_clean(&inode);
         assert_eq!(list.count(), 0);
-    }
-
-    /// `cargo test -p weir --features shuttle --lib schedules`
-    #[cfg(feature = "shuttle")]
-    mod schedules {
-        use super::*;
-        use shuttle::scheduler::{PctScheduler, RandomScheduler};
-        use shuttle::thread;
-        use shuttle::{Config, Runner};
-
-        fn scenario() {
-            let (list, inode) = (Arc::new(DirtyList::default()), inode());
-            list.add(&inode);
-            let cleaners = (0..2).map(|_| {
-                let (list, inode) = (list.clone(), inode.clone());
-                thread::spawn(move || list.remove_if_clean(&inode))
-            });
-            let (writer_list, written) = (list.clone(), inode.clone());
-            let writer = thread::spawn(move || {
-                written.meta.lock().dirty = true;
-                writer_list.add(&written);
-            });
-            let threads: Vec<_> = cleaners.chain([writer]).collect();
-            for thread in threads {
-                thread.join().expect("a thread of the scenario");
-            }
-            assert_eq!(list.count(), 1, "a dirty inode is on the list");
-            assert!(inode.listed.load(Ordering::SeqCst));
-        }
-
-        #[test]
-        fn a_dirty_inode_is_on_the_list_whoever_else_looks_at_it() {
-            Runner::new(RandomScheduler::new(3000), Config::new()).run(scenario);
-            Runner::new(PctScheduler::new(3, 1000), Config::new()).run(scenario);
-        }
     }
 }

@@ -451,9 +451,9 @@ impl Shard {
 }
 
 /// What tests of this and other modules begin with.
-#[cfg(test)]
+#[cfg(any(test, feature = "shuttle"))]
 pub mod for_tests {
-    use super::*;
+    use super::{Arc, FileType, Inode, InodeItem, Timestamp};
 
     /// What a new regular file with `links` links says of itself.
     pub fn item(links: u32) -> InodeItem {

@@ -10,14 +10,20 @@
 //! thread of each scenario does nothing else. Time stands still.
 
 #![cfg(feature = "shuttle")]
+// `explore` gives the threads stacks for them.
+#![allow(clippy::large_stack_arrays)]
 
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::thread;
 use shuttle::{Config, Runner};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use weir::device::Device;
 use weir::device::memory::MemoryDevice;
+use weir::dirty_list::DirtyList;
+use weir::inode::for_tests::inode;
+use weir::log::schedules;
 use weir::sync::Clock;
 use weir::*;
 
@@ -646,4 +652,32 @@ fn ranges_handed_over_reach_the_disk_beside_syncs_and_early_writeback() {
             }
         }
     });
+}
+
+#[test]
+fn nobody_who_waits_for_the_log_is_forgotten() {
+    schedules::explore(|| RandomScheduler::new(2000));
+    schedules::explore(|| PctScheduler::new(3, 2000));
+}
+
+#[test]
+fn a_dirty_inode_is_on_the_list_whoever_else_looks_at_it() {
+    let scenario = || {
+        let (list, inode) = (Arc::new(DirtyList::default()), inode());
+        list.add(&inode);
+        let cleaner = || -> Box<dyn FnOnce() + Send> {
+            let (list, inode) = (list.clone(), inode.clone());
+            Box::new(move || list.remove_if_clean(&inode))
+        };
+        let (writer_list, written) = (list.clone(), inode.clone());
+        let writer = move || {
+            written.meta.lock().dirty = true;
+            writer_list.add(&written);
+        };
+        all(vec![cleaner(), cleaner(), Box::new(writer)]);
+        assert_eq!(list.count(), 1, "a dirty inode is on the list");
+        assert!(inode.listed.load(Ordering::SeqCst));
+    };
+    Runner::new(RandomScheduler::new(3000), Config::new()).run(scenario);
+    Runner::new(PctScheduler::new(3, 1000), Config::new()).run(scenario);
 }

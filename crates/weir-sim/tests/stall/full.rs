@@ -70,7 +70,7 @@ fn run(seed: u64) -> BTreeMap<&'static str, Waits> {
     println!("{checkpoints} checkpoints, {:?}", stage.disk.served());
     assert!(checkpoints >= 4, "the room was used up several times: {checkpoints} checkpoints");
     assert_eq!(after.space_stalls, before.space_stalls, "somebody waited for room");
-    end(time, ticker, stage, servers)
+    end(&time, ticker, stage, servers)
 }
 
 #[test]

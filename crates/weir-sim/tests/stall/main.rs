@@ -290,7 +290,7 @@ fn start(stage: &Arc<Stage>, seed: u64, bodies: &[(u64, Body)]) -> Vec<thread::J
 
 /// Closes the volume and ends disk and time; who waited how long.
 fn end(
-    time: Time,
+    time: &Time,
     ticker: thread::JoinHandle<()>,
     stage: Arc<Stage>,
     servers: Vec<thread::JoinHandle<()>>,
@@ -337,7 +337,7 @@ fn run(seed: u64, big_bytes: u64) -> BTreeMap<&'static str, Waits> {
     println!("{elapsed_ms} ms, {checkpoints} checkpoints, {:?}", stage.disk.served());
     assert!(checkpoints > 1, "checkpoints were made");
     assert!(stage.disk.served().bytes > big_bytes, "the big file was written");
-    end(time, ticker, stage, servers)
+    end(&time, ticker, stage, servers)
 }
 
 /// What `run` yields under the scheduler.
@@ -355,8 +355,7 @@ fn scheduled(
     Runner::new(OneByOne::new(seed), config).run(move || {
         *filled.lock().unwrap_or_else(PoisonError::into_inner) = run();
     });
-    let waits = result.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    waits
+    result.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
 /// Says who waited how long; answers who waited too long.

@@ -26,11 +26,11 @@ mod gather;
 mod op;
 pub mod replay;
 pub mod ring;
-#[cfg(all(test, feature = "shuttle"))]
-mod schedules;
+#[cfg(feature = "shuttle")]
+pub mod schedules;
 pub mod stats;
 mod tail;
-#[cfg(test)]
+#[cfg(any(test, feature = "shuttle"))]
 mod test_device;
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests;

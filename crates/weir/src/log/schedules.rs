@@ -1,6 +1,11 @@
 //! Writers, flushers, callbacks and the log threads under the deterministic scheduler: no wake-up is
 //! lost (a schedule in which somebody waits for ever is a deadlock, which the scheduler reports), and nobody is
-//! told before the flush. `cargo test -p weir --features shuttle --lib schedules`.
+//! told before the flush.
+//!
+//! They are in the library that is built for the scheduler, and not in its unit tests: `tests/shuttle.rs` runs them, and the library
+//! is compiled once for all that goes under the scheduler.
+
+#![allow(clippy::wildcard_imports)] // A test of the module above, though not built as one.
 
 use super::test_device::{FaultyDevice, START, open, operation};
 use super::waiter::calls;
@@ -8,7 +13,7 @@ use super::*;
 use crate::cache::page::PagePool;
 use crate::format::BLOCK_BYTES;
 use crate::sync::atomic::AtomicUsize;
-use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
+use shuttle::scheduler::Scheduler;
 use shuttle::{Config, Runner};
 
 const CALLERS: u64 = 4;
@@ -94,7 +99,7 @@ fn scenario(with_thread: bool, refuses: Refuses) {
 }
 
 /// Runs every scenario under `scheduler`.
-fn explore<S: Scheduler + 'static>(scheduler: impl Fn() -> S) {
+pub fn explore<S: Scheduler + 'static>(scheduler: impl Fn() -> S) {
     let scenarios = [Refuses::Nothing, Refuses::AFlush, Refuses::Writes];
     for (with_thread, refuses) in scenarios.into_iter().flat_map(|it| [(true, it), (false, it)]) {
         let mut config = Config::new();
@@ -102,14 +107,4 @@ fn explore<S: Scheduler + 'static>(scheduler: impl Fn() -> S) {
         config.stack_size = 1 << 20;
         Runner::new(scheduler(), config).run(move || scenario(with_thread, refuses));
     }
-}
-
-#[test]
-fn nobody_is_forgotten_in_random_schedules() {
-    explore(|| RandomScheduler::new(2000));
-}
-
-#[test]
-fn nobody_is_forgotten_in_schedules_with_few_preemptions() {
-    explore(|| PctScheduler::new(3, 2000));
 }

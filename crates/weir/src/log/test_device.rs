@@ -1,5 +1,6 @@
 //! A disk that loses, tears and refuses, and what the tests of the log share.
 #![cfg_attr(feature = "shuttle", allow(dead_code))] // The schedules need a part of it only.
+#![cfg_attr(feature = "shuttle", allow(clippy::wildcard_imports))] // Elsewhere it is a test, and they are allowed.
 
 use super::*;
 use crate::cache::page::{PagePool, PageRef};

@@ -112,7 +112,7 @@ impl Outbox {
 }
 
 /// A promise for tests: `callback` is called.
-#[cfg(test)]
+#[cfg(any(test, feature = "shuttle"))]
 pub fn calls(callback: impl FnOnce(Result<()>) + Send + 'static) -> OnDurable {
     struct Calls<F>(Mutex<Option<F>>);
     impl<F: FnOnce(Result<()>) + Send> PromiseOwner for Calls<F> {
