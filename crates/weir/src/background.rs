@@ -1,10 +1,12 @@
 //! Background work and the waits for it.
 //!
-//! Threads: three log threads (in `log`), one checkpointer, two flushers, one cleaner, two for deferred syncs. The checkpointer never
+//! Threads: three log threads (in `log`), one checkpointer, two flushers, one cleaner, three for deferred syncs. The checkpointer never
 //! waits for log space (it is what makes some), the others may. In manual mode there are no
 //! threads, and whoever would wait does the work.
 //!
 //! Lock order: `signals`, then `jobs`; `progress` is a leaf.
+
+mod jobs;
 
 use crate::alloc::ReserveClass;
 use crate::cache::map::{LoggedFilter, RunFilter};
@@ -22,7 +24,8 @@ use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Arc, Clock, Condvar, JoinHandle, Mutex, give_way, spawn, wait_for};
 use crate::txn::Lsn;
 use crate::txn::checkpoint::Extent;
-use std::collections::VecDeque;
+use jobs::JobQueue;
+pub use jobs::Jobs;
 
 /// Pages of given inodes that are written together.
 const FLUSH_PAGES: u64 = 4096;
@@ -76,10 +79,12 @@ enum Worker {
     Cleaner,
     /// The threads for deferred syncs, which look at the queue instead of a signal.
     Syncers,
+    /// Does small ones of them only, so that these never wait for all the data of others.
+    SmallSyncer,
 }
 
 /// How many [`Worker`]s there are.
-const WORKERS: usize = Worker::Syncers as usize + 1;
+const WORKERS: usize = Worker::SmallSyncer as usize + 1;
 
 #[derive(Default)]
 struct Signals {
@@ -99,7 +104,7 @@ pub struct Background {
     progressed: Condvar,
     threads: Mutex<Vec<JoinHandle<()>>>,
     running: AtomicBool,
-    jobs: Mutex<VecDeque<SyncJob>>,
+    jobs: Mutex<JobQueue<SyncJob>>,
     limits: Limits,
     debt: Mutex<DelayDebt>,
     /// Somebody waits for a checkpoint that brings everything home.
@@ -125,7 +130,7 @@ impl Background {
             progressed: Condvar::new(),
             threads: Mutex::new(Vec::new()),
             running: AtomicBool::new(false),
-            jobs: Mutex::new(VecDeque::new()),
+            jobs: Mutex::default(),
             limits,
             debt: Mutex::new(DelayDebt::default()),
             full_checkpoint: AtomicBool::new(false),
@@ -194,17 +199,20 @@ impl Background {
         self.ask(Worker::Cleaner);
     }
 
-    /// Leaves a sync to the sync threads.
-    pub fn defer(&self, job: SyncJob) {
-        self.jobs.lock().push_back(job);
+    /// Leaves a sync to the sync threads. `is_small`: what it has to write fits into a frame.
+    pub fn defer(&self, job: SyncJob, is_small: bool) {
+        self.jobs.lock().add(job, is_small);
         // Whoever was about to sleep has seen the job, or sleeps once it lets this lock go.
         drop(self.signals.lock());
         self.wake[Worker::Syncers as usize].notify_one();
+        if is_small {
+            self.wake[Worker::SmallSyncer as usize].notify_one();
+        }
     }
 
-    /// The oldest deferred sync.
-    pub fn next_job(&self) -> Option<SyncJob> {
-        self.jobs.lock().pop_front()
+    /// The oldest deferred sync among `jobs`.
+    pub fn next_job(&self, jobs: Jobs) -> Option<SyncJob> {
+        self.jobs.lock().next(jobs)
     }
 
     /// Wakes everybody (the volume was shut down).
@@ -275,6 +283,7 @@ impl Engine {
             ("weir-clean", Self::cleaner_loop),
             ("weir-sync-0", Self::sync_loop),
             ("weir-sync-1", Self::sync_loop),
+            ("weir-sync-small", Self::small_sync_loop),
         ];
         if self.pool.has_full_slabs() {
             bodies.push(("weir-pages", Self::preparer_loop));
@@ -378,7 +387,7 @@ impl Engine {
 
     /// Brings logged pages home that are old enough for how full the log is. Answers how many.
     pub fn bring_early_home(&self) -> Result<u64> {
-        let Some(up_to) = self.home_horizon() else { return Ok(0) };
+        let Some(up_to) = self.home_horizon(self.log_bytes()) else { return Ok(0) };
         let _role = self.background.home_role.lock();
         let owing = self.store.obligations.inodes_up_to(up_to, HOME_PAGES as usize);
         let found = self.send_early_home(&self.dirty.find(&owing), up_to);
@@ -408,10 +417,11 @@ impl Engine {
         self.flush_inodes_in(inodes, owed_filter(up_to), (HOME_PAGES, Room::NoWait))
     }
 
-    /// Up to which operation logged pages should go home now; none if all of these are, or if it is too early to begin.
-    fn home_horizon(&self) -> Option<u64> {
+    /// Up to which operation logged pages should go home now, with so much of the log used; none if all of these are, or if it is too early
+    /// to begin.
+    fn home_horizon(&self, log_bytes: u64) -> Option<u64> {
+        let due_bytes = self.background.limits.due_log_bytes(log_bytes)?;
         let oldest = self.store.obligations.oldest()?;
-        let due_bytes = self.background.limits.due_log_bytes(self.log_bytes())?;
         let due = self.log.lsn_behind(due_bytes / BLOCK_BYTES_U64)?;
         let durable = self.log.durable_lsn();
         if oldest > due.min(durable) {
@@ -442,12 +452,20 @@ impl Engine {
     }
 
     fn sync_loop(self: &Arc<Self>) {
+        self.do_deferred(Worker::Syncers, Jobs::All);
+    }
+
+    fn small_sync_loop(self: &Arc<Self>) {
+        self.do_deferred(Worker::SmallSyncer, Jobs::Small);
+    }
+
+    fn do_deferred(self: &Arc<Self>, worker: Worker, jobs: Jobs) {
         loop {
-            let waiting = |_: &mut Signals| !self.background.jobs.lock().is_empty();
-            let (worker, timeout_us) = (Worker::Syncers, FLUSH_INTERVAL_US);
+            let waiting = |_: &mut Signals| self.background.jobs.lock().has(jobs);
+            let timeout_us = FLUSH_INTERVAL_US;
             let go_on = self.background.wait_until(worker, &*self.clock, timeout_us, waiting);
             // What was asked for before the end is still done.
-            while self.sync_step() {}
+            while self.sync_step(jobs) {}
             if !go_on {
                 return;
             }
@@ -498,9 +516,9 @@ impl Engine {
         }
     }
 
-    /// How full the operations' part of the log is.
-    pub fn log_percent(&self) -> u64 {
-        self.background.limits.log_percent(self.log_bytes())
+    /// How full the operations' part of the log is, in percent.
+    pub fn log_percent(&self, log_bytes: u64) -> u64 {
+        self.background.limits.log_percent(log_bytes)
     }
 
     /// Memory that the delta may take while the log is replayed.
@@ -508,22 +526,34 @@ impl Engine {
         self.background.limits.replayed_delta_bytes()
     }
 
-    /// The entry of a sync that puts `blocks` into the log: asks for what empties it early enough, and waits in proportion
-    /// to how full it is. The caller holds at most `ops` locks.
-    pub fn delay_for_log(&self, blocks: u64) {
-        if !self.background.has_threads() {
-            return;
-        }
-        let limits = &self.background.limits;
+    /// The entry of everything that puts data into the log: asks for what empties it early enough. Answers how many bytes of it are used.
+    pub fn ask_for_log_space(&self) -> u64 {
         let log_bytes = self.log_bytes();
-        if self.home_horizon().is_some() {
+        if !self.background.has_threads() {
+            return log_bytes;
+        }
+        if self.home_horizon(log_bytes).is_some() {
             self.background.request_flush();
         }
-        if limits.wants_checkpoint(&Pressure { log_bytes, ..Pressure::default() }) {
+        let pressure = Pressure { log_bytes, ..Pressure::default() };
+        if self.background.limits.wants_checkpoint(&pressure) {
             self.background.request_checkpoint(Extent::Horizon);
         }
-        let delay_ns = limits.log_delay_ns(log_bytes, blocks);
-        if delay_ns == 0 {
+        log_bytes
+    }
+
+    /// With so much of the log used, who puts something into it waits in proportion. Who may not wait leaves that to somebody who may:
+    /// what does neither fills the log to its end, and there everybody waits for a whole checkpoint.
+    pub fn log_holds_up(&self, log_bytes: u64) -> bool {
+        self.background.has_threads() && self.background.limits.log_delay_ns(log_bytes, 1) > 0
+    }
+
+    /// Before a sync puts `blocks` into the log: [`Engine::ask_for_log_space`], and waits in proportion to how full it is. The caller
+    /// holds at most `ops` locks.
+    pub fn delay_for_log(&self, blocks: u64) {
+        let log_bytes = self.ask_for_log_space();
+        let delay_ns = self.background.limits.log_delay_ns(log_bytes, blocks);
+        if delay_ns == 0 || !self.background.has_threads() {
             return;
         }
         let sleep_us = self.background.debt.lock().add(delay_ns);

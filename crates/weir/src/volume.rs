@@ -3,7 +3,7 @@
 pub(crate) mod create;
 pub(crate) mod open;
 
-use crate::background::BackgroundWork;
+use crate::background::{BackgroundWork, Jobs};
 use crate::batch::Batch;
 use crate::device::Device;
 use crate::engine::{Engine, Room};
@@ -613,7 +613,9 @@ impl Engine {
 
     fn background_step(self: &Arc<Self>, work: BackgroundWork) -> Result<bool> {
         match work {
-            BackgroundWork::Log => Ok(self.barrier_step() | self.sync_step() | self.log.drive()),
+            BackgroundWork::Log => {
+                Ok(self.barrier_step() | self.sync_step(Jobs::All) | self.log.drive())
+            }
             BackgroundWork::Writeback => Ok(self.flush_batch()? > 0),
             BackgroundWork::Purge => self.purge_step(),
             BackgroundWork::Checkpoint => self.checkpoint_step(),

@@ -18,6 +18,7 @@
 
 mod disk;
 mod full;
+mod full_log;
 mod time;
 
 use std::collections::BTreeMap;
@@ -91,14 +92,19 @@ impl Stage {
                 eprintln!("{name} waited {took_ns} ns from {began} ns on; still waiting: {line}");
             }
         }
+        self.note(name, (began, took_ns), late_ns);
+        result
+    }
+
+    /// An operation has taken so long, which is `late_ns` more than it may.
+    fn note(&self, name: &'static str, (began_ns, took_ns): (u64, u64), late_ns: u64) {
         let mut waits = self.waits.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = waits.entry(name).or_default();
         entry.count += 1;
         entry.late_ns = entry.late_ns.max(late_ns);
         if took_ns > entry.worst_ns {
-            (entry.worst_ns, entry.worst_at_ns) = (took_ns, began);
+            (entry.worst_ns, entry.worst_at_ns) = (took_ns, began_ns);
         }
-        result
     }
 
     /// A prompt operation, and a short pause, odd so that all phases of the disk's work are met.

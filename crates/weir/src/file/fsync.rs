@@ -78,8 +78,7 @@ impl Engine {
         let began_ns = self.clock.monotonic_ns();
         let pages = page_range(range.start, range.end.saturating_sub(range.start));
         // In this order: what leaves the dirty pages meanwhile has its LSN by then.
-        let is_durable = count_unlogged(inode, &pages, 0) == 0
-            && !Self::needs_log(inode, &pages, kind)
+        let is_durable = Self::is_in_log(inode, &pages, kind)
             && (last_lsn(inode, kind) <= self.log.durable_lsn()
                 || mutation::active(Mutation::TakeLoggedForDurable));
         if is_durable {
@@ -138,16 +137,17 @@ impl Engine {
         Ok(last_lsn(inode, kind))
     }
 
-    /// As [`Engine::prepare_sync`], if that needs no waiting. New pages may go beside their frame with `may_go_beside`, where that needs none
-    /// either; otherwise they travel in the log, unless it is rather full.
+    /// As [`Engine::prepare_sync`], if that needs no waiting. A ticket's new pages may go beside their frame, where that needs none either;
+    /// otherwise they travel in the log, unless it is rather full. `None` for a ticket also where the log is so full that others are held
+    /// up: it is for somebody who can be. What is no ticket goes into the log with somebody who was.
     pub fn prepare_at_once(
         &self,
         inode: &Arc<Inode>,
         range: Range<u64>,
         kind: SyncKind,
-        may_go_beside: bool,
+        is_ticket: bool,
     ) -> Result<Option<Lsn>> {
-        let brought = self.bring_at_once(inode, range, kind, may_go_beside);
+        let brought = self.bring_at_once(inode, range, kind, is_ticket);
         brought.inspect_err(|_| self.forget_failed(inode))
     }
 
@@ -156,12 +156,16 @@ impl Engine {
         inode: &Arc<Inode>,
         range: Range<u64>,
         kind: SyncKind,
-        may_go_beside: bool,
+        is_ticket: bool,
     ) -> Result<Option<Lsn>> {
         let pages = page_range(range.start, range.end.saturating_sub(range.start));
-        let is_pressed = self.log_percent() >= PRESSED_PERCENT;
+        let log_bytes = self.ask_for_log_space();
+        if is_ticket && self.log_holds_up(log_bytes) && !Self::is_in_log(inode, &pages, kind) {
+            return Ok(None);
+        }
+        let is_pressed = self.log_percent(log_bytes) >= PRESSED_PERCENT;
         // Where too much waits already, nothing is looked up and chosen for it.
-        let may_go_beside = may_go_beside && self.log.takes_companions();
+        let may_go_beside = is_ticket && self.log.takes_companions();
         let mut beside_from = (may_go_beside || is_pressed).then(|| self.beside_from());
         loop {
             match self.log_dirty(inode, &pages, kind, (Room::NoWait, beside_from)) {
@@ -250,6 +254,11 @@ impl Engine {
         Ok(placement_policy::beside(&runs, least, moves, |page| home_of(&homes, page)))
     }
 
+    /// A sync has nothing to put into the log.
+    fn is_in_log(inode: &Inode, pages: &Range<u64>, kind: SyncKind) -> bool {
+        count_unlogged(inode, pages, 0) == 0 && !Self::needs_log(inode, pages, kind)
+    }
+
     /// Without dirty pages that the log does not have: pages on their way home, or attributes that matter for `kind`.
     fn needs_log(inode: &Inode, pages: &Range<u64>, kind: SyncKind) -> bool {
         if inode.pages.read().first_unlogged_writeback(pages.clone()).is_some() {
@@ -262,6 +271,13 @@ impl Engine {
     /// How many pages one operation may carry.
     pub fn max_payload_pages(&self) -> usize {
         MAX_PAYLOAD_PAGES.min((self.log.max_operation_blocks() as usize).saturating_sub(2))
+    }
+
+    /// What a sync of bytes `range` has to write is no more than one operation may carry.
+    pub fn fits_frame(&self, inode: &Inode, range: &Range<u64>) -> bool {
+        let pages = page_range(range.start, range.end.saturating_sub(range.start));
+        let limit = self.max_payload_pages();
+        count_unlogged(inode, &pages, limit) <= limit
     }
 
     /// Those of `inodes` that have more to write than a frame takes, if they are several: worth going home together.

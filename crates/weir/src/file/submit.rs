@@ -2,10 +2,12 @@
 //!
 //! Submission does what needs no waiting: if the dirty pages of the range are few, none is under writeback and the log has
 //! room, they go into the open frame at once, and the log's thread (or a blocked caller who leads anyway) makes them durable with
-//! everybody else's. All else is left to the sync threads: sending many pages home, waiting for writeback or for log
-//! space. So a thousand small syncs share a flush, and a large one delays none of them.
+//! everybody else's. All else is left to the sync threads: sending many pages home, waiting for writeback, for log space, or in
+//! proportion to how full the log is. So a thousand small syncs share a flush, and a large one delays none of them: one of the threads does
+//! small ones only.
 
 use super::fsync::SyncKind;
+use crate::background::Jobs;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::inode::Inode;
@@ -96,8 +98,9 @@ impl Engine {
                 self.promise_patiently(lsn, true, promise);
             }
             Ok(None) => {
+                let is_small = self.fits_frame(inode, &range);
                 let inode = inode.clone();
-                self.background.defer(SyncJob::File { inode, range, kind, promise });
+                self.background.defer(SyncJob::File { inode, range, kind, promise }, is_small);
             }
             Err(error) => self.end_ticket(promise, Err(error)),
         }
@@ -112,7 +115,7 @@ impl Engine {
             return Ok(self.ended_ticket());
         }
         let (ticket, promise) = ticket(None);
-        self.background.defer(SyncJob::Volume { promise });
+        self.background.defer(SyncJob::Volume { promise }, false);
         Ok(ticket)
     }
 
@@ -158,7 +161,7 @@ impl Engine {
             self.check_shutdown()?;
             if self.background.has_threads() {
                 self.background.wait_progress(moment);
-            } else if !(self.barrier_step() | self.sync_step() | self.log.drive()) {
+            } else if !(self.barrier_step() | self.sync_step(Jobs::All) | self.log.drive()) {
                 return Err(Error::WouldBlock);
             }
         }
@@ -202,9 +205,9 @@ impl Engine {
         self.log.commit_async(lsn, patient, OnDurable { owner, promise });
     }
 
-    /// Does one deferred request. False: there is none.
-    pub fn sync_step(self: &Arc<Self>) -> bool {
-        let Some(job) = self.background.next_job() else { return false };
+    /// Does one deferred request of `jobs`. False: there is none.
+    pub fn sync_step(self: &Arc<Self>, jobs: Jobs) -> bool {
+        let Some(job) = self.background.next_job(jobs) else { return false };
         self.run_job(job);
         true
     }
