@@ -526,34 +526,41 @@ impl Engine {
         self.background.limits.replayed_delta_bytes()
     }
 
-    /// The entry of everything that puts data into the log: asks for what empties it early enough. Answers how many bytes of it are used.
+    /// Who puts data into the log and does not wait: asks for what empties it, once a checkpoint is due. Answers how many bytes of it are
+    /// used.
     pub fn ask_for_log_space(&self) -> u64 {
         let log_bytes = self.log_bytes();
-        if !self.background.has_threads() {
-            return log_bytes;
-        }
-        if self.home_horizon(log_bytes).is_some() {
-            self.background.request_flush();
-        }
         let pressure = Pressure { log_bytes, ..Pressure::default() };
-        if self.background.limits.wants_checkpoint(&pressure) {
+        let is_due = self.background.limits.wants_checkpoint(&pressure);
+        if is_due && self.background.has_threads() {
+            self.background.request_flush();
             self.background.request_checkpoint(Extent::Horizon);
         }
         log_bytes
     }
 
-    /// With so much of the log used, who puts something into it waits in proportion. Who may not wait leaves that to somebody who may:
-    /// what does neither fills the log to its end, and there everybody waits for a whole checkpoint.
+    /// So much of the log is used that who may not wait leaves it to somebody who may, and waits as long as anybody is delayed: what went on
+    /// would fill the log to its end, and there everybody waits for a whole checkpoint.
     pub fn log_holds_up(&self, log_bytes: u64) -> bool {
-        self.background.has_threads() && self.background.limits.log_delay_ns(log_bytes, 1) > 0
+        self.background.has_threads() && self.background.limits.log_delay_is_longest(log_bytes)
     }
 
-    /// Before a sync puts `blocks` into the log: [`Engine::ask_for_log_space`], and waits in proportion to how full it is. The caller
-    /// holds at most `ops` locks.
+    /// The entry of a sync that puts `blocks` into the log: asks for what empties it early enough, and waits in proportion
+    /// to how full it is. The caller holds at most `ops` locks.
     pub fn delay_for_log(&self, blocks: u64) {
-        let log_bytes = self.ask_for_log_space();
-        let delay_ns = self.background.limits.log_delay_ns(log_bytes, blocks);
-        if delay_ns == 0 || !self.background.has_threads() {
+        if !self.background.has_threads() {
+            return;
+        }
+        let limits = &self.background.limits;
+        let log_bytes = self.log_bytes();
+        if self.home_horizon(log_bytes).is_some() {
+            self.background.request_flush();
+        }
+        if limits.wants_checkpoint(&Pressure { log_bytes, ..Pressure::default() }) {
+            self.background.request_checkpoint(Extent::Horizon);
+        }
+        let delay_ns = limits.log_delay_ns(log_bytes, blocks);
+        if delay_ns == 0 {
             return;
         }
         let sleep_us = self.background.debt.lock().add(delay_ns);

@@ -155,6 +155,11 @@ impl Limits {
         delay_ns.saturating_mul(blocks).min(MAX_OPERATION_DELAY_NS)
     }
 
+    /// Nobody's delay for the log grows any more.
+    pub fn log_delay_is_longest(&self, log_bytes: u64) -> bool {
+        self.log.level(log_bytes) == LEVEL_ONE
+    }
+
     /// How many bytes of the log, the newest, may keep their logged pages when `log_bytes` are used: the pages of all that is
     /// older should go home. `None`: the log is not that full.
     pub fn kept_log_bytes(&self, log_bytes: u64) -> Option<u64> {
@@ -388,6 +393,7 @@ mod tests {
             assert_eq!(percent <= LOG_DELAY_PERCENT, limits.log.level(used) == 0);
             assert_eq!(limits.log_delay_ns(used, 17), (one * 17).min(MAX_OPERATION_DELAY_NS));
             assert!(limits.log_percent(used).abs_diff(percent) <= 1);
+            assert_eq!(limits.log_delay_is_longest(used), one == MAX_PAGE_DELAY_NS);
         }
         assert_eq!(limits.log_delay_ns(log_bytes, 1), MAX_PAGE_DELAY_NS);
         assert_eq!(limits.log_delay_ns(u64::MAX, u64::MAX), MAX_OPERATION_DELAY_NS);

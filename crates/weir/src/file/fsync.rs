@@ -138,8 +138,8 @@ impl Engine {
     }
 
     /// As [`Engine::prepare_sync`], if that needs no waiting. A ticket's new pages may go beside their frame, where that needs none either;
-    /// otherwise they travel in the log, unless it is rather full. `None` for a ticket also where the log is so full that others are held
-    /// up: it is for somebody who can be. What is no ticket goes into the log with somebody who was.
+    /// otherwise they travel in the log, unless it is rather full. `None` for a ticket also where the log is nearly full: it is for
+    /// somebody who may wait. What is no ticket goes into the log with somebody who has waited.
     pub fn prepare_at_once(
         &self,
         inode: &Arc<Inode>,

@@ -2,8 +2,8 @@
 //!
 //! Submission does what needs no waiting: if the dirty pages of the range are few, none is under writeback and the log has
 //! room, they go into the open frame at once, and the log's thread (or a blocked caller who leads anyway) makes them durable with
-//! everybody else's. All else is left to the sync threads: sending many pages home, waiting for writeback, for log space, or in
-//! proportion to how full the log is. So a thousand small syncs share a flush, and a large one delays none of them: one of the threads does
+//! everybody else's. All else is left to the sync threads: sending many pages home, waiting for writeback or for log space, or until a log
+//! that is nearly full has been emptied. So a thousand small syncs share a flush, and a large one delays none of them: one of the threads does
 //! small ones only.
 
 use super::fsync::SyncKind;
