@@ -324,6 +324,42 @@ fn a_page_that_is_logged_again_while_it_goes_home_keeps_what_was_logged_last() {
     assert!(submitted > 10, "{submitted}");
 }
 
+/// The same with a batch that overwrites such pages: it waits for none of them, whatever becomes of the write that is on its way. For pages
+/// that the log does not have, and that move, it waits.
+#[test]
+fn a_page_that_a_batch_overwrites_while_it_goes_home_keeps_what_the_batch_wrote() {
+    let home_fails = |after| Fault {
+        times: 2,
+        class: Some(IoClass::Background),
+        ..Fault::once(FaultKind::WriteError, after).amid()
+    };
+    let plans = [None, Some(home_fails(0)), Some(home_fails(1))];
+    let (mut overlapped, mut states) = (0, 0);
+    for (outer, before) in [(Op::Checkpoint, fsync("/a")), (Op::Writeback, frames())] {
+        for call in 0..8 {
+            for commit in [Commit::Sync, Commit::Relaxed] {
+                for fault in &plans {
+                    let parts = vec![write("/a", 4000, 5000, 4), create("/b")];
+                    let batch = Op::Batch { parts, commit };
+                    let ops = vec![
+                        write("/a", 3000, 3000, 3),
+                        before.clone(),
+                        amid(outer.clone(), call, vec![batch, frames()]),
+                        // That it is home becomes durable, and nothing newer.
+                        Op::Background { work: BackgroundWork::Frames, steps: 3 },
+                        write("/a", 5000, 10, 6),
+                        Op::Checkpoint,
+                    ];
+                    let tally = survives(ops, FaultPlan::new(fault.clone()));
+                    overlapped += tally.overlapped;
+                    states += tally.states;
+                }
+            }
+        }
+    }
+    assert!(overlapped > 60 && states > 2000, "{overlapped} amid others, {states} states");
+}
+
 /// A batch whose frame cannot be written shuts the volume down. Who reads then, in the same session, may find it.
 #[test]
 fn a_batch_that_shut_the_volume_down_may_be_seen_by_those_that_go_on() {

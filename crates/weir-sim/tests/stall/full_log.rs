@@ -1,7 +1,7 @@
 //! Tickets for several times as much as the log holds: they slow down before it is full.
 //!
 //! Submitting a ticket waits for nothing, so it could fill the log at the speed of memory; and there everybody waits until a whole
-//! checkpoint has made room. Instead those who come when it is rather full are left to threads that wait in proportion, and what empties it
+//! checkpoint has made room. Instead those who come when it is nearly full are left to threads that wait, and what empties it
 //! is asked for long before.
 
 use super::*;

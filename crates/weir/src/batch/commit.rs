@@ -9,7 +9,7 @@ use super::patch::Patch;
 use super::plan::{self, Ops, Plan, Unplanned};
 use super::{Batch, Step};
 use crate::alloc::{ReserveClass, Run};
-use crate::cache::map::{PageMap, Removed};
+use crate::cache::map::{Inserted, PageMap, Removed};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::file::extents::{self, Unmapped};
@@ -104,7 +104,11 @@ impl Engine {
             let class = if only_moves { ReserveClass::Tidy } else { ReserveClass::User };
             self.check_space(names_put * OP_SPACE_BLOCKS, class)?;
         }
-        let (mut held, way) = Held::for_batch(self, batch)?;
+        let (way, logged_pages) = Way::of(self, batch);
+        if logged_pages > 0 {
+            self.delay_for_log(logged_pages);
+        }
+        let mut held = Held::for_batch(self, batch)?;
         if way != Way::Log {
             write_whole_pages(batch, &mut held)?;
         }
@@ -358,9 +362,13 @@ impl Engine {
             remove_old(work, held, map, &mut removed);
         }
         let mut newly_dirty = 0;
+        // Given back when the maps are unlocked.
+        let mut replaced = Vec::with_capacity(payloads.len());
         for (file, place, lsn) in payloads {
             let work = &works[file];
-            newly_dirty += self.cache_logged(work, &work.logged[place], &mut maps[file], lsn);
+            let inserted = self.cache_logged(work, &work.logged[place], &mut maps[file], lsn);
+            newly_dirty += u64::from(inserted.newly_dirty);
+            replaced.extend(inserted.replaced);
         }
         drop(metas);
         drop(maps);
@@ -370,43 +378,47 @@ impl Engine {
         Ok((lsn, newly_dirty))
     }
 
-    /// A page that the log has as of `lsn` enters the cache. Its place was made free. Answers how many pages became dirty.
+    /// A page that the log has as of `lsn` enters the cache, in place of the one that is there. An older version on its way home stays with
+    /// its writeback.
     fn cache_logged(
         &self,
         work: &FileWork<'_>,
         logged: &Logged,
         map: &mut RwLockWriteGuard<'_, PageMap>,
         lsn: Lsn,
-    ) -> u64 {
-        let inserted = map.insert_clean(logged.index, logged.page.clone());
-        debug_assert!(inserted.is_ok(), "the place was made free under the same lock");
-        if inserted.is_ok_and(|inserted| inserted.new_chunk) {
+    ) -> Inserted {
+        let inserted = map.insert_dirty_shared(logged.index, logged.page.clone());
+        if inserted.new_chunk {
             self.reclaim.insert(work.inode.number, logged.index);
         }
-        let newly_dirty = map.mark_dirty(logged.index);
         if let Some(older) = map.set_logged(logged.index, lsn) {
             self.store.obligations.release(older);
         }
-        u64::from(newly_dirty)
+        inserted
     }
 }
 
 impl Engine {
-    /// The `map` locks of all files, at a moment when no page that the batch changes is under writeback.
+    /// The `map` locks of all files, at a moment when no page that the batch changes is under writeback: but for those that are overwritten
+    /// where they live, since the log has them, while a newer version goes into the log.
     fn quiet_maps<'a>(
         &self,
         works: &'a [FileWork<'_>],
         held: &Held<'_>,
     ) -> Vec<MutexGuard<'a, ()>> {
-        let touched: Vec<Vec<Range<u64>>> = works.iter().map(|work| touched(work, held)).collect();
+        let remapped: Vec<_> = works.iter().map(|work| remapped(work, held)).collect();
         'again: loop {
             let mut maps = Vec::with_capacity(works.len());
-            for (work, ranges) in works.iter().zip(&touched) {
+            for (work, ranges) in works.iter().zip(&remapped) {
                 let moment = work.inode.io_moment();
                 maps.push(work.inode.map.lock());
                 let busy = {
                     let pages = work.inode.pages.read();
                     ranges.iter().any(|range| pages.first_writeback(range.clone()).is_some())
+                        || work
+                            .logged
+                            .iter()
+                            .any(|page| pages.is_moving(page.index..page.index + 1))
                 };
                 if busy {
                     // Its end needs the lock; and that of another file may come first.
@@ -465,19 +477,18 @@ fn home_op(inode: &Inode, home: &super::data::Home, overlay: &Overlay<'_>) -> Re
     Ok((op, removed))
 }
 
-/// Takes the pages out of the cache that a batch replaces, whatever their state.
+/// Takes the pages out of the cache whose mapping a batch changes, whatever their state.
 fn remove_old(work: &FileWork<'_>, held: &Held<'_>, map: &mut PageMap, removed: &mut Vec<Removed>) {
-    for range in touched(work, held) {
+    for range in remapped(work, held) {
         removed.push(map.remove_range(range));
     }
 }
 
-/// Pages whose content or mapping the batch changes.
-fn touched(work: &FileWork<'_>, held: &Held<'_>) -> Vec<Range<u64>> {
+/// Pages whose mapping the batch changes: that it has written home, or cuts. Of others only the content changes.
+fn remapped(work: &FileWork<'_>, held: &Held<'_>) -> Vec<Range<u64>> {
     let number = work.inode.number;
     let homes = held.homes.iter().filter(|home| home.ino == number).map(super::data::Home::pages);
-    let logged = work.logged.iter().map(|logged| logged.index..logged.index + 1);
-    homes.chain(logged).chain(work.cut.map(|_| work.cut_pages())).collect()
+    homes.chain(work.cut.map(|_| work.cut_pages())).collect()
 }
 
 /// An inode that a batch will make: nobody can use it.

@@ -64,6 +64,21 @@ pub enum Way {
     Home,
 }
 
+impl Way {
+    /// How the data of `batch` travels, and how many pages of it in the log, a few more at most.
+    pub fn of(engine: &Engine, batch: &Batch) -> (Self, u64) {
+        let (all, partial) = count_pages(batch);
+        let limit = engine.max_batch_payload_pages();
+        if all <= limit {
+            (Self::Log, all)
+        } else if partial <= limit {
+            (Self::LogPartial, partial)
+        } else {
+            (Self::Home, 0)
+        }
+    }
+}
+
 impl Engine {
     /// How many pages of a batch may travel in the log.
     pub fn max_batch_payload_pages(&self) -> u64 {
@@ -88,21 +103,13 @@ fn count_pages(batch: &Batch) -> (u64, u64) {
 }
 
 impl<'a> Held<'a> {
-    /// Promises the blocks that `batch` needs, and decides how its data travels.
-    pub fn for_batch(engine: &'a Engine, batch: &Batch) -> Result<(Self, Way)> {
-        let (all, partial) = count_pages(batch);
-        let limit = engine.max_batch_payload_pages();
-        let way = if all <= limit {
-            Way::Log
-        } else if partial <= limit {
-            Way::LogPartial
-        } else {
-            Way::Home
-        };
+    /// Promises the blocks that `batch` needs.
+    pub fn for_batch(engine: &'a Engine, batch: &Batch) -> Result<Self> {
+        let (all, _) = count_pages(batch);
         if all > 0 {
             engine.reserve(all)?;
         }
-        Ok((Self { engine, reserved: all, dirty: 0, homes: Vec::new() }, way))
+        Ok(Self { engine, reserved: all, dirty: 0, homes: Vec::new() })
     }
 
     /// Writes pages `range` of inode `ino` to new blocks; `content` fills each.

@@ -348,6 +348,14 @@ impl PageMap {
         })
     }
 
+    /// Whether some page of `range` is under writeback to a new place, so that its mapping is about to change.
+    pub fn is_moving(&self, range: Range<u64>) -> bool {
+        self.writeback_chunks.range(chunks_of(&range)).any(|number| {
+            let moving = self.chunk(number).map_or(0, |chunk| chunk.marks.moving());
+            mask_in(number, &range) & moving != 0
+        })
+    }
+
     /// True while a read of the page is under way.
     pub fn is_reading(&self, index: u64) -> bool {
         let (number, bit) = split(index);
@@ -476,6 +484,11 @@ impl PageMap {
     /// void, a page on its way home stays as it is with the writeback.
     pub fn insert_dirty(&mut self, index: u64, page: PageMut) -> Inserted {
         self.insert(index, page.freeze(), true)
+    }
+
+    /// As [`PageMap::insert_dirty`], of a page that others hold as well.
+    pub fn insert_dirty_shared(&mut self, index: u64, page: PageRef) -> Inserted {
+        self.insert(index, page, true)
     }
 
     /// The page for writing, now dirty: in place when nobody else holds it, else a clone from
