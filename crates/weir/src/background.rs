@@ -530,13 +530,26 @@ impl Engine {
     /// used.
     pub fn ask_for_log_space(&self) -> u64 {
         let log_bytes = self.log_bytes();
-        let pressure = Pressure { log_bytes, ..Pressure::default() };
-        let is_due = self.background.limits.wants_checkpoint(&pressure);
-        if is_due && self.background.has_threads() {
-            self.background.request_flush();
-            self.background.request_checkpoint(Extent::Horizon);
+        if self.wants_checkpoint_for(log_bytes) && self.background.has_threads() {
+            self.ask_to_empty_log(log_bytes);
         }
         log_bytes
+    }
+
+    /// So much of the log is used that a checkpoint is due.
+    fn wants_checkpoint_for(&self, log_bytes: u64) -> bool {
+        let pressure = Pressure { log_bytes, ..Pressure::default() };
+        self.background.limits.wants_checkpoint(&pressure)
+    }
+
+    /// Asks for whatever should be done with so much of the log used.
+    fn ask_to_empty_log(&self, log_bytes: u64) {
+        if self.home_horizon(log_bytes).is_some() {
+            self.background.request_flush();
+        }
+        if self.wants_checkpoint_for(log_bytes) {
+            self.background.request_checkpoint(Extent::Horizon);
+        }
     }
 
     /// So much of the log is used that who may not wait leaves it to somebody who may, and waits as long as anybody is delayed: what went on
@@ -551,15 +564,9 @@ impl Engine {
         if !self.background.has_threads() {
             return;
         }
-        let limits = &self.background.limits;
         let log_bytes = self.log_bytes();
-        if self.home_horizon(log_bytes).is_some() {
-            self.background.request_flush();
-        }
-        if limits.wants_checkpoint(&Pressure { log_bytes, ..Pressure::default() }) {
-            self.background.request_checkpoint(Extent::Horizon);
-        }
-        let delay_ns = limits.log_delay_ns(log_bytes, blocks);
+        self.ask_to_empty_log(log_bytes);
+        let delay_ns = self.background.limits.log_delay_ns(log_bytes, blocks);
         if delay_ns == 0 {
             return;
         }

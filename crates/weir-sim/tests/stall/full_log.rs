@@ -11,8 +11,8 @@ use weir::SyncTicket;
 /// New files of a page each, two and a half times what the log holds, and how many tickets are in flight.
 const FILES: u64 = 20_000;
 const DEPTH: usize = 1024;
-/// What a ticket may take behind so many others. Where the log was filled to its end it was more for all that were in flight.
-const TICKET_NS: u64 = 8 * FLUSH_NS;
+/// What a ticket may take behind so many others.
+const TICKET_NS: u64 = 10 * FLUSH_NS;
 
 fn run(seed: u64) -> BTreeMap<&'static str, Waits> {
     let time = Time::default();
