@@ -526,20 +526,15 @@ impl Engine {
         self.background.limits.replayed_delta_bytes()
     }
 
-    /// Who puts data into the log and does not wait: asks for what empties it, once a checkpoint is due. Answers how many bytes of it are
-    /// used.
+    /// Who puts data into the log and does not wait: asks for what empties it, from where others are held up. Answers how many bytes of it
+    /// are used.
     pub fn ask_for_log_space(&self) -> u64 {
         let log_bytes = self.log_bytes();
-        if self.wants_checkpoint_for(log_bytes) && self.background.has_threads() {
+        let others_wait = self.background.limits.log_delay_ns(log_bytes, 1) > 0;
+        if others_wait && self.background.has_threads() {
             self.ask_to_empty_log(log_bytes);
         }
         log_bytes
-    }
-
-    /// So much of the log is used that a checkpoint is due.
-    fn wants_checkpoint_for(&self, log_bytes: u64) -> bool {
-        let pressure = Pressure { log_bytes, ..Pressure::default() };
-        self.background.limits.wants_checkpoint(&pressure)
     }
 
     /// Asks for whatever should be done with so much of the log used.
@@ -547,7 +542,8 @@ impl Engine {
         if self.home_horizon(log_bytes).is_some() {
             self.background.request_flush();
         }
-        if self.wants_checkpoint_for(log_bytes) {
+        let pressure = Pressure { log_bytes, ..Pressure::default() };
+        if self.background.limits.wants_checkpoint(&pressure) {
             self.background.request_checkpoint(Extent::Horizon);
         }
     }
