@@ -99,7 +99,7 @@ class Sqlite:
             connection.execute("CREATE TABLE IF NOT EXISTS counter (writer INTEGER, n INTEGER, "
                                "payload BLOB, PRIMARY KEY (writer, n))")
             connection.close()
-            self.acked[mode, number] = multiprocessing.Value("q", 0)
+            self.acked[mode, number] = multiprocessing.Value("q", 0, lock=False)
             self.processes[mode] = multiprocessing.Process(target=self.commit, args=(mode, number))
             self.processes[mode].start()
 

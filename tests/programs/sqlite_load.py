@@ -119,11 +119,16 @@ def check_counters(connection, expected):
                 f"writer {writer}: row {n} is wrong"
 
 
+def counter():
+    """A number that one process raises and another reads. It has no lock, which a writer that is killed would take along."""
+    return multiprocessing.Value("q", 0, lock=False)
+
+
 def exercise(path, journal, count):
     shadowed(path, journal, count)
     expected, workers = {}, []
     for writer in range(WRITERS):
-        acknowledged = multiprocessing.Value("q", 0)
+        acknowledged = counter()
         worker = multiprocessing.Process(
             target=write_counters, args=(path, journal, writer, count // 8, acknowledged))
         workers.append((writer, worker, acknowledged))
@@ -134,7 +139,7 @@ def exercise(path, journal, count):
         expected[writer] = acknowledged.value
     # A writer killed in the middle: the next one to open the database recovers it.
     for writer in range(WRITERS, WRITERS + 3):
-        acknowledged = multiprocessing.Value("q", 0)
+        acknowledged = counter()
         worker = multiprocessing.Process(
             target=write_counters, args=(path, journal, writer, 10**9, acknowledged))
         worker.start()

@@ -324,8 +324,23 @@ fn a_page_that_is_logged_again_while_it_goes_home_keeps_what_was_logged_last() {
     assert!(submitted > 10, "{submitted}");
 }
 
-/// The same with a batch that overwrites such pages: it waits for none of them, whatever becomes of the write that is on its way. For pages
-/// that the log does not have, and that move, it waits.
+/// Bytes from `offset` on, which `before` may put into the log, go home, and amid call `call` of that a batch overwrites some of them.
+fn a_batch_amid(outer: &Op, call: u32, (offset, before): (u64, &Op), commit: Commit) -> Vec<Op> {
+    let parts = vec![write("/a", offset + 1000, 5000, 4), create("/b")];
+    let batch = Op::Batch { parts, commit };
+    vec![
+        write("/a", offset, 3000, 3),
+        before.clone(),
+        amid(outer.clone(), call, vec![batch, frames()]),
+        // That it is home becomes durable, and nothing newer.
+        Op::Background { work: BackgroundWork::Frames, steps: 3 },
+        write("/a", offset + 2000, 10, 6),
+        Op::Checkpoint,
+    ]
+}
+
+/// A batch that overwrites pages on their way home waits for those that move, and for none that is written in place, whatever becomes of
+/// the write.
 #[test]
 fn a_page_that_a_batch_overwrites_while_it_goes_home_keeps_what_the_batch_wrote() {
     let home_fails = |after| Fault {
@@ -334,30 +349,29 @@ fn a_page_that_a_batch_overwrites_while_it_goes_home_keeps_what_the_batch_wrote(
         ..Fault::once(FaultKind::WriteError, after).amid()
     };
     let plans = [None, Some(home_fails(0)), Some(home_fails(1))];
+    // In the log and home already: in place. New, in the log or not: to a new place.
+    let (in_place, new) = (3000, 100_000);
+    let (logged, dirty) = (fsync("/a"), frames());
+    let stories = [
+        (Op::Checkpoint, (in_place, &logged)),
+        (Op::Checkpoint, (new, &logged)),
+        (Op::Writeback, (in_place, &dirty)),
+        (Op::Writeback, (new, &dirty)),
+    ];
     let (mut overlapped, mut states) = (0, 0);
-    for (outer, before) in [(Op::Checkpoint, fsync("/a")), (Op::Writeback, frames())] {
-        for call in 0..8 {
-            for commit in [Commit::Sync, Commit::Relaxed] {
-                for fault in &plans {
-                    let parts = vec![write("/a", 4000, 5000, 4), create("/b")];
-                    let batch = Op::Batch { parts, commit };
-                    let ops = vec![
-                        write("/a", 3000, 3000, 3),
-                        before.clone(),
-                        amid(outer.clone(), call, vec![batch, frames()]),
-                        // That it is home becomes durable, and nothing newer.
-                        Op::Background { work: BackgroundWork::Frames, steps: 3 },
-                        write("/a", 5000, 10, 6),
-                        Op::Checkpoint,
-                    ];
-                    let tally = survives(ops, FaultPlan::new(fault.clone()));
-                    overlapped += tally.overlapped;
-                    states += tally.states;
-                }
+    for (outer, pages) in stories {
+        for (call, commit) in
+            (0..8).flat_map(|call| [(call, Commit::Sync), (call, Commit::Relaxed)])
+        {
+            for fault in &plans {
+                let ops = a_batch_amid(&outer, call, pages, commit);
+                let tally = survives(ops, FaultPlan::new(fault.clone()));
+                overlapped += tally.overlapped;
+                states += tally.states;
             }
         }
     }
-    assert!(overlapped > 60 && states > 2000, "{overlapped} amid others, {states} states");
+    assert!(overlapped > 120 && states > 4000, "{overlapped} amid others, {states} states");
 }
 
 /// A batch whose frame cannot be written shuts the volume down. Who reads then, in the same session, may find it.

@@ -284,7 +284,7 @@ impl Engine {
         let length = bytes.len().min(BLOCK_BYTES);
         page[..length].copy_from_slice(&bytes[..length]);
         let mut pages = inode.pages.write();
-        let inserted = pages.insert_dirty(file_block, page);
+        let inserted = pages.insert_dirty(file_block, page.freeze());
         if inserted.newly_dirty {
             self.alloc.reserve(1, ReserveClass::Logged)?;
             self.dirty_pages.fetch_add(1, Ordering::AcqRel);

@@ -4,7 +4,7 @@
 //! **Invariant:** log space is admitted under `ops` locks at most. If what has to be logged turns out to be more, all locks inside of
 //! those are given up, and it is admitted anew.
 
-use super::data::{Held, Logged, Old, Way};
+use super::data::{Held, Logged, Old, Pages, Way};
 use super::patch::Patch;
 use super::plan::{self, Ops, Plan, Unplanned};
 use super::{Batch, Step};
@@ -104,11 +104,13 @@ impl Engine {
             let class = if only_moves { ReserveClass::Tidy } else { ReserveClass::User };
             self.check_space(names_put * OP_SPACE_BLOCKS, class)?;
         }
-        let (way, logged_pages) = Way::of(self, batch);
+        let pages = Pages::of(batch);
+        let way = Way::of(self, pages);
+        let logged_pages = pages.logged(way);
         if logged_pages > 0 {
             self.delay_for_log(logged_pages);
         }
-        let mut held = Held::for_batch(self, batch)?;
+        let mut held = Held::for_pages(self, pages)?;
         if way != Way::Log {
             write_whole_pages(batch, &mut held)?;
         }
@@ -387,7 +389,7 @@ impl Engine {
         map: &mut RwLockWriteGuard<'_, PageMap>,
         lsn: Lsn,
     ) -> Inserted {
-        let inserted = map.insert_dirty_shared(logged.index, logged.page.clone());
+        let inserted = map.insert_dirty(logged.index, logged.page.clone());
         if inserted.new_chunk {
             self.reclaim.insert(work.inode.number, logged.index);
         }
@@ -415,10 +417,7 @@ impl Engine {
                 let busy = {
                     let pages = work.inode.pages.read();
                     ranges.iter().any(|range| pages.first_writeback(range.clone()).is_some())
-                        || work
-                            .logged
-                            .iter()
-                            .any(|page| pages.is_moving(page.index..page.index + 1))
+                        || work.logged.iter().any(|page| pages.is_moving(page.index))
                 };
                 if busy {
                     // Its end needs the lock; and that of another file may come first.

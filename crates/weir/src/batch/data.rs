@@ -65,16 +65,15 @@ pub enum Way {
 }
 
 impl Way {
-    /// How the data of `batch` travels, and how many pages of it in the log, a few more at most.
-    pub fn of(engine: &Engine, batch: &Batch) -> (Self, u64) {
-        let (all, partial) = count_pages(batch);
+    /// How the data of a batch that touches `pages` travels.
+    pub fn of(engine: &Engine, pages: Pages) -> Self {
         let limit = engine.max_batch_payload_pages();
-        if all <= limit {
-            (Self::Log, all)
-        } else if partial <= limit {
-            (Self::LogPartial, partial)
+        if pages.all <= limit {
+            Self::Log
+        } else if pages.partial <= limit {
+            Self::LogPartial
         } else {
-            (Self::Home, 0)
+            Self::Home
         }
     }
 }
@@ -87,29 +86,47 @@ impl Engine {
     }
 }
 
-/// Pages that the batch touches: (at all, in part).
-fn count_pages(batch: &Batch) -> (u64, u64) {
-    let (mut all, mut partial) = (0, 0);
-    for patch in batch.patches.values() {
-        for (run, whole) in patch.runs() {
-            all += run.end - run.start;
-            partial += if whole { 0 } else { run.end - run.start };
+/// How many pages a batch touches.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Pages {
+    all: u64,
+    /// Of which it keeps a part of the old content.
+    partial: u64,
+}
+
+impl Pages {
+    /// Those of `batch`.
+    pub fn of(batch: &Batch) -> Self {
+        let mut pages = Self::default();
+        for patch in batch.patches.values() {
+            for (run, whole) in patch.runs() {
+                pages.all += run.end - run.start;
+                pages.partial += if whole { 0 } else { run.end - run.start };
+            }
+            // The page that a cut goes through.
+            pages.all += u64::from(patch.cuts());
+            pages.partial += u64::from(patch.cuts());
         }
-        // The page that a cut goes through.
-        all += u64::from(patch.cuts());
-        partial += u64::from(patch.cuts());
+        pages
     }
-    (all, partial)
+
+    /// How many of them travel in the log.
+    pub fn logged(self, way: Way) -> u64 {
+        match way {
+            Way::Log => self.all,
+            Way::LogPartial => self.partial,
+            Way::Home => 0,
+        }
+    }
 }
 
 impl<'a> Held<'a> {
-    /// Promises the blocks that `batch` needs.
-    pub fn for_batch(engine: &'a Engine, batch: &Batch) -> Result<Self> {
-        let (all, _) = count_pages(batch);
-        if all > 0 {
-            engine.reserve(all)?;
+    /// Promises the blocks that a batch needs which touches `pages`.
+    pub fn for_pages(engine: &'a Engine, pages: Pages) -> Result<Self> {
+        if pages.all > 0 {
+            engine.reserve(pages.all)?;
         }
-        Ok(Self { engine, reserved: all, dirty: 0, homes: Vec::new() })
+        Ok(Self { engine, reserved: pages.all, dirty: 0, homes: Vec::new() })
     }
 
     /// Writes pages `range` of inode `ino` to new blocks; `content` fills each.

@@ -348,12 +348,12 @@ impl PageMap {
         })
     }
 
-    /// Whether some page of `range` is under writeback to a new place, so that its mapping is about to change.
-    pub fn is_moving(&self, range: Range<u64>) -> bool {
-        self.writeback_chunks.range(chunks_of(&range)).any(|number| {
-            let moving = self.chunk(number).map_or(0, |chunk| chunk.marks.moving());
-            mask_in(number, &range) & moving != 0
-        })
+    /// True while the page is under writeback to a new place: its mapping is about to change, and what replaces it has to wait for that. What
+    /// is written in place is in the log, and stays where it is.
+    pub fn is_moving(&self, index: u64) -> bool {
+        let (number, bit) = split(index);
+        self.chunk(number)
+            .is_some_and(|chunk| chunk.marks.writeback & !chunk.marks.in_place & (1 << bit) != 0)
     }
 
     /// True while a read of the page is under way.
@@ -482,12 +482,7 @@ impl PageMap {
 
     /// Puts a page with new contents into the map, dirty, whatever was there: a read under way is
     /// void, a page on its way home stays as it is with the writeback.
-    pub fn insert_dirty(&mut self, index: u64, page: PageMut) -> Inserted {
-        self.insert(index, page.freeze(), true)
-    }
-
-    /// As [`PageMap::insert_dirty`], of a page that others hold as well.
-    pub fn insert_dirty_shared(&mut self, index: u64, page: PageRef) -> Inserted {
+    pub fn insert_dirty(&mut self, index: u64, page: PageRef) -> Inserted {
         self.insert(index, page, true)
     }
 

@@ -351,7 +351,7 @@ impl Engine {
 
     /// Puts a page with new contents into the map.
     fn put_in(&self, pages: &mut PageMap, inode: &Inode, index: u64, page: PageMut) -> Inserted {
-        let inserted = pages.insert_dirty(index, page);
+        let inserted = pages.insert_dirty(index, page.freeze());
         if inserted.new_chunk {
             self.reclaim.insert(inode.number, index);
         }

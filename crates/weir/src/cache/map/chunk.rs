@@ -59,12 +59,6 @@ impl Marks {
         self.writeback & !self.logged & !self.in_place & !(self.mapped & !self.dirty)
     }
 
-    /// Pages on their way to a new place: what writes them anew now has to wait for their mapping, which is about to change. What is written in
-    /// place is in the log, and stays where it is.
-    pub(super) fn moving(self) -> u64 {
-        self.writeback & !self.in_place
-    }
-
     /// Forgets everything about the pages of `mask`.
     pub(super) fn clear(&mut self, mask: u64) {
         for bits in [

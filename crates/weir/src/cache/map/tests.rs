@@ -224,7 +224,7 @@ impl Harness {
     fn insert_dirty(&mut self, index: u64) {
         let contents = self.contents();
         let new_chunk = self.chunk_is_empty(index);
-        let inserted = self.map.insert_dirty(index, self.page_of(contents));
+        let inserted = self.map.insert_dirty(index, self.page_of(contents).freeze());
         assert_eq!(inserted.new_chunk, new_chunk);
         if let Some(page) = self.model_page(index) {
             assert_eq!(inserted.newly_dirty, !page.dirty);
@@ -494,7 +494,7 @@ proptest! {
 fn dirty_map(pool: &PagePool, indices: impl IntoIterator<Item = u64>) -> PageMap {
     let mut map = PageMap::new();
     for index in indices {
-        map.insert_dirty(index, pool.alloc_zeroed().unwrap());
+        map.insert_dirty(index, pool.alloc_zeroed().unwrap().freeze());
     }
     map
 }
@@ -524,7 +524,7 @@ proptest! {
             let start = (at + gap).next_multiple_of(unit);
             at = (start + length).next_multiple_of(unit);
             for index in start..at {
-                map.insert_dirty(index, pool.alloc_zeroed().unwrap());
+                map.insert_dirty(index, pool.alloc_zeroed().unwrap().freeze());
                 if is_logged {
                     map.set_logged(index, number);
                 }
@@ -560,7 +560,7 @@ fn memory_is_proportional_to_what_is_cached() {
     let pool = PagePool::new(64 * PAGE_BYTES);
     let mut map = dirty_map(&pool, [0]);
     assert!(map.memory_bytes() <= 256, "{} bytes for a small file", map.memory_bytes());
-    map.insert_dirty(1 << 45, pool.alloc_zeroed().unwrap());
+    map.insert_dirty(1 << 45, pool.alloc_zeroed().unwrap().freeze());
     assert!(map.memory_bytes() <= 1024, "{} bytes for two pages", map.memory_bytes());
     // A window slides over a file of 4 TiB.
     let mut map = PageMap::new();
@@ -694,7 +694,7 @@ fn ends_of_what_a_truncation_cut_off_do_not_touch_its_successor() {
     let mut map = dirty_map(&pool, [3]);
     let old = map.begin_writeback(0..8);
     assert_eq!(map.truncate(0).writeback, 1);
-    map.insert_dirty(3, pool.alloc_zeroed().unwrap());
+    map.insert_dirty(3, pool.alloc_zeroed().unwrap().freeze());
     let new = map.begin_writeback(0..8);
     assert!(map.end_writeback(3, old.token, true).stale);
     assert!(map.state(3).writeback);
