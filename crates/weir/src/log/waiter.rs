@@ -80,11 +80,20 @@ pub(super) struct Outbox {
     pub failed: Option<(Vec<Arc<Slot>>, Error)>,
     /// Data whose frames count as written, and whose owners are to be told.
     pub parties: Vec<Party>,
+    /// These have waited for one flush of whoever is to tell them.
+    has_kept_parties: bool,
 }
 
 impl Outbox {
+    /// Leaves owners untold until after a flush. False: they have waited for one already. Who flushes again and again, because others write
+    /// meanwhile, would keep their pages under writeback, and the log from being emptied.
+    pub fn keep_parties(&mut self) -> bool {
+        !std::mem::replace(&mut self.has_kept_parties, true)
+    }
+
     /// Tells whose data was written beside frames that count. Call it without the core lock.
     pub fn end_parties(&mut self) {
+        self.has_kept_parties = false;
         for party in self.parties.drain(..) {
             party.end(&Ok(()));
         }
@@ -124,4 +133,20 @@ pub fn calls(callback: impl FnOnce(Result<()>) + Send + 'static) -> OnDurable {
     }
     let (_ticket, promise) = crate::ticket::ticket(None);
     OnDurable { owner: Arc::new(Calls(Mutex::new(Some(callback)))), promise }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::Outbox;
+
+    #[test]
+    fn owners_of_data_wait_for_one_flush_and_no_more() {
+        let mut out = Outbox::default();
+        for _ in 0..3 {
+            assert!(out.keep_parties());
+            assert!(!out.keep_parties());
+            assert!(!out.keep_parties());
+            out.end_parties();
+        }
+    }
 }

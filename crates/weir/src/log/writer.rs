@@ -92,10 +92,12 @@ impl Log {
     }
 
     /// Without the core lock, before `step`: wakes those who are called or have reached their goal, and tells those whose data was written
-    /// beside frames. That takes their locks and some time. So it comes after a flush for which somebody else writes meanwhile.
+    /// beside frames. That takes their locks and some time. So it comes after a flush for which somebody else writes meanwhile, but never
+    /// after a second one.
     fn tell(&self, out: &mut Outbox, step: Step) {
         let has_called = out.send(&self.driver_wake);
-        if !(has_called && matches!(step, Step::Flush(_))) {
+        let may_come_later = has_called && matches!(step, Step::Flush(_));
+        if !(may_come_later && out.keep_parties()) {
             out.end_parties();
         }
     }
