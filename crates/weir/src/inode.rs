@@ -25,7 +25,7 @@ use crate::file::known_mapping::KnownMapping;
 use crate::format::item::InodeItem;
 use crate::number_map::NumberMap;
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use crate::sync::{Arc, Condvar, Mutex, RwLock};
+use crate::sync::{Arc, Condvar, Mutex, MutexGuard, RwLock, patiently};
 use crate::txn::Lsn;
 use crate::types::{Attr, FileType, Timestamp};
 use std::collections::VecDeque;
@@ -195,6 +195,14 @@ impl Inode {
     pub fn io_ended(&self) {
         *self.io_epoch.lock() += 1;
         self.io_done.notify_all();
+    }
+
+    /// The `map` lock, which may be held over reads of nodes.
+    ///
+    /// # Errors
+    /// [`Error::WouldBlock`]: somebody who does not wait ([`crate::sync::at_once`]) does not get it.
+    pub fn lock_map(&self) -> Result<MutexGuard<'_, ()>> {
+        patiently(|| self.map.lock(), || self.map.try_lock()).ok_or(Error::WouldBlock)
     }
 
     /// The moment to compare with in [`Inode::wait_io`]; take it before looking at the state.

@@ -7,10 +7,12 @@
 
 mod handover;
 mod locks;
+mod patience;
 mod scheduling;
 
 pub use handover::{Turn, take_turns};
 pub use locks::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, wait_for};
+pub use patience::{at_once, may_wait, patiently};
 pub use scheduling::{
     RunDelay, SchedulingClass, come_first, give_way, in_class, may_change_class, processor_time_ns,
     set_scheduling_class,
@@ -25,6 +27,7 @@ mod base {
         Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError,
     };
     pub use std::thread::{JoinHandle, yield_now};
+    pub use std::thread_local;
 
     /// How long [`super::wait_for`] waits.
     pub fn timeout(timeout_us: u64) -> std::time::Duration {
@@ -51,6 +54,7 @@ mod base {
         Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard,
     };
     pub use shuttle::thread::{JoinHandle, yield_now};
+    pub use shuttle::thread_local;
     pub use std::sync::TryLockError;
 
     /// `shuttle` has no time: a wait ends by notification or at once.
@@ -70,6 +74,7 @@ mod base {
     }
 }
 
+use base::thread_local;
 pub use base::{JoinHandle, atomic, spawn, yield_now};
 
 /// Where the engine gets time from; the simulator brings its own.

@@ -77,6 +77,48 @@ fn large_and_small_tickets_end_together_with_blocking_syncs() {
 }
 
 #[test]
+fn submission_reads_no_nodes_and_leaves_them_to_who_does_the_sync() {
+    const EXTENTS: u64 = 3000;
+    let device = formatted(128 * MIB);
+    {
+        let volume = threads(&device);
+        let file = volume.open_file("/scattered", OpenFlags::CREATE).expect("create");
+        for number in 0..EXTENTS {
+            file.write_at(2 * 4096 * number, &[1; 4096]).expect("write");
+        }
+        file.fsync().expect("fsync");
+        volume.close().expect("close");
+    }
+    let volume = Volume::open_device(device.clone(), options(BackgroundMode::Manual));
+    let volume = volume.expect("open");
+    let file = volume.open_file("/scattered", OpenFlags::READ_WRITE).expect("open");
+    let misses = || volume.stats().nodes.misses;
+    for first in [1000, 2000, 2900] {
+        // Few pages, which are logged with where they live, and many, which move beside their frame.
+        for pages in [1, 8] {
+            let range = 8192 * first..8192 * (first + pages);
+            for number in first..first + pages {
+                file.write_at(8192 * number, &[2; 4096]).expect("write");
+            }
+            let before = misses();
+            let ticket = file.fsync_async(range, SyncKind::Data).expect("submit");
+            assert_eq!(misses(), before, "submission has read a node");
+            while volume.background_step(BackgroundWork::Log).expect("step") {}
+            assert_eq!(ticket.poll(), Some(Ok(())));
+            // Nobody else did it, and it had to be done.
+            assert!(pages > 1 || misses() > before);
+        }
+    }
+    drop((file, volume));
+    let bytes = content(&threads(&device), "/scattered");
+    for number in 0..EXTENTS as usize {
+        let is_new = [1000, 2000, 2900].iter().any(|first| (*first..first + 8).contains(&number));
+        let page = vec![if is_new { 2 } else { 1 }; 4096];
+        assert_eq!(bytes[8192 * number..8192 * number + 4096], page);
+    }
+}
+
+#[test]
 fn a_range_leaves_other_pages_alone() {
     let device = formatted(64 * MIB);
     {

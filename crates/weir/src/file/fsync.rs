@@ -20,7 +20,7 @@ use crate::format::{BLOCK_BYTES, Key};
 use crate::inode::Inode;
 use crate::log::Admission;
 use crate::mutation::{self, Mutation};
-use crate::sync::Arc;
+use crate::sync::{Arc, at_once};
 use crate::txn::{Lsn, Op};
 use std::ops::Range;
 
@@ -168,7 +168,8 @@ impl Engine {
         let may_go_beside = is_ticket && self.log.takes_companions();
         let mut beside_from = (may_go_beside || is_pressed).then(|| self.beside_from());
         loop {
-            match self.log_dirty(inode, &pages, kind, (Room::NoWait, beside_from)) {
+            let room = (Room::NoWait, beside_from);
+            match at_once(|| self.log_dirty(inode, &pages, kind, room)) {
                 Ok(Logged::Done) => return Ok(Some(last_lsn(inode, kind))),
                 Ok(Logged::Beside(new_pages)) if may_go_beside => {
                     mark_chosen(inode, &new_pages);
@@ -222,7 +223,7 @@ impl Engine {
             self.delay_for_log(count as u64 + 1);
         }
         let admission = self.admit(PAYLOAD_RECORD_BYTES, count, room)?;
-        let _map = inode.map.lock();
+        let _map = inode.lock_map()?;
         // The mapping cannot change from here on, so where the pages live can be looked up before the
         // page map is locked.
         let homes = self.homes(inode, || unlogged_runs(inode, pages, limit + 1), Held::Map)?;

@@ -156,7 +156,7 @@ impl Engine {
     }
 
     /// What one operation of this log can settle.
-    fn piece_limits(&self) -> PieceLimits {
+    pub fn piece_limits(&self) -> PieceLimits {
         PieceLimits::new(self.max_operation_bytes())
     }
 
@@ -173,7 +173,7 @@ impl Engine {
         admission: Admission,
     ) -> Result<Taken> {
         let expected_bytes = settle_bytes(pages_of(runs), runs.len());
-        let _map = inode.map.lock();
+        let _map = inode.lock_map()?;
         let (writeback, done, size) = {
             let mut pages = inode.pages.write();
             let most_pages = self.max_piece_pages();

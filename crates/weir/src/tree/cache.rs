@@ -4,6 +4,8 @@
 //! one the caller got from the parent, so a node of an older checkpoint that lived at the same
 //! place is never taken for the current one, and need not be invalidated.
 //!
+//! Who must not wait ([`crate::sync::at_once`]) finds what the cache has, and nothing else.
+//!
 //! Locks: one mutex per shard, held for a map look-up only, never over I/O, never two at a time.
 //! Concurrent misses of a node both read it; the second insertion replaces the first.
 
@@ -14,7 +16,7 @@ use crate::device::{Device, IoClass};
 use crate::format::node::{ChildRef, Expectation, MAX_LEVEL, Node};
 use crate::format::{BLOCK_BYTES_U64, NODE_BLOCKS, NODE_BYTES, VolumeId};
 use crate::number_map::spread;
-use crate::sync::{Arc, Mutex};
+use crate::sync::{Arc, Mutex, may_wait};
 use crate::{Error, Result};
 
 /// Number of shards; a power of two.
@@ -75,7 +77,8 @@ impl NodeCache {
     /// The node `child` of this level, for a caller that waits.
     ///
     /// # Errors
-    /// [`Error::Io`] when it cannot be read, [`Error::Corrupt`] when it is not what was expected.
+    /// [`Error::Io`] when it cannot be read, [`Error::Corrupt`] when it is not what was expected, [`Error::WouldBlock`] when
+    /// it would have to be read by somebody who does not wait.
     pub fn get(&self, child: ChildRef, level: u8) -> Result<Arc<Node>> {
         self.get_for(child, level, IoClass::SyncRead)
     }
@@ -91,6 +94,11 @@ impl NodeCache {
                 return Ok(node);
             }
             return Err(super::inconsistent(child.block, "wrong level"));
+        }
+        if !may_wait() {
+            // It is not read here, but by who does.
+            self.shard(child.block).lock().misses -= 1;
+            return Err(Error::WouldBlock);
         }
         let device = &*self.device;
         let node = Arc::new(read_node(

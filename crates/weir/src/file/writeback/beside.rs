@@ -21,7 +21,7 @@ use crate::format::Key;
 use crate::inode::Inode;
 use crate::log::Admission;
 use crate::log::companion::{Companion, Companions, Data};
-use crate::sync::{Arc, Mutex, Weak};
+use crate::sync::{Arc, Mutex, Weak, at_once};
 use crate::txn::{Lsn, Op};
 use std::ops::Range;
 
@@ -96,7 +96,8 @@ impl Engine {
     pub fn sync_beside_at_once(&self, inode: &Arc<Inode>, range: &Range<u64>) -> Result<bool> {
         let mut pieces = Vec::new();
         let budget = (self.max_payload_pages() as u64, Room::NoWait);
-        let collected = self.collect_unsummed(inode, range.clone(), CHOSEN, budget, &mut pieces);
+        let collected =
+            at_once(|| self.collect_unsummed(inode, range.clone(), CHOSEN, budget, &mut pieces));
         let mut result = match collected {
             Ok(_) => Ok(true),
             Err(Error::WouldBlock) => Ok(false),
