@@ -47,6 +47,8 @@ const FLUSH_INTERVAL_US: u64 = 1_000_000;
 const OLD_ROUNDS: u64 = 5;
 /// How long somebody who can free no page himself lets others go on, who have them in their hands.
 const OTHERS_PAUSE_US: u64 = 100;
+/// How long whoever waits for a checkpoint to release log space waits before it looks again.
+const LOG_PAUSE_US: u64 = 1_000;
 /// Longest wait between two looks at a condition that somebody else changes.
 const PATIENCE_US: u64 = 50_000;
 
@@ -566,10 +568,34 @@ impl Engine {
         if delay_ns == 0 {
             return;
         }
+        self.wait_for_log(Some(blocks));
         let sleep_us = self.background.debt.lock().add(delay_ns);
         if sleep_us > 0 {
             self.counters.log_delay_us.record(sleep_us);
             self.clock.sleep_us(sleep_us);
+        }
+    }
+
+    /// Waits while the log is too full for `blocks` more, or for what nobody waits for (`None`), until a checkpoint has released some of it, or
+    /// has failed to: who gets no room then hears why. The caller holds at most `ops` locks.
+    pub fn wait_for_log(&self, blocks: Option<u64>) {
+        let mut waited_us = 0;
+        let failures = self.checkpointer.failures();
+        while self.checkpointer.failures() == failures {
+            let fill = self.log.fill();
+            let coming_blocks = fill.queued_blocks + fill.admitted_blocks + fill.waste_blocks;
+            let used_blocks = fill.used_blocks + coming_blocks;
+            let log_bytes = used_blocks * BLOCK_BYTES_U64;
+            let is_refused = self.background.limits.log_refuses(log_bytes, blocks);
+            if !is_refused || !self.background.has_threads() || self.check_writable().is_err() {
+                break;
+            }
+            self.ask_to_empty_log(log_bytes);
+            self.clock.sleep_us(LOG_PAUSE_US);
+            waited_us += LOG_PAUSE_US;
+        }
+        if waited_us > 0 {
+            self.counters.log_delay_us.record(waited_us);
         }
     }
 

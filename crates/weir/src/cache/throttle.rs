@@ -10,6 +10,10 @@
 //! The delay is the cube of the level, times [`MAX_PAGE_DELAY_NS`], per page written. In figures: 2 GiB/s
 //! settle at 13 % of the way from start to hard limit, 150 MiB/s at 30 %, 10 MiB/s at 73 %.
 //!
+//! The log is filled by those who put something into it, so at its entry they wait by how much they bring ([`Limits::log_delay_ns`]), and
+//! where it is nearly full, those who bring much ([`Limits::log_refuses`]) wait for a checkpoint: the rest of it is left to names,
+//! attributes and small syncs. For other operations it counts as one page, and has no hard limit before it is full.
+//!
 //! The log has one more stage below these: from 40 % of its size on the flusher brings logged pages home that are older
 //! than the newest 40 % ([`Limits::kept_log_bytes`]), so that a checkpoint finds little left to do and releases the ring soon.
 //! What was logged last waits, because it may be overwritten soon. It begins when a batch has come together
@@ -41,6 +45,11 @@ const DELTA_DELAY_PERCENT: u64 = 75;
 const DELTA_HARD_PERCENT: u64 = 100;
 const LOG_DELAY_PERCENT: u64 = 70;
 const LOG_HARD_PERCENT: u64 = 90;
+/// From so much of the log on those wait for a checkpoint who bring more than so much at a time, or whom nobody waits for.
+const LOG_REFUSE_PERCENT: u64 = 95;
+const SMALL_BLOCKS: u64 = 4;
+/// What brings more than this share of the log counts as if it brought so much.
+const LOG_LARGE_PERCENT: u64 = 12;
 
 fn percent_of(whole: u64, percent: u64) -> u64 {
     (u128::from(whole) * u128::from(percent) / 100) as u64
@@ -76,6 +85,7 @@ pub struct Limits {
     writeback_start_bytes: u64,
     checkpoint_delta_bytes: u64,
     checkpoint_log_bytes: u64,
+    refuse_log_bytes: u64,
     log_bytes: u64,
 }
 
@@ -117,6 +127,7 @@ impl Limits {
             writeback_start_bytes: percent_of(memory_bytes, DIRTY_START_PERCENT),
             checkpoint_delta_bytes: percent_of(delta_bytes, CHECKPOINT_START_PERCENT),
             checkpoint_log_bytes: percent_of(log_bytes, LOG_CHECKPOINT_PERCENT),
+            refuse_log_bytes: percent_of(log_bytes, LOG_REFUSE_PERCENT),
             log_bytes,
         }
     }
@@ -160,6 +171,15 @@ impl Limits {
         self.log.level(log_bytes) == LEVEL_ONE
     }
 
+    /// So much of the log is used that `blocks` more, or any that nobody waits for (`None`), wait until a checkpoint has released some. What is
+    /// very large has to find its room by itself: a checkpoint leaves a part of the log where it is.
+    pub fn log_refuses(&self, log_bytes: u64, blocks: Option<u64>) -> bool {
+        let is_small = blocks.is_some_and(|blocks| blocks <= SMALL_BLOCKS);
+        let bytes = blocks.unwrap_or(0).saturating_mul(crate::format::BLOCK_BYTES_U64);
+        let bytes = bytes.min(percent_of(self.log_bytes, LOG_LARGE_PERCENT));
+        !is_small && log_bytes.saturating_add(bytes) > self.refuse_log_bytes
+    }
+
     /// How many bytes of the log, the newest, may keep their logged pages when `log_bytes` are used: the pages of all that is
     /// older should go home. `None`: the log is not that full.
     pub fn kept_log_bytes(&self, log_bytes: u64) -> Option<u64> {
@@ -177,11 +197,10 @@ impl Limits {
     /// What an operation with this demand has to wait. Dirty data delays only those who dirty more.
     pub fn admit(&self, pressure: &Pressure, demand: Demand) -> Admission {
         let dirty = if demand.data_bytes > 0 { self.dirty.level(pressure.dirty_bytes) } else { 0 };
-        let level = dirty
-            .max(self.delta.level(pressure.delta_bytes))
-            .max(self.log.level(pressure.log_bytes));
+        let level = dirty.max(self.delta.level(pressure.delta_bytes));
         let pages = demand.data_bytes.div_ceil(crate::format::BLOCK_BYTES_U64).max(1);
         let delay_ns = page_delay_ns(level).saturating_mul(pages).min(MAX_OPERATION_DELAY_NS);
+        let delay_ns = delay_ns.max(self.log_delay_ns(pressure.log_bytes, 1));
         Admission { delay_ns, must_wait: level == LEVEL_ONE }
     }
 }
@@ -262,7 +281,8 @@ mod tests {
                     assert!(now.delay_ns - before.delay_ns <= jump, "{resource} {step} {now:?}");
                     before = now;
                 }
-                assert_eq!(before.must_wait, resource > 0 || data_bytes > 0);
+                let waits = [data_bytes > 0, true, false];
+                assert_eq!(before.must_wait, waits[resource], "{resource}");
             }
         }
     }
@@ -397,6 +417,34 @@ mod tests {
         }
         assert_eq!(limits.log_delay_ns(log_bytes, 1), MAX_PAGE_DELAY_NS);
         assert_eq!(limits.log_delay_ns(u64::MAX, u64::MAX), MAX_OPERATION_DELAY_NS);
+    }
+
+    #[test]
+    fn a_nearly_full_log_is_left_to_those_who_bring_little() {
+        let limits = limits();
+        let log_bytes = GIB / 16;
+        for percent in 0..=120 {
+            let used = log_bytes / 100 * percent;
+            let refuses = percent > LOG_REFUSE_PERCENT;
+            for blocks in [1, SMALL_BLOCKS] {
+                assert!(!limits.log_refuses(used, Some(blocks)));
+            }
+            assert_eq!(limits.log_refuses(used, None), refuses);
+            let mut before = refuses;
+            for blocks in [SMALL_BLOCKS + 1, 100, 1000, log_bytes / 4096, u64::MAX] {
+                let is_refused = limits.log_refuses(used, Some(blocks));
+                assert!(is_refused >= before);
+                before = is_refused;
+            }
+            // Where a checkpoint leaves what is new nobody is refused, however much it is; who is, has been delayed.
+            assert!(!before || used > log_bytes * 82 / 100);
+            assert!(!before || limits.log_delay_ns(used, 1) > 0);
+            let pressure = Pressure { log_bytes: used, ..Pressure::default() };
+            for data_bytes in [0, 4096, 1 << 20] {
+                let admission = limits.admit(&pressure, write(data_bytes));
+                assert!(!admission.must_wait && admission.delay_ns <= MAX_PAGE_DELAY_NS);
+            }
+        }
     }
 
     #[test]

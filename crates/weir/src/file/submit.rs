@@ -214,6 +214,7 @@ impl Engine {
 
     /// What a sync thread does with a request.
     pub fn run_job(self: &Arc<Self>, job: SyncJob) {
+        self.wait_for_log(None);
         match job {
             SyncJob::File { inode, range, kind, promise } => {
                 let began_ns = self.clock.monotonic_ns();

@@ -142,6 +142,11 @@ impl Checkpointer {
         self.progress.lock().completed
     }
 
+    /// Attempts that failed and left everything as it was.
+    pub fn failures(&self) -> u64 {
+        self.progress.lock().failures
+    }
+
     /// Wakes everybody who waits for a checkpoint (the volume was shut down).
     pub fn wake_all(&self) {
         self.changed.notify_all();
