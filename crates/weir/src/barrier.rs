@@ -6,6 +6,9 @@
 //! at all. The barrier's thread sends the dirty pages home; their new mapping lands in the chain; then the chain ends. A
 //! page that is written again meanwhile travels as it is then: the chain is one piece, so no order is broken.
 //!
+//! Nobody else's sync in the chain becomes durable before that. So a barrier with data of its own waits where several before it have much left
+//! to send home ([`Queue::has_much`]), and helps them.
+//!
 //! Whoever needs the chain to end (a sync of something in it, a checkpoint, a step in manual mode) does the barrier's work
 //! itself if the thread has not begun it.
 //!
@@ -23,7 +26,7 @@ use crate::cache::map::{LoggedFilter, RunFilter};
 use crate::device::IoClass;
 use crate::engine::{Engine, Room};
 use crate::error::{Error, Result};
-use crate::file::writeback::{Piece, settle_bytes};
+use crate::file::writeback::{Piece, PieceLimits, settle_bytes};
 use crate::format::Key;
 use crate::inode::Inode;
 use crate::log::chain::CHAIN_END_BLOCKS;
@@ -39,6 +42,9 @@ use std::ops::Range;
 const AT_ONCE_PAGES: usize = 256;
 /// Pages that are written together.
 const ROUND_PAGES: u64 = 4096;
+/// Data that earlier barriers have not sent home when a barrier with more of it waits: pages, and of so many barriers.
+const MANY_PAGES: usize = 1024;
+const MANY_JOBS: usize = 4;
 /// How often data is tried to be written.
 const ATTEMPTS: u32 = 3;
 /// Log space for the inode of a file whose size the log does not know.
@@ -55,12 +61,15 @@ const CHOSEN: RunFilter = RunFilter { only_towrite: true, ..UNLOGGED };
 /// What a file has to send home for a barrier.
 struct Part {
     inode: Arc<Inode>,
-    /// Pages that were dirty or under writeback, in pieces that settle in one operation each.
-    ranges: Vec<Range<u64>>,
+    /// Pages that were dirty or under writeback, in groups that settle in one operation each.
+    groups: Vec<Group>,
     /// The file was this long, and had been cut so many times.
     size: u64,
     cuts: u64,
 }
+
+/// Ranges of pages, in order.
+type Group = Vec<Range<u64>>;
 
 /// The data phase of one barrier. It holds the chain open.
 struct Job {
@@ -68,10 +77,26 @@ struct Job {
     room: Admission,
 }
 
+impl Job {
+    fn pages(&self) -> usize {
+        self.parts.iter().map(Part::pages).sum()
+    }
+}
+
 #[derive(Default)]
 struct Queue {
     jobs: VecDeque<Job>,
+    /// Jobs that have not ended, and their pages.
+    pending_jobs: usize,
+    pending_pages: usize,
     stop: bool,
+}
+
+impl Queue {
+    /// Whoever waits for the end of the chain has so much to wait for that nobody should add to it.
+    fn has_much(&self) -> bool {
+        self.pending_jobs >= MANY_JOBS && self.pending_pages >= MANY_PAGES
+    }
 }
 
 /// The work of barriers that has not begun, and the thread that does it.
@@ -89,7 +114,8 @@ fn blocks_for(bytes: usize) -> u64 {
 
 impl Part {
     /// What `inode` would have to send home now; `None` if the log has all of it.
-    fn of(inode: &Arc<Inode>, piece_pages: u64) -> Option<Self> {
+    fn of(inode: &Arc<Inode>, limits: PieceLimits) -> Option<Self> {
+        let piece_pages = limits.pages();
         let mut runs: Vec<Range<u64>> = Vec::new();
         let (size, cuts);
         {
@@ -107,22 +133,51 @@ impl Part {
             return None;
         }
         runs.sort_unstable_by_key(|run| run.start);
-        Some(Self { inode: inode.clone(), ranges: joined(runs, piece_pages), size, cuts })
+        let groups = grouped(joined(runs, piece_pages), limits);
+        Some(Self { inode: inode.clone(), groups, size, cuts })
+    }
+
+    fn ranges(&self) -> impl Iterator<Item = &Range<u64>> {
+        self.groups.iter().flatten()
     }
 
     fn pages(&self) -> usize {
-        self.ranges.iter().map(|range| (range.end - range.start) as usize).sum()
+        self.ranges().map(|range| (range.end - range.start) as usize).sum()
     }
 
     /// Log space for all of it.
     fn log_blocks(&self) -> u64 {
-        let pieces = self.ranges.iter().map(|range| blocks_for(piece_bytes(range)));
+        let pieces = self.groups.iter().map(|group| blocks_for(group_bytes(group)));
         pieces.sum::<u64>() + blocks_for(SIZE_BYTES)
     }
 }
 
-fn piece_bytes(range: &Range<u64>) -> usize {
-    settle_bytes(range.end - range.start, 1)
+fn group_bytes(group: &Group) -> usize {
+    let pages = group.iter().map(|range| range.end - range.start).sum();
+    settle_bytes(pages, group.len())
+}
+
+/// From its first page to its last.
+fn span_of(group: &Group) -> Option<Range<u64>> {
+    Some(group.first()?.start..group.last()?.end)
+}
+
+/// Puts ranges together that can settle in one operation: what is scattered takes little of the log then.
+fn grouped(mut ranges: Vec<Range<u64>>, limits: PieceLimits) -> Vec<Group> {
+    let mut groups = Vec::new();
+    let mut from = 0;
+    while from < ranges.len() {
+        let group = limits.first_of(ranges[from..].iter().cloned());
+        let Some(first) = group.first() else { break };
+        if first.end < ranges[from].end {
+            // It was cut, and is alone.
+            ranges[from].start = first.end;
+        } else {
+            from += group.len();
+        }
+        groups.push(group);
+    }
+    groups
 }
 
 /// Makes overlapping and adjacent runs one, up to `limit` pages.
@@ -145,7 +200,8 @@ fn joined(runs: Vec<Range<u64>>, limit: u64) -> Vec<Range<u64>> {
 }
 
 impl Engine {
-    /// Raises a barrier for the data of `only`, or of all files. Answers an LSN that is durable when everything before the
+    /// Raises a barrier for the data of `only`, or of all files. Waits for nothing but room: in the log, and in what others' barriers have to send
+    /// home. Answers an LSN that is durable when everything before the
     /// barrier is.
     pub fn barrier(&self, only: Option<&Arc<Inode>>) -> Result<Lsn> {
         loop {
@@ -153,10 +209,15 @@ impl Engine {
             if mutation::active(Mutation::IgnoreBarrier) {
                 return Ok(self.log.last_lsn());
             }
+            self.delay_for_log(1);
             let files = only.map_or_else(|| self.dirty.all(), |inode| vec![inode.clone()]);
             let parts = self.log_what_is_small(files)?;
             if parts.is_empty() {
                 return Ok(self.log.last_lsn());
+            }
+            if self.barriers.queue.lock().has_much() {
+                self.finish_barriers(Lsn::MAX)?;
+                continue;
             }
             let Some(mut room) = self.barrier_room(&parts)? else { continue };
             let Some(lsn) = self.log.open_chain(&mut room)? else {
@@ -166,11 +227,16 @@ impl Engine {
             };
             for part in &parts {
                 let mut pages = part.inode.pages.write();
-                for range in &part.ranges {
+                for range in part.ranges() {
                     pages.mark_towrite(range.clone());
                 }
             }
-            self.barriers.queue.lock().jobs.push_back(Job { parts, room });
+            let job = Job { parts, room };
+            let mut queue = self.barriers.queue.lock();
+            queue.pending_jobs += 1;
+            queue.pending_pages += job.pages();
+            queue.jobs.push_back(job);
+            drop(queue);
             self.barriers.wake.notify_one();
             self.log.note_chain_work();
             return Ok(lsn);
@@ -179,14 +245,14 @@ impl Engine {
 
     /// Puts files with few dirty pages into the log. Answers what the others have to send home.
     fn log_what_is_small(&self, files: Vec<Arc<Inode>>) -> Result<Vec<Part>> {
-        let piece_pages = self.max_piece_pages();
+        let limits = self.piece_limits();
         let mut left = AT_ONCE_PAGES;
         let mut parts = Vec::new();
         for inode in files {
             if inode.file_type != FileType::Regular {
                 continue;
             }
-            let Some(part) = Part::of(&inode, piece_pages) else { continue };
+            let Some(part) = Part::of(&inode, limits) else { continue };
             let pages = part.pages();
             if pages <= left
                 && pages <= self.max_payload_pages()
@@ -206,6 +272,8 @@ impl Engine {
     fn barrier_room(&self, parts: &[Part]) -> Result<Option<Admission>> {
         let blocks = parts.iter().map(Part::log_blocks).sum::<u64>() + CHAIN_END_BLOCKS;
         if blocks <= self.log.fill().ring_blocks / 4 {
+            // Barriers before this one may hold much of it.
+            self.wait_for_log(Some(blocks));
             let admitted = self.log.admit(blocks, AdmissionClass::Foreground);
             if admitted.is_err() {
                 self.relieve_log()?;
@@ -248,7 +316,13 @@ impl Engine {
     /// Does the work of one barrier. False: there is none that nobody has begun.
     pub fn barrier_step(&self) -> bool {
         let Some(job) = self.barriers.queue.lock().jobs.pop_front() else { return false };
-        match self.send_job_home(job) {
+        let pages = job.pages();
+        let sent = self.send_job_home(job);
+        let mut queue = self.barriers.queue.lock();
+        queue.pending_jobs -= 1;
+        queue.pending_pages -= pages;
+        drop(queue);
+        match sent {
             Ok(()) => self.log.close_chain(),
             Err(Error::Shutdown(reason)) => self.shut_down(&reason),
             Err(error) => self.shut_down(&format!("data before a barrier: {error}")),
@@ -283,11 +357,14 @@ impl Engine {
         let mut pieces = Vec::new();
         let mut pages = 0;
         for part in &job.parts {
-            for range in &part.ranges {
-                if part.inode.pages.read().dirty_runs(range.clone(), 1, CHOSEN).next().is_none() {
+            for group in &part.groups {
+                let Some(span) = span_of(group) else { continue };
+                if part.inode.pages.read().dirty_runs(span.clone(), 1, CHOSEN).next().is_none() {
                     continue;
                 }
-                pages += self.collect_range(part, range, &mut job.room, &mut pieces)?;
+                let given_back = job.room.split(blocks_for(group_bytes(group)));
+                let room = (&mut job.room, given_back);
+                pages += self.collect_group(part, &span, room, &mut pieces)?;
                 if pages >= ROUND_PAGES {
                     pages = 0;
                     self.write_pieces(&mut pieces)?;
@@ -296,7 +373,7 @@ impl Engine {
         }
         self.write_pieces(&mut pieces)?;
         for part in &job.parts {
-            for range in &part.ranges {
+            for range in part.ranges() {
                 // Pages that may be one write go together: neighbours hold each other up.
                 let start = range.start / NEIGHBOURS * NEIGHBOURS;
                 self.wait_writeback(&part.inode, &(start..range.end.saturating_add(NEIGHBOURS)));
@@ -305,26 +382,23 @@ impl Engine {
         // A page of which an older version was under way was left out, and one that could not be written is back.
         Ok(job.parts.iter().all(|part| {
             let map = part.inode.pages.read();
-            part.ranges
-                .iter()
-                .all(|range| map.dirty_runs(range.clone(), 1, CHOSEN).next().is_none())
+            part.ranges().all(|range| map.dirty_runs(range.clone(), 1, CHOSEN).next().is_none())
         }))
     }
 
-    /// Takes the chosen pages of `range`; log space for it comes out of `room`.
-    fn collect_range(
+    /// Takes the chosen pages of `span`; log space for it is what is `given_back`, and then comes out of `room`.
+    fn collect_group(
         &self,
         part: &Part,
-        range: &Range<u64>,
-        room: &mut Admission,
+        span: &Range<u64>,
+        (room, mut given_back): (&mut Admission, Admission),
         pieces: &mut Vec<Piece>,
     ) -> Result<u64> {
-        let mut given_back = room.split(blocks_for(piece_bytes(range)));
         let mut pages = 0;
         loop {
             drop(given_back);
             let budget = (u64::MAX, Room::Reserve);
-            let collected = self.collect(&part.inode, range.clone(), CHOSEN, budget, pieces);
+            let collected = self.collect(&part.inode, span.clone(), CHOSEN, budget, pieces);
             let complete = match collected {
                 Ok(collected) => {
                     pages += collected.pages;
@@ -415,7 +489,29 @@ impl Engine {
 
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
-    use super::joined;
+    use super::{grouped, joined};
+    use crate::file::writeback::PieceLimits;
+
+    #[test]
+    fn groups_hold_all_ranges_in_order_and_each_fits_into_one_operation() {
+        for max_operation_bytes in [8192, 20_000, 100_000, 1 << 20] {
+            let limits = PieceLimits::new(max_operation_bytes);
+            for (stride, length) in [(1, 1), (2, 1), (40, 7), (300, 256), (1000, 999)] {
+                let runs = (0..200).map(|number| number * stride..number * stride + length);
+                let ranges = joined(runs.collect(), limits.pages());
+                let groups = grouped(ranges.clone(), limits);
+                let pages = |ranges: &[std::ops::Range<u64>]| -> Vec<u64> {
+                    ranges.iter().cloned().flatten().collect()
+                };
+                assert_eq!(pages(&groups.concat()), pages(&ranges));
+                for group in &groups {
+                    assert_eq!(&limits.first_of(group.iter().cloned()), group);
+                }
+                let scattered = stride > length && length == 1;
+                assert!(!scattered || max_operation_bytes < 20_000 || groups.len() < 60);
+            }
+        }
+    }
 
     #[test]
     fn joined_ranges_cover_the_same_pages_once() {

@@ -183,7 +183,7 @@ impl Volume {
     /// than [`Volume::last_lsn`]. [`Volume::ticket_for`] makes it durable.
     ///
     /// What other threads do while the call runs is on either side of the barrier. As every operation it may wait at the entry for
-    /// log space; also for another barrier if 64 overlap, and it may have to read where the dirty pages live.
+    /// log space; and for earlier barriers if 64 overlap, or if four or more have not yet sent home what they cover, 4 MiB in all.
     ///
     /// # Errors
     /// If data before the barrier cannot be written, after three attempts, the volume is shut down: nothing that came later
