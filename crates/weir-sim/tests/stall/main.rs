@@ -19,6 +19,7 @@
 mod disk;
 mod full;
 mod full_log;
+mod neighbours;
 mod time;
 
 use std::collections::BTreeMap;
@@ -65,6 +66,9 @@ struct Stage {
     volume: Volume,
     big: File,
     big_bytes: u64,
+    /// What an operation that need not wait may take, and a small fsync beyond the writes before its own.
+    prompt_ns: u64,
+    small_fsync_ns: u64,
     over: AtomicBool,
     waits: Mutex<BTreeMap<&'static str, Waits>>,
 }
@@ -109,7 +113,7 @@ impl Stage {
 
     /// A prompt operation, and a short pause, odd so that all phases of the disk's work are met.
     fn prompt<T>(&self, name: &'static str, rng: &mut Rng, operation: impl FnOnce() -> T) -> T {
-        let result = self.timed(name, (PROMPT_NS, &[]), operation);
+        let result = self.timed(name, (self.prompt_ns, &[]), operation);
         self.time.sleep(100_000 + rng.below(900_000));
         result
     }
@@ -217,7 +221,7 @@ fn small_fsyncs(stage: &Stage, mut rng: Rng) {
     let record = vec![3; PAGE as usize];
     while !stage.is_over() {
         file.append(&record).expect("append");
-        let grant = (SMALL_FSYNC_NS, &[IoClass::Log][..]);
+        let grant = (stage.small_fsync_ns, &[IoClass::Log][..]);
         stage.timed(NEW_PAGE, grant, || file.fdatasync()).expect("fsync");
         stage.time.sleep(rng.below(20_000_000));
     }
@@ -229,7 +233,7 @@ fn small_rewrites(stage: &Stage, mut rng: Rng) {
     let record = vec![3; 3000];
     while !stage.is_over() {
         file.write_at(PAGE * rng.below(4), &record).expect("write");
-        let grant = (SMALL_FSYNC_NS, &[IoClass::Log, IoClass::Background][..]);
+        let grant = (stage.small_fsync_ns, &[IoClass::Log, IoClass::Background][..]);
         stage.timed(SAME_PAGE, grant, || file.fdatasync()).expect("fsync");
         stage.time.sleep(rng.below(20_000_000));
     }
@@ -279,7 +283,11 @@ fn prepare_on(
         big.write_at(offset, &chunk).expect("write");
     }
     let (over, waits) = (AtomicBool::new(false), Mutex::default());
-    (Stage { time: time.clone(), disk, volume, big, big_bytes, over, waits }, servers)
+    let (prompt_ns, small_fsync_ns) = (PROMPT_NS, SMALL_FSYNC_NS);
+    let time = time.clone();
+    let stage =
+        Stage { time, disk, volume, big, big_bytes, prompt_ns, small_fsync_ns, over, waits };
+    (stage, servers)
 }
 
 /// What a thread does.
