@@ -24,13 +24,13 @@
 
 use crate::cache::map::{LoggedFilter, RunFilter};
 use crate::device::IoClass;
-use crate::engine::{Engine, Room};
+use crate::engine::{Engine, Room, class_of};
 use crate::error::{Error, Result};
 use crate::file::writeback::{Piece, PieceLimits, settle_bytes};
 use crate::format::Key;
 use crate::inode::Inode;
 use crate::log::chain::CHAIN_END_BLOCKS;
-use crate::log::{Admission, AdmissionClass, OpRecords};
+use crate::log::{Admission, OpRecords};
 use crate::mutation::{self, Mutation};
 use crate::sync::{Arc, Condvar, JoinHandle, Mutex, spawn, wait_for};
 use crate::txn::{Lsn, Op};
@@ -274,7 +274,7 @@ impl Engine {
         if blocks <= self.log.fill().ring_blocks / 4 {
             // Barriers before this one may hold much of it.
             self.wait_for_log(Some(blocks));
-            let admitted = self.log.admit(blocks, AdmissionClass::Foreground);
+            let admitted = self.log.admit(blocks, class_of(blocks));
             if admitted.is_err() {
                 self.relieve_log()?;
             }

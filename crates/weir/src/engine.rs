@@ -13,6 +13,7 @@ use crate::alloc::{Allocator, ReserveClass, Supply};
 use crate::background::Background;
 use crate::barrier::Barriers;
 use crate::cache::page::{PageMut, PagePool};
+use crate::cache::throttle::SMALL_BLOCKS;
 use crate::device::Device;
 use crate::dirty_list::DirtyList;
 use crate::error::{Error, Result};
@@ -109,6 +110,11 @@ pub enum Room {
     Reserve,
 }
 
+/// Who brings `blocks` to the log.
+pub fn class_of(blocks: u64) -> AdmissionClass {
+    if blocks > SMALL_BLOCKS { AdmissionClass::Bulk } else { AdmissionClass::Foreground }
+}
+
 impl Engine {
     /// Refuses when the volume cannot be written.
     pub fn check_writable(&self) -> Result<()> {
@@ -187,7 +193,7 @@ impl Engine {
         }
         let blocks = OpRecords::blocks_for(record_bytes, payload_pages as u64);
         let class = match room {
-            Room::Normal | Room::NoWait => AdmissionClass::Foreground,
+            Room::Normal | Room::NoWait => class_of(blocks),
             Room::Reserve => AdmissionClass::Background,
         };
         loop {

@@ -10,13 +10,13 @@ use super::plan::{self, Ops, Plan, Unplanned};
 use super::{Batch, Step};
 use crate::alloc::{ReserveClass, Run};
 use crate::cache::map::{Inserted, PageMap, Removed};
-use crate::engine::Engine;
+use crate::engine::{Engine, class_of};
 use crate::error::{Error, Result};
 use crate::file::extents::{self, Unmapped};
 use crate::format::item::{Extent, INODE_INLINE, InodeItem};
 use crate::format::{BLOCK_BYTES_U64, Key};
 use crate::inode::{Inode, Meta};
-use crate::log::{Admission, AdmissionClass, OpRecords};
+use crate::log::{Admission, OpRecords};
 use crate::mutation::{self, Mutation};
 use crate::namespace::rules::Metas as _;
 use crate::namespace::{MetaLocks, OP_SPACE_BLOCKS};
@@ -219,7 +219,7 @@ impl Engine {
         }
         loop {
             self.check_writable()?;
-            match self.log.admit(blocks, AdmissionClass::Foreground) {
+            match self.log.admit(blocks, class_of(blocks)) {
                 Ok(admission) => return Ok(admission),
                 Err(_full) => self.relieve_log()?,
             }

@@ -45,9 +45,10 @@ const DELTA_DELAY_PERCENT: u64 = 75;
 const DELTA_HARD_PERCENT: u64 = 100;
 const LOG_DELAY_PERCENT: u64 = 70;
 const LOG_HARD_PERCENT: u64 = 90;
-/// From so much of the log on those wait for a checkpoint who bring more than so much at a time, or whom nobody waits for.
+/// From so much of the log on those wait for a checkpoint who bring more than [`SMALL_BLOCKS`] at a time, or whom nobody waits for.
 const LOG_REFUSE_PERCENT: u64 = 95;
-const SMALL_BLOCKS: u64 = 4;
+/// A small operation brings so much to the log at most: an operation on names, or a sync of a page or two.
+pub const SMALL_BLOCKS: u64 = 4;
 /// What brings more than this share of the log counts as if it brought so much.
 const LOG_LARGE_PERCENT: u64 = 12;
 

@@ -23,6 +23,8 @@ const RETRY_STEP_BLOCKS: u64 = 64;
 pub enum AdmissionClass {
     /// Operations: may fill half of the ring.
     Foreground,
+    /// Those that bring much at a time: may fill all of that half but a twentieth, which is left to the others.
+    Bulk,
     /// What empties it again (writing logged pages home): may fill 90 %.
     Background,
 }
@@ -130,6 +132,7 @@ impl Ring {
     ) -> Result<(), LogFull> {
         let limit = match class {
             AdmissionClass::Foreground => self.blocks / 2,
+            AdmissionClass::Bulk => self.blocks / 2 - self.blocks / 40,
             AdmissionClass::Background => self.blocks / 10 * 9,
         };
         let coming = self.queued.saturating_add(admitted);
@@ -452,6 +455,8 @@ mod tests {
         let mut ring = Ring::new(100, 0);
         assert!(ring.admissible(50, 0, AdmissionClass::Foreground).is_ok());
         assert!(ring.admissible(51, 0, AdmissionClass::Foreground).is_err());
+        assert!(ring.admissible(48, 0, AdmissionClass::Bulk).is_ok());
+        assert!(ring.admissible(49, 0, AdmissionClass::Bulk).is_err());
         ring.queue(20);
         ring.place(20).unwrap();
         ring.queue(10);
