@@ -259,12 +259,12 @@ fn names_that_others_make_delay_nobody_for_long() {
 
 #[test]
 fn appends_that_others_sync_keep_the_log_from_nobody() {
-    neighbours_of(Flood { seeds: 6, ..flood(synced_appends, 16) });
+    neighbours_of(Flood { seeds: 4, ..flood(synced_appends, 16) });
 }
 
 #[test]
 fn appends_that_others_have_tickets_for_keep_the_log_from_nobody() {
-    neighbours_of(Flood { seeds: 6, ..flood(appends_with_tickets, 4) });
+    neighbours_of(Flood { seeds: 4, ..flood(appends_with_tickets, 4) });
 }
 
 #[test]
