@@ -49,6 +49,8 @@ const OLD_ROUNDS: u64 = 5;
 const OTHERS_PAUSE_US: u64 = 100;
 /// How long whoever waits for a checkpoint to release log space waits before it looks again.
 const LOG_PAUSE_US: u64 = 1_000;
+/// After so many it asks for room whatever they have released.
+const LOG_PATIENCE_CHECKPOINTS: u64 = 4;
 /// Longest wait between two looks at a condition that somebody else changes.
 const PATIENCE_US: u64 = 50_000;
 
@@ -576,15 +578,18 @@ impl Engine {
         }
     }
 
-    /// Waits while the log is too full for `blocks` more, or for what nobody waits for (`None`), until a checkpoint has released some of it, or
-    /// has failed to: who gets no room then hears why. The caller holds at most `ops` locks.
+    /// Waits while the log is too full for `blocks` more, or for what nobody waits for (`None`), until a checkpoint has released some of it. Not
+    /// for ever: where checkpoints fail, or some have released too little, admission says why, or has the log emptied. The caller holds at
+    /// most `ops` locks.
     pub fn wait_for_log(&self, blocks: Option<u64>) {
         let mut waited_us = 0;
         let failures = self.checkpointer.failures();
-        while self.checkpointer.failures() == failures {
+        let last = self.checkpointer.completed() + LOG_PATIENCE_CHECKPOINTS;
+        while self.checkpointer.failures() == failures && self.checkpointer.completed() < last {
+            // What a frame may leave unused at the end of the ring is up to admission: in a small ring that is much, for as long as nothing is
+            // appended.
             let fill = self.log.fill();
-            let coming_blocks = fill.queued_blocks + fill.admitted_blocks + fill.waste_blocks;
-            let used_blocks = fill.used_blocks + coming_blocks;
+            let used_blocks = fill.used_blocks + fill.queued_blocks + fill.admitted_blocks;
             let log_bytes = used_blocks * BLOCK_BYTES_U64;
             let is_refused = self.background.limits.log_refuses(log_bytes, blocks);
             if !is_refused || !self.background.has_threads() || self.check_writable().is_err() {

@@ -200,9 +200,8 @@ fn joined(runs: Vec<Range<u64>>, limit: u64) -> Vec<Range<u64>> {
 }
 
 impl Engine {
-    /// Raises a barrier for the data of `only`, or of all files. Waits for nothing but room: in the log, and in what others' barriers have to send
-    /// home. Answers an LSN that is durable when everything before the
-    /// barrier is.
+    /// Raises a barrier for the data of `only`, or of all files. Waits for nothing but room: in the log, and in what others' barriers have
+    /// to send home. Answers an LSN that is durable when everything before the barrier is.
     pub fn barrier(&self, only: Option<&Arc<Inode>>) -> Result<Lsn> {
         loop {
             self.check_writable()?;

@@ -23,7 +23,8 @@ const RETRY_STEP_BLOCKS: u64 = 64;
 pub enum AdmissionClass {
     /// Operations: may fill half of the ring.
     Foreground,
-    /// Those that bring much at a time: may fill all of that half but a twentieth, which is left to the others.
+    /// Those that bring much at a time: may fill all of that half but a twentieth, which is left to the others. (Where that begins they wait
+    /// before they come here: `cache/throttle.rs`, `LOG_REFUSE_PERCENT`.)
     Bulk,
     /// What empties it again (writing logged pages home): may fill 90 %.
     Background,

@@ -1,7 +1,8 @@
 //! What must be done at once says so to all that it calls: where they would read from the device, or wait for a lock that may be held over that,
 //! they fail with [`crate::Error::WouldBlock`] instead.
 //!
-//! **Invariant:** what is called so changes nothing before it knows that it will not fail: only looking up and taking hold may be impatient.
+//! **Invariant:** what is called so only looks up and takes hold, and lets go again where it fails. A commit is never impatient: its failure would
+//! be an error of the file.
 
 use super::thread_local;
 use std::cell::Cell;
