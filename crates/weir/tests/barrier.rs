@@ -248,3 +248,42 @@ fn data_before_a_barrier_is_written_elsewhere_when_a_write_fails() {
     let volume = open(&device, threads(8 * MIB));
     assert!(holds(&volume.open_file("/f", OpenFlags::READ).expect("open"), 1, 500_000));
 }
+
+/// Nobody waits for log space that no checkpoint can release: what a small log keeps, and what its end may waste, is much of it.
+#[test]
+fn floods_of_barriers_batches_and_tickets_end_in_the_smallest_logs() {
+    const ROUNDS: u64 = 150;
+    for log_blocks in [64, 128, 256, 1024] {
+        let volume = open(&formatted(64 * MIB, log_blocks), threads(16 * MIB));
+        let flood = |number: u64| {
+            let file = create(&volume, &format!("/f{number}"));
+            let mut random = Random::seeded(number + 1);
+            for round in 0..ROUNDS {
+                for _ in 0..random.below(120) {
+                    dirty(&file, round, 8192 * random.below(500), 4096);
+                }
+                match (number + round) % 3 {
+                    0 => drop(file.barrier().expect("barrier")),
+                    1 => drop(file.fsync_async(0..u64::MAX, SyncKind::Full).expect("ticket")),
+                    _ => {
+                        let mut batch = volume.batch();
+                        batch
+                            .write_at(&file, 8192 * random.below(500), &vec![7; 20_000])
+                            .expect("stage");
+                        batch.commit_relaxed().expect("commit");
+                    }
+                }
+            }
+        };
+        with_watchdog(120, || {
+            std::thread::scope(|scope| {
+                for number in 0..3 {
+                    let flood = &flood;
+                    scope.spawn(move || flood(number));
+                }
+            });
+            volume.sync().expect("sync");
+        });
+        volume.close().expect("close");
+    }
+}
