@@ -23,7 +23,6 @@ use crate::inode::Inode;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Arc, Clock, Condvar, JoinHandle, Mutex, give_way, spawn, wait_for};
 use crate::txn::Lsn;
-use crate::txn::checkpoint::Extent;
 use jobs::JobQueue;
 pub use jobs::Jobs;
 
@@ -111,10 +110,8 @@ pub struct Background {
     jobs: Mutex<JobQueue<SyncJob>>,
     limits: Limits,
     debt: Mutex<DelayDebt>,
-    /// Somebody waits for a checkpoint that brings everything home.
-    full_checkpoint: AtomicBool,
     /// A checkpoint is wanted because the log fills up.
-    partial_checkpoint: AtomicBool,
+    log_needs_room: AtomicBool,
     /// Ranges handed to background writeback.
     pub handover: Handover,
     /// What background writeback may have in flight.
@@ -137,8 +134,7 @@ impl Background {
             jobs: Mutex::default(),
             limits,
             debt: Mutex::new(DelayDebt::default()),
-            full_checkpoint: AtomicBool::new(false),
-            partial_checkpoint: AtomicBool::new(false),
+            log_needs_room: AtomicBool::new(false),
             handover: Handover::default(),
             pacing: Pacing::default(),
             home_role: Mutex::new(()),
@@ -170,21 +166,20 @@ impl Background {
         }
     }
 
-    /// Asks for a checkpoint that brings at least so much home.
-    pub fn request_checkpoint(&self, extent: Extent) {
-        if extent == Extent::Full {
-            self.full_checkpoint.store(true, Ordering::Release);
-        } else {
-            self.partial_checkpoint.store(true, Ordering::Release);
-        }
+    /// Asks for a checkpoint, for whoever has said that he waits for it (see [`crate::txn::checkpoint::Checkpointer::goal`]).
+    pub fn request_checkpoint(&self) {
         self.ask(Worker::Checkpointer);
     }
 
-    /// How much the checkpoint that begins now brings home: all, unless it is only wanted because the log fills up.
-    pub fn checkpoint_extent(&self) -> Extent {
-        let is_partial = self.partial_checkpoint.swap(false, Ordering::AcqRel);
-        let is_full = self.full_checkpoint.swap(false, Ordering::AcqRel);
-        if is_partial && !is_full { Extent::Horizon } else { Extent::Full }
+    /// Asks for a checkpoint because the log fills up, or space is short: it brings home what is older than the horizon.
+    pub fn request_room(&self) {
+        self.log_needs_room.store(true, Ordering::Release);
+        self.ask(Worker::Checkpointer);
+    }
+
+    /// Whether the checkpoint that begins now was asked for by [`Background::request_room`].
+    pub fn take_request_for_room(&self) -> bool {
+        self.log_needs_room.swap(false, Ordering::AcqRel)
     }
 
     /// Asks the flusher for what is its alone: pages handed over, and logged pages that should go home.
@@ -328,8 +323,9 @@ impl Engine {
             if !self.background.wait_asked(Worker::Checkpointer, &*self.clock, interval_us) {
                 return;
             }
+            let waits = self.checkpointer.waits();
             if self.is_shutdown.load(Ordering::Acquire) || !self.checkpoint_wanted() {
-                self.skip_checkpoint();
+                self.skip_checkpoint(waits);
                 continue;
             }
             // An error shuts the volume down or leaves the work for the next attempt.
@@ -548,7 +544,7 @@ impl Engine {
         }
         let pressure = Pressure { log_bytes, ..Pressure::default() };
         if self.background.limits.wants_checkpoint(&pressure) {
-            self.background.request_checkpoint(Extent::Horizon);
+            self.background.request_room();
         }
     }
 
@@ -683,7 +679,7 @@ impl Engine {
                 self.background.request_writeback();
             }
             if limits.wants_checkpoint(&pressure) {
-                self.background.request_checkpoint(Extent::Horizon);
+                self.background.request_room();
             }
             if admission.delay_ns > 0 && self.background.has_threads() {
                 let sleep_us = self.background.debt.lock().add(admission.delay_ns);
@@ -714,7 +710,7 @@ impl Engine {
     pub fn relieve_log(&self) -> Result<()> {
         self.counters.log_stalls.add(1);
         // The end of the one under way may be enough; the caller looks again.
-        let next = self.checkpointer.completed() + 1;
+        let next = self.checkpointer.next_goal();
         self.timed_stall(|| {
             let before_blocks = self.log.fill().used_blocks;
             self.wait_checkpoint(next)?;

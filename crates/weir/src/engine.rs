@@ -30,7 +30,7 @@ use crate::stats::Counters;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Arc, Clock, Mutex, Weak};
 use crate::txn::Store;
-use crate::txn::checkpoint::{Checkpointer, Extent, Phase};
+use crate::txn::checkpoint::{Checkpointer, Phase};
 use crate::types::{Timestamp, VolumeOptions};
 
 /// How often a caller tries to get space that was made available, and that others take before it can.
@@ -262,7 +262,7 @@ impl Engine {
     /// Has a checkpoint begin that makes room before there is none, unless one is under way.
     fn make_room_early(&self) {
         if self.background.has_threads() && self.checkpointer.phase() == Phase::Running {
-            self.background.request_checkpoint(Extent::Horizon);
+            self.background.request_room();
         }
     }
 

@@ -34,6 +34,7 @@ use crate::mutation::{self, Mutation};
 use crate::sync::atomic::Ordering;
 use crate::tree;
 use crate::txn::Lsn;
+use crate::txn::checkpoint::HOME_ATTEMPTS;
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -302,6 +303,7 @@ impl Engine {
 
     /// Writes all dirty pages home, when `read_blocks` of the log were read again. Not as background work: somebody waits, and there is nobody to be disturbed.
     fn send_all_home(&self, read_blocks: u64) -> Result<()> {
+        let mut attempts = 0;
         loop {
             let mut pieces = Vec::new();
             let mut pages = 0;
@@ -318,7 +320,12 @@ impl Engine {
                 return Ok(());
             }
             self.write_out(&mut pieces, IoClass::SyncWrite);
-            self.settle(pieces)?;
+            match self.settle(pieces) {
+                Ok(()) => attempts = 0,
+                // The next attempt goes elsewhere.
+                Err(Error::Io(_)) if attempts + 1 < HOME_ATTEMPTS => attempts += 1,
+                Err(error) => return Err(error),
+            }
             self.report_recovery(read_blocks);
         }
     }

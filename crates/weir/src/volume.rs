@@ -19,7 +19,7 @@ use crate::stats::Stats;
 use crate::sync::Arc;
 use crate::sync::atomic::Ordering;
 use crate::ticket::SyncTicket;
-use crate::txn::checkpoint::{Extent, Phase};
+use crate::txn::checkpoint::Phase;
 use crate::types::{
     Attr, CreateOptions, DirEntry, FileType, NewInode, OpenFlags, RenameMode, SetAttr, StatFs,
     VolumeOptions,
@@ -107,6 +107,10 @@ impl Volume {
 
     /// Makes everything durable, empties the log and marks the volume as cleanly closed. Files that are still open become
     /// read-only. Unlinked files that are still open are purged at the next opening.
+    ///
+    /// # Errors
+    /// What could not be made durable; or, if it is durable, why the log could not be emptied (see [`Volume::checkpoint`]): the next
+    /// opening replays it.
     pub fn close(&self) -> Result<()> {
         self.engine.close()
     }
@@ -198,9 +202,15 @@ impl Volume {
     }
 
     /// [`Volume::sync`], then a checkpoint: the log is empty afterwards, but for what other threads did meanwhile. Blocks.
+    ///
+    /// # Errors
+    /// As [`Volume::sync`]; or data could not be written where it lives, nor three times elsewhere. The log keeps it: nothing is
+    /// lost, and a later call tries again.
     pub fn checkpoint(&self) -> Result<()> {
         self.engine.sync()?;
-        self.engine.wait_checkpoint(self.engine.checkpointer.goal())
+        let lsn = self.engine.log.last_lsn();
+        let owed = &self.engine.store.obligations;
+        self.engine.empty_log(|| owed.oldest().is_none_or(|oldest| oldest > lsn))
     }
 
     /// Does one small step of background work (manual mode). True if there is more of the kind to do.
@@ -599,8 +609,8 @@ impl Engine {
         self.purge_all()?;
         self.sync()?;
         // The first checkpoint sends logged pages home, which is logged again; the second leaves an empty log.
-        while self.checkpoint_wanted() {
-            self.wait_checkpoint(self.checkpointer.goal())?;
+        if self.checkpoint_wanted() {
+            self.empty_log(|| !self.checkpoint_wanted())?;
         }
         self.stop_threads();
         let superblock = self.superblock.lock().clone();
@@ -621,7 +631,7 @@ impl Engine {
             BackgroundWork::Checkpoint => self.checkpoint_step(),
             BackgroundWork::PartialCheckpoint => {
                 if self.checkpointer.phase() == Phase::Running {
-                    self.background.request_checkpoint(Extent::Horizon);
+                    self.background.request_room();
                 }
                 self.checkpoint_step()
             }

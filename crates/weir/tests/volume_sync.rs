@@ -1,10 +1,12 @@
-//! A sync of the volume brings all files home together, and says of each what became of it.
+//! A sync of the volume brings all files home together, and says of each what became of it; what a checkpoint, a close or an opening
+//! cannot write home is not lost, and holds nobody up for ever.
 
 mod common;
 
 use common::*;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use weir::check::{CheckOptions, check_device};
 use weir::device::Device;
 use weir::*;
 
@@ -97,4 +99,76 @@ fn image_of(device: &dyn Device) -> Vec<u8> {
     let mut bytes = weir::device::buffer::AlignedBuf::zeroed(device.info().size_bytes as usize);
     device.read(0, &mut [&mut bytes], weir::device::IoClass::SyncRead).expect("read");
     bytes.to_vec()
+}
+
+/// A file that lives where it can be found, and has changed since then: the change is in the log.
+fn changed_in_the_log() -> (Arc<Probe>, Volume, u64, Vec<u8>) {
+    let (probe, volume) = volume_on_probe();
+    let file = create(&volume, "/f");
+    let mut bytes = pattern(1, LARGE_BYTES);
+    file.write_at(0, &bytes).expect("write");
+    volume.checkpoint().expect("checkpoint");
+    let image = image_of(&*probe);
+    let lives_at = |(_, block): &(usize, &[u8])| **block == bytes[..4096];
+    let (block, _) = image.chunks(4096).enumerate().find(lives_at).expect("it was written home");
+    let change = pattern(2, 4096);
+    file.write_at(0, &change).expect("write");
+    file.fsync().expect("fsync");
+    bytes[..4096].copy_from_slice(&change);
+    (probe, volume, block as u64 * 4096, bytes)
+}
+
+fn holds(probe: Arc<Probe>, expected: &[u8]) {
+    let device: Arc<dyn Device> = probe;
+    let report = check_device(&device, &CheckOptions::default()).expect("check");
+    assert!(report.is_clean(), "{:#?}", report.problems);
+    let volume = open(&device, manual(16 * MIB));
+    let file = volume.open_file("/f", OpenFlags::READ_WRITE).expect("open");
+    assert!(contents(&file) == expected);
+    file.fsync().expect("nothing is wrong with it");
+    assert_eq!(volume.stats().dirty_pages, 0);
+}
+
+#[test]
+fn a_checkpoint_moves_what_cannot_be_written_where_it_lives() {
+    let (probe, volume, home, bytes) = changed_in_the_log();
+    probe.refuse(move |offset_bytes, _| offset_bytes == home);
+    volume.checkpoint().expect("checkpoint");
+    assert_eq!(probe.failed_writes.load(Ordering::Relaxed), 1);
+    assert_eq!(volume.stats().dirty_pages, 0);
+    volume.close().expect("close");
+    drop(volume);
+    holds(probe, &bytes);
+}
+
+#[test]
+fn an_opening_moves_what_cannot_be_written_where_it_lives() {
+    let (probe, volume, home, bytes) = changed_in_the_log();
+    drop(volume);
+    probe.refuse(move |offset_bytes, _| offset_bytes == home);
+    holds(probe.clone(), &bytes);
+    assert_eq!(probe.failed_writes.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn what_can_be_written_nowhere_stays_in_the_log_and_nobody_waits_for_it_for_ever() {
+    for closes in [false, true] {
+        let (probe, volume, _, bytes) = changed_in_the_log();
+        let change = bytes[..4096].to_vec();
+        probe.refuse(move |_, begins| begins.starts_with(&change));
+        let ended = with_watchdog(60, || if closes { volume.close() } else { volume.checkpoint() });
+        assert!(matches!(ended, Err(Error::Io(_))), "{ended:?}");
+        assert_eq!(probe.failed_writes.load(Ordering::Relaxed), 3);
+        drop(volume);
+        // An opening cannot bring it home either, and says so; one for reading only need not.
+        let device: Arc<dyn Device> = probe.clone();
+        let opened = with_watchdog(60, || Volume::open_device(device.clone(), manual(16 * MIB)));
+        assert!(matches!(opened, Err(Error::Io(_))));
+        let reads_only = VolumeOptions { read_only: true, ..manual(16 * MIB) };
+        let volume = open(&device, reads_only);
+        assert!(contents(&volume.open_file("/f", OpenFlags::READ).expect("open")) == bytes);
+        drop(volume);
+        probe.refuse(|_, _| false);
+        holds(probe, &bytes);
+    }
 }

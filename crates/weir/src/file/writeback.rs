@@ -631,19 +631,20 @@ impl Engine {
     /// Ends the writeback of a piece's pages, and pays what depended on them.
     fn end(&self, piece: &Piece, ok: bool) {
         let mut paid = 0;
+        let mut home = Vec::new();
         {
             let mut pages = piece.inode.pages.write();
             for page in &piece.pages {
                 let end = pages.end_writeback(page.index, piece.token, ok);
-                if let Some(lsn) = end.home_lsn {
-                    self.store.obligations.release(lsn);
-                }
+                home.extend(end.home_lsn);
                 if !end.stale && !end.newly_dirty {
                     paid += 1;
                 }
             }
         }
         self.pages_paid(paid);
+        // Last: who waits until nothing is owed finds everything paid.
+        self.store.obligations.release_all(&home);
         piece.inode.io_ended();
         if ok {
             self.dirty.remove_if_clean(&piece.inode);

@@ -29,21 +29,12 @@ use crate::sync::{Arc, Condvar, Mutex};
 use crate::tree::TreeRoot;
 use crate::txn::{Lsn, Op};
 
+/// How often a page is tried to be written home before who waits for it is told; at new places from the second time on.
+pub const HOME_ATTEMPTS: u32 = 3;
 /// Inodes that one step of `CommitStart` brings home.
 const HOME_INODES: usize = 32;
 /// Pages that one step of `CommitStart` writes.
 const HOME_PAGES: u64 = 2048;
-
-/// How much of what the log holds a checkpoint brings home first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub enum Extent {
-    /// What is older than the horizon (see [`crate::cache::throttle::Limits::kept_log_bytes`]): enough to go on, and soon
-    /// done.
-    #[default]
-    Horizon,
-    /// Everything, so that the log can be emptied.
-    Full,
-}
 
 /// State of the checkpoint under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -106,6 +97,10 @@ struct Published {
 struct Progress {
     started: u64,
     completed: u64,
+    /// Up to this number somebody waits for checkpoints: they bring everything home.
+    awaited: u64,
+    /// How often somebody began to wait.
+    waits: u64,
     phase: Phase,
     step_began_ns: u64,
     began_ns: u64,
@@ -116,6 +111,18 @@ struct Progress {
     /// Attempts that failed before the freeze, and why the last one did.
     failures: u64,
     failure: Option<Error>,
+    /// Pieces that a checkpoint could not write home, and why not the last one.
+    home_failures: u64,
+    home_failure: Option<Error>,
+}
+
+impl Progress {
+    /// Somebody waits for checkpoint `number`.
+    fn wait_for(&mut self, number: u64) -> u64 {
+        self.awaited = self.awaited.max(number);
+        self.waits += 1;
+        number
+    }
 }
 
 /// Who makes checkpoints, and how far they are. Lock order: the role, then anything; `progress` is a leaf.
@@ -152,11 +159,32 @@ impl Checkpointer {
         self.changed.notify_all();
     }
 
-    /// The number of completed checkpoints at which everything up to now is covered.
+    /// The number of completed checkpoints at which everything up to now is covered. The last of them brings home all that the log has
+    /// when it begins, whatever else it is wanted for.
     pub fn goal(&self) -> u64 {
-        let progress = self.progress.lock();
+        let mut progress = self.progress.lock();
         // One that has begun may have frozen already.
-        progress.started + 1
+        let number = progress.started + 1;
+        progress.wait_for(number)
+    }
+
+    /// The same for the next to complete, be it under way or not.
+    pub fn next_goal(&self) -> u64 {
+        let mut progress = self.progress.lock();
+        let number = progress.completed + 1;
+        progress.wait_for(number)
+    }
+
+    /// How often somebody has begun to wait: what [`Engine::skip_checkpoint`] wants to know from before it was found that there is
+    /// nothing to write.
+    pub fn waits(&self) -> u64 {
+        self.progress.lock().waits
+    }
+
+    /// What a checkpoint could not write home: how often that happened, and why the last time.
+    fn home_failures(&self) -> (u64, Option<Error>) {
+        let progress = self.progress.lock();
+        (progress.home_failures, progress.home_failure.clone())
     }
 
     fn enter(&self, phase: Phase) {
@@ -183,7 +211,7 @@ impl Engine {
                 self.checkpoint_step()?;
                 continue;
             }
-            self.background.request_checkpoint(Extent::Full);
+            self.background.request_checkpoint();
             let mut progress = self.checkpointer.progress.lock();
             if progress.completed < goal && progress.failures == failures {
                 crate::sync::wait_for(&self.checkpointer.changed, &mut progress, 100_000);
@@ -193,6 +221,29 @@ impl Engine {
             }
         }
         Ok(())
+    }
+
+    /// Has a checkpoint made, and more until `is_done` says that the log is as empty as it should be: of pages that somebody else is
+    /// bringing home the log keeps what it has.
+    ///
+    /// # Errors
+    /// As [`Engine::wait_checkpoint`]; or pages could not be written home, [`HOME_ATTEMPTS`] times. The log keeps them.
+    pub fn empty_log(&self, is_done: impl Fn() -> bool) -> Result<()> {
+        let mut attempts = 0;
+        loop {
+            let (failures, _) = self.checkpointer.home_failures();
+            self.wait_checkpoint(self.checkpointer.goal())?;
+            let moment = self.background.moment();
+            if is_done() {
+                return Ok(());
+            }
+            let (now, failure) = self.checkpointer.home_failures();
+            attempts += u32::from(now > failures);
+            match failure {
+                Some(error) if attempts == HOME_ATTEMPTS => return Err(error),
+                _ => self.await_others(moment),
+            }
+        }
     }
 
     /// Whether a checkpoint would change anything: cover more, or release what the last one has kept in the log. Pages may have been owed then
@@ -208,10 +259,11 @@ impl Engine {
             || self.store.obligations.oldest().is_some()
     }
 
-    /// Nothing has to be written: whoever waits for a checkpoint has what he waits for.
-    pub fn skip_checkpoint(&self) {
+    /// Nothing has to be written: whoever waits for a checkpoint has what he waits for, if he did so before that was found
+    /// (`waits`: see [`Checkpointer::waits`]). Who came later may have something to be written, and has asked again.
+    pub fn skip_checkpoint(&self, waits: u64) {
         let mut progress = self.checkpointer.progress.lock();
-        if progress.started == progress.completed {
+        if progress.started == progress.completed && progress.waits == waits {
             progress.started += 1;
             progress.completed += 1;
         }
@@ -264,11 +316,11 @@ impl Engine {
         progress.started += 1;
         progress.phase = Phase::CommitStart;
         progress.began_ns = self.clock.monotonic_ns();
+        let is_awaited = progress.started <= progress.awaited;
         drop(progress);
-        let up_to = match self.background.checkpoint_extent() {
-            Extent::Horizon => self.home_limit(),
-            Extent::Full => self.log.last_lsn(),
-        };
+        // Enough to go on, and soon done, if it is only wanted because the log fills up.
+        let is_for_room = self.background.take_request_for_room() && !is_awaited;
+        let up_to = if is_for_room { self.home_limit() } else { self.log.last_lsn() };
         Work::Home { inodes: self.dirty.all(), up_to }
     }
 
@@ -360,7 +412,11 @@ impl Engine {
         self.write_out(&mut pieces, IoClass::Background);
         match self.settle(pieces) {
             Ok(()) => inodes.extend(again),
-            Err(Error::Io(_)) => {}
+            Err(error @ Error::Io(_)) => {
+                let mut progress = self.checkpointer.progress.lock();
+                progress.home_failures += 1;
+                progress.home_failure = Some(error);
+            }
             Err(error) => return Err(error),
         }
         match result {
@@ -538,5 +594,33 @@ mod tests {
             checkpoint();
         }
         assert_eq!(engine.log.fill().used_blocks, 0, "the log is released");
+    }
+
+    /// Somebody wants room in the log, and its checkpoint begins just after somebody else has found out which one he has to wait for.
+    #[test]
+    fn who_waits_for_a_checkpoint_waits_for_one_that_brings_everything_home() {
+        let (volume, file) = volume_with_a_file();
+        let engine = file.engine();
+        file.write_at(0, &vec![7; 20_000]).expect("write");
+        volume.sync().expect("sync");
+        engine.background.request_room();
+        let goal = engine.checkpointer.goal();
+        while engine.checkpoint_step().expect("checkpoint") {}
+        assert_eq!(engine.checkpointer.completed(), goal);
+        assert_eq!(engine.store.obligations.oldest(), None);
+    }
+
+    #[test]
+    fn a_checkpoint_that_was_found_needless_is_none_for_who_began_to_wait_later() {
+        let (_volume, file) = volume_with_a_file();
+        let engine = file.engine();
+        let early = engine.checkpointer.goal();
+        let waits = engine.checkpointer.waits();
+        engine.skip_checkpoint(waits);
+        assert_eq!(engine.checkpointer.completed(), early);
+        let waits = engine.checkpointer.waits();
+        let late = engine.checkpointer.goal();
+        engine.skip_checkpoint(waits);
+        assert!(engine.checkpointer.completed() < late);
     }
 }

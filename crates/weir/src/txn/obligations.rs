@@ -34,14 +34,24 @@ impl Obligations {
 
     /// One page of operation `lsn` went home, or is not wanted any more.
     pub fn release(&self, lsn: Lsn) {
+        self.release_all(&[lsn]);
+    }
+
+    /// The same for a page of each of `lsns`.
+    pub fn release_all(&self, lsns: &[Lsn]) {
+        if lsns.is_empty() {
+            return;
+        }
         let mut held = self.0.lock();
-        if let Some(owed) = held.get_mut(&lsn) {
-            owed.pages -= 1;
-            if owed.pages == 0 {
-                held.remove(&lsn);
+        for lsn in lsns {
+            if let Some(owed) = held.get_mut(lsn) {
+                owed.pages -= 1;
+                if owed.pages == 0 {
+                    held.remove(lsn);
+                }
+            } else {
+                debug_assert!(false, "released payload {lsn} that nothing depends on");
             }
-        } else {
-            debug_assert!(false, "released payload {lsn} that nothing depends on");
         }
     }
 

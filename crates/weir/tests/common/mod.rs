@@ -162,7 +162,11 @@ pub struct Probe {
     /// What a write of data from this block on does, once: it fails.
     pub failed_writes: AtomicU64,
     amid_data_write: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+    refused: Mutex<Option<Refused>>,
 }
+
+/// Which writes fail: by offset and by what the first buffer begins with.
+type Refused = Box<dyn Fn(u64, &[u8]) -> bool + Send>;
 
 impl Probe {
     pub fn new(inner: Arc<dyn Device>) -> Arc<Self> {
@@ -176,7 +180,13 @@ impl Probe {
             fail_reads: AtomicBool::new(false),
             failed_writes: AtomicU64::new(0),
             amid_data_write: Mutex::new(None),
+            refused: Mutex::new(None),
         })
+    }
+
+    /// From now on writes fail of which this is true, by offset and by what the first buffer begins with.
+    pub fn refuse(&self, is_refused: impl Fn(u64, &[u8]) -> bool + Send + 'static) {
+        *self.refused.lock().expect("lock") = Some(Box::new(is_refused));
     }
 
     /// `happening` runs while the next write of data is under way, on the thread that writes: it must not wait for that write.
@@ -194,7 +204,7 @@ impl Probe {
         self.read_bytes.fetch_add(length_bytes, Ordering::Relaxed);
     }
 
-    fn refuses(&self, class: IoClass, begins: &[u8]) -> bool {
+    fn refuses(&self, class: IoClass, offset_bytes: u64, begins: &[u8]) -> bool {
         let is_data = match class {
             IoClass::SyncWrite | IoClass::Writeback | IoClass::Background => true,
             IoClass::Beside => !begins.starts_with(&weir::format::frame::FRAME_MAGIC),
@@ -207,7 +217,9 @@ impl Probe {
                 happening();
             }
         }
-        let fails = is_data && self.fail_data_writes.load(Ordering::Relaxed);
+        let is_refused = self.refused.lock().expect("lock");
+        let fails = is_data && self.fail_data_writes.load(Ordering::Relaxed)
+            || is_refused.as_ref().is_some_and(|is_refused| is_refused(offset_bytes, begins));
         if fails {
             self.failed_writes.fetch_add(1, Ordering::Relaxed);
         }
@@ -250,7 +262,7 @@ impl Device for Probe {
         fua: bool,
     ) -> DeviceResult<()> {
         self.writes.fetch_add(1, Ordering::Relaxed);
-        if self.refuses(class, buffers.first().copied().unwrap_or_default()) {
+        if self.refuses(class, offset_bytes, buffers.first().copied().unwrap_or_default()) {
             return injected("write");
         }
         self.inner.write(offset_bytes, buffers, class, fua)
@@ -271,7 +283,7 @@ impl Device for Probe {
                 self.writes.fetch_add(1, Ordering::Relaxed);
                 let slices = request.buffers.slices();
                 let begins = slices.first().copied().unwrap_or(&[]);
-                if self.refuses(request.class, begins) {
+                if self.refuses(request.class, request.offset_bytes, begins) {
                     return on_done(injected("write"), request.buffers);
                 }
             }
