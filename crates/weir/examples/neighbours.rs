@@ -1,10 +1,10 @@
 //! What a modest program waits beside one that asks for more than the disk can do, for comparing two builds of the engine.
 //!
-//! `cargo run --release -p weir --example neighbours -- IMAGE none|tickets|batches|barriers|appends [threads] [seconds]`
+//! `cargo run --release -p weir --example neighbours -- IMAGE none|tickets|batches|barriers|appends|large [threads] [seconds]`
 //!
 //! Every 5 ms one thread creates a file, writes a page of another, and syncs that. Meanwhile some `threads` (2) write random pages with
 //! thousands of tickets in flight, commit relaxed batches of a mebibyte, raise barriers behind some hundred scattered pages each, or
-//! append 64 KiB and sync.
+//! append 64 KiB and sync; or they write 256 MiB, sync, and cut them off again.
 //!
 //! IMAGE is made (8 GiB, with a log of 256 MiB) and removed afterwards.
 
@@ -34,9 +34,10 @@ fn main() -> Result<()> {
         "batches" => batches,
         "barriers" => barriers,
         "appends" => appends,
+        "large" => large,
         _ => {
             println!(
-                "usage: neighbours IMAGE none|tickets|batches|barriers|appends [threads] [seconds]"
+                "usage: neighbours IMAGE none|tickets|batches|barriers|appends|large [threads] [seconds]"
             );
             return Ok(());
         }
@@ -161,6 +162,23 @@ fn appends(_: &Volume, (file, over): (&File, &AtomicBool), _: &mut u64) -> Resul
         file.append(&PIECE)?;
         file.fdatasync()?;
     }
+    Ok(())
+}
+
+fn large(_: &Volume, (file, over): (&File, &AtomicBool), _: &mut u64) -> Result<()> {
+    const LARGE_BYTES: u64 = 256 << 20;
+    let (began, mut bytes) = (Instant::now(), 0);
+    while !over.load(Ordering::Relaxed) {
+        for offset in (0..LARGE_BYTES).step_by(PIECE.len()) {
+            bytes += file.write_at(offset, &PIECE)?;
+        }
+        file.fsync()?;
+        file.truncate(0)?;
+    }
+    println!(
+        "{:.0} MiB/s by one of them",
+        bytes as f64 / 1e6 / 1.048_576 / began.elapsed().as_secs_f64()
+    );
     Ok(())
 }
 

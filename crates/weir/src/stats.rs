@@ -117,6 +117,8 @@ pub struct Counters {
     pub read_us: Histogram,
     /// Waits of background writeback for its turn at the device, in microseconds.
     pub pacing_wait_us: Histogram,
+    /// Waits of large data for frames and flushes that were on their way to the device, in microseconds.
+    pub let_pass_us: Histogram,
     /// Delays at the entry of a sync for the log's fill, in microseconds.
     pub log_delay_us: Histogram,
     /// Delays at the entry, in microseconds.
@@ -194,6 +196,8 @@ pub struct Stats {
     pub read_us: HistogramSnapshot,
     /// Waits of background writeback for its turn at the device, in microseconds.
     pub pacing_wait_us: HistogramSnapshot,
+    /// Waits of large data for frames and flushes that were on their way to the device, in microseconds.
+    pub let_pass_us: HistogramSnapshot,
     /// Delays at the entry of a sync for the log's fill, in microseconds.
     pub log_delay_us: HistogramSnapshot,
     /// Delays at the entry, in microseconds.

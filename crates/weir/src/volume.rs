@@ -694,6 +694,7 @@ impl Engine {
             pacing: self.background.pacing.stats(),
             read_us: read(&counters.read_us),
             pacing_wait_us: read(&counters.pacing_wait_us),
+            let_pass_us: read(&counters.let_pass_us),
             log_delay_us: read(&counters.log_delay_us),
             throttle_us: read(&counters.throttle_us),
             stall_us: read(&counters.stall_us),

@@ -3,9 +3,13 @@
 //! Requests of one class are served one after the other, those of different classes side by side, and every flush beside
 //! all else. So what a thread waits for is its own requests and those before them in their class.
 //!
+//! Or ([`Order::ByPlace`]) all requests but flushes one after the other, next the one that lies behind the last, or the first of all if there is
+//! none: as a scheduler does for a disk whose own queue is short. Who sends more and more of what lies one behind the other keeps
+//! all others waiting.
+//!
 //! Content is kept; a block that repeats one word (the big file is made of such) takes eight bytes.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use shuttle::sync::{Condvar, Mutex as SharedMutex};
@@ -21,6 +25,15 @@ pub const WRITE_NS: u64 = 1_000_000;
 pub const FLUSH_NS: u64 = 50_000_000;
 const BLOCK: usize = 4096;
 
+/// Who is served next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    /// In each class the oldest.
+    PerClass,
+    /// The next one by its place.
+    ByPlace,
+}
+
 enum Block {
     Word([u8; 8]),
     Bytes(Box<[u8]>),
@@ -31,6 +44,43 @@ enum Block {
 struct Queue {
     requests: SharedMutex<(VecDeque<(Request, OnDone)>, bool)>,
     arrived: Condvar,
+}
+
+/// Who waits for a request under [`Order::ByPlace`].
+enum Asking {
+    /// A caller.
+    Caller,
+    /// Nobody: it was submitted.
+    Submitted(Box<(Request, OnDone)>),
+}
+
+/// Requests that are served by their places.
+#[derive(Default)]
+struct Elevator {
+    /// By offset, then in the order of the calls.
+    asked: BTreeMap<(u64, u64), Asking>,
+    count: u64,
+    /// Where the last one was.
+    at: u64,
+    /// Callers' requests that have been served, and are not taken notice of.
+    served: BTreeSet<u64>,
+    over: bool,
+}
+
+impl Elevator {
+    fn ask(&mut self, offset_bytes: u64, asking: Asking) -> u64 {
+        self.count += 1;
+        self.asked.insert((offset_bytes, self.count), asking);
+        self.count
+    }
+
+    /// The next one, if there is any.
+    fn next(&mut self) -> Option<(u64, Asking)> {
+        let behind = self.asked.range((self.at, 0)..).next();
+        let key = *behind.or_else(|| self.asked.first_key_value())?.0;
+        self.at = key.0;
+        self.asked.remove(&key).map(|asking| (key.1, asking))
+    }
 }
 
 /// What has been asked so far.
@@ -57,7 +107,11 @@ pub struct SlowDisk {
     size_bytes: u64,
     time: Time,
     state: Mutex<State>,
+    order: Order,
     queues: BTreeMap<IoClass, Arc<Queue>>,
+    elevator: SharedMutex<Elevator>,
+    /// Something was asked of the elevator, or was served.
+    moved: Condvar,
     traces: bool,
 }
 
@@ -72,14 +126,20 @@ const CLASSES: [IoClass; 7] = [
 ];
 
 impl SlowDisk {
-    pub fn new(size_bytes: u64, time: Time) -> Arc<Self> {
+    pub fn new(size_bytes: u64, time: Time, order: Order) -> Arc<Self> {
         let queues = CLASSES.into_iter().map(|class| (class, Arc::default())).collect();
         let traces = std::env::var_os("STALL_TRACE").is_some();
-        Arc::new(Self { size_bytes, time, state: Mutex::default(), queues, traces })
+        let (elevator, moved) = (SharedMutex::default(), Condvar::new());
+        let state = Mutex::default();
+        Arc::new(Self { size_bytes, time, state, order, queues, elevator, moved, traces })
     }
 
-    /// Starts one server for the submitted requests of each class.
+    /// Starts one server for the submitted requests of each class, or one for all.
     pub fn start(self: &Arc<Self>) -> Vec<thread::JoinHandle<()>> {
+        if self.order == Order::ByPlace {
+            let disk = Arc::clone(self);
+            return vec![thread::spawn(move || disk.serve_by_place())];
+        }
         let serve = |queue: &Arc<Queue>| {
             let (disk, queue) = (Arc::clone(self), Arc::clone(queue));
             thread::spawn(move || disk.serve(&queue))
@@ -89,6 +149,8 @@ impl SlowDisk {
 
     /// The servers end.
     pub fn stop(&self) {
+        self.elevator.lock().unwrap_or_else(PoisonError::into_inner).over = true;
+        self.moved.notify_all();
         for queue in self.queues.values() {
             queue.requests.lock().unwrap_or_else(PoisonError::into_inner).1 = true;
             queue.arrived.notify_all();
@@ -128,8 +190,46 @@ impl SlowDisk {
         }
     }
 
+    fn serve_by_place(&self) {
+        loop {
+            let mut elevator = self.elevator.lock().unwrap_or_else(PoisonError::into_inner);
+            let (number, asking) = loop {
+                if let Some(next) = elevator.next() {
+                    break next;
+                }
+                if elevator.over {
+                    return;
+                }
+                elevator = self.moved.wait(elevator).unwrap_or_else(PoisonError::into_inner);
+            };
+            drop(elevator);
+            self.time.sleep(WRITE_NS);
+            match asking {
+                Asking::Caller => {
+                    let mut elevator = self.elevator.lock().unwrap_or_else(PoisonError::into_inner);
+                    elevator.served.insert(number);
+                    self.moved.notify_all();
+                }
+                Asking::Submitted(submitted) => {
+                    let (request, on_done) = *submitted;
+                    let (result, buffers) = perform(&Content(self), request);
+                    on_done(result, buffers);
+                }
+            }
+        }
+    }
+
     /// Takes the calling thread's time for a request of `class`.
-    fn spend(&self, class: IoClass) {
+    fn spend(&self, class: IoClass, offset_bytes: u64) {
+        if self.order == Order::ByPlace {
+            let mut elevator = self.elevator.lock().unwrap_or_else(PoisonError::into_inner);
+            let number = elevator.ask(offset_bytes, Asking::Caller);
+            self.moved.notify_all();
+            while !elevator.served.remove(&number) {
+                elevator = self.moved.wait(elevator).unwrap_or_else(PoisonError::into_inner);
+            }
+            return;
+        }
         let now = self.time.now_ns();
         let end = self.with(|state| {
             let free = state.free_ns.entry(class).or_default();
@@ -137,6 +237,32 @@ impl SlowDisk {
             *free
         });
         self.traced(|| self.time.sleep_until(end));
+    }
+
+    fn read_content(&self, offset_bytes: u64, buffers: &mut [&mut [u8]]) {
+        self.with(|state| {
+            let blocks = buffers.iter_mut().flat_map(|buffer| buffer.chunks_exact_mut(BLOCK));
+            for (number, target) in (offset_bytes / BLOCK as u64..).zip(blocks) {
+                match state.blocks.get(&number) {
+                    None => target.fill(0),
+                    Some(Block::Bytes(bytes)) => target.copy_from_slice(bytes),
+                    Some(Block::Word(word)) => {
+                        target.chunks_exact_mut(8).for_each(|chunk| chunk.copy_from_slice(word));
+                    }
+                }
+            }
+        });
+    }
+
+    fn write_content(&self, offset_bytes: u64, buffers: &[&[u8]], (class, length): (IoClass, u64)) {
+        self.with(|state| {
+            *state.served.writes.entry(class).or_default() += 1;
+            state.served.bytes += length;
+            let blocks = buffers.iter().flat_map(|buffer| buffer.chunks_exact(BLOCK));
+            for (number, bytes) in (offset_bytes / BLOCK as u64..).zip(blocks) {
+                state.blocks.insert(number, stored(bytes));
+            }
+        });
     }
 
     fn traced(&self, wait: impl FnOnce()) {
@@ -154,6 +280,42 @@ impl SlowDisk {
         });
         wait();
         self.with(|state| state.calls.remove(&call));
+    }
+}
+
+/// What the disk holds, for a request that has been served.
+struct Content<'a>(&'a SlowDisk);
+
+impl Device for Content<'_> {
+    fn info(&self) -> DeviceInfo {
+        self.0.info()
+    }
+    fn read(&self, offset_bytes: u64, buffers: &mut [&mut [u8]], _: IoClass) -> DeviceResult<()> {
+        let size_bytes = self.0.size_bytes;
+        check_transfer("read", size_bytes, offset_bytes, buffers.iter().map(|b| &**b))?;
+        self.0.read_content(offset_bytes, buffers);
+        Ok(())
+    }
+    fn write(
+        &self,
+        offset_bytes: u64,
+        buffers: &[&[u8]],
+        class: IoClass,
+        _fua: bool,
+    ) -> DeviceResult<()> {
+        let size_bytes = self.0.size_bytes;
+        let length = check_transfer("write", size_bytes, offset_bytes, buffers.iter().copied())?;
+        self.0.write_content(offset_bytes, buffers, (class, length));
+        Ok(())
+    }
+    fn flush(&self) -> DeviceResult<()> {
+        unreachable!("flushes are called, not submitted: they are served beside all else")
+    }
+    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> DeviceResult<()> {
+        self.0.discard(offset_bytes, length_bytes)
+    }
+    fn submit(&self, _: Request, _: OnDone) {
+        unreachable!("it was submitted already")
     }
 }
 
@@ -178,19 +340,8 @@ impl Device for SlowDisk {
         class: IoClass,
     ) -> DeviceResult<()> {
         check_transfer("read", self.size_bytes, offset_bytes, buffers.iter().map(|b| &**b))?;
-        self.spend(class);
-        self.with(|state| {
-            let blocks = buffers.iter_mut().flat_map(|buffer| buffer.chunks_exact_mut(BLOCK));
-            for (number, target) in (offset_bytes / BLOCK as u64..).zip(blocks) {
-                match state.blocks.get(&number) {
-                    None => target.fill(0),
-                    Some(Block::Bytes(bytes)) => target.copy_from_slice(bytes),
-                    Some(Block::Word(word)) => {
-                        target.chunks_exact_mut(8).for_each(|chunk| chunk.copy_from_slice(word));
-                    }
-                }
-            }
-        });
+        self.spend(class, offset_bytes);
+        self.read_content(offset_bytes, buffers);
         Ok(())
     }
 
@@ -203,15 +354,8 @@ impl Device for SlowDisk {
     ) -> DeviceResult<()> {
         let length =
             check_transfer("write", self.size_bytes, offset_bytes, buffers.iter().copied())?;
-        self.spend(class);
-        self.with(|state| {
-            *state.served.writes.entry(class).or_default() += 1;
-            state.served.bytes += length;
-            let blocks = buffers.iter().flat_map(|buffer| buffer.chunks_exact(BLOCK));
-            for (number, bytes) in (offset_bytes / BLOCK as u64..).zip(blocks) {
-                state.blocks.insert(number, stored(bytes));
-            }
-        });
+        self.spend(class, offset_bytes);
+        self.write_content(offset_bytes, buffers, (class, length));
         Ok(())
     }
 
@@ -226,6 +370,13 @@ impl Device for SlowDisk {
     }
 
     fn submit(&self, request: Request, on_done: OnDone) {
+        if self.order == Order::ByPlace {
+            let mut elevator = self.elevator.lock().unwrap_or_else(PoisonError::into_inner);
+            let offset_bytes = request.offset_bytes;
+            elevator.ask(offset_bytes, Asking::Submitted(Box::new((request, on_done))));
+            drop(elevator);
+            return self.moved.notify_all();
+        }
         let queue = &self.queues[&request.class];
         let mut requests = queue.requests.lock().unwrap_or_else(PoisonError::into_inner);
         requests.0.push_back((request, on_done));

@@ -34,7 +34,7 @@ fn overwrites(stage: &Stage, mut rng: Rng) {
 
 /// A volume with that much room, all of whose data is home.
 fn prepare_full(time: &Time, big_bytes: u64) -> (Stage, Vec<thread::JoinHandle<()>>) {
-    let (stage, servers) = prepare_on(time, big_bytes, big_bytes + 448 * MIB);
+    let (stage, servers) = prepare_on(time, big_bytes, big_bytes + 448 * MIB, Order::PerClass);
     stage.big.fsync().expect("fsync");
     let fill = stage.file("/fill");
     let chunk = vec![6; MIB as usize];

@@ -16,6 +16,7 @@
 //! STALL_MIB=64 STALL_SEED=7 STALL_TRACE=1 cargo test ...    smaller, other schedule, says who waits for what
 //! ```
 
+mod by_place;
 mod disk;
 mod full;
 mod full_log;
@@ -26,7 +27,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use disk::{FLUSH_NS, SlowDisk, WRITE_NS};
+use disk::{FLUSH_NS, Order, SlowDisk, WRITE_NS};
 use shuttle::{Config, Runner, thread};
 use time::{OneByOne, Time};
 use weir::device::{Device, IoClass};
@@ -253,15 +254,16 @@ fn checkpoints(stage: &Stage) {
 
 /// A volume with a dirty big file, and everything else cached; and the threads of its disk.
 fn prepare(time: &Time, big_bytes: u64) -> (Stage, Vec<thread::JoinHandle<()>>) {
-    prepare_on(time, big_bytes, 4 * big_bytes + 512 * MIB)
+    prepare_on(time, big_bytes, 4 * big_bytes + 512 * MIB, Order::PerClass)
 }
 
 fn prepare_on(
     time: &Time,
     big_bytes: u64,
     disk_bytes: u64,
+    order: Order,
 ) -> (Stage, Vec<thread::JoinHandle<()>>) {
-    let disk = SlowDisk::new(disk_bytes, time.clone());
+    let disk = SlowDisk::new(disk_bytes, time.clone(), order);
     let servers = disk.start();
     let device = Arc::clone(&disk) as Arc<dyn Device>;
     let create = CreateOptions { log_bytes: Some(64 * MIB), ..CreateOptions::default() };

@@ -200,7 +200,7 @@ fn tickets_and_syncs(stage: &Stage, mut rng: Rng) {
 fn run(seed: u64, flood: &Flood) -> BTreeMap<&'static str, Waits> {
     let time = Time::default();
     let ticker = time.start();
-    let (mut stage, servers) = prepare_on(&time, 16 * MIB, 32 * 1024 * MIB);
+    let (mut stage, servers) = prepare_on(&time, 16 * MIB, 32 * 1024 * MIB, Order::PerClass);
     stage.big.fsync().expect("fsync");
     stage.prompt_ns = DELAYED_NS;
     stage.small_fsync_ns = flood.small_fsync_ns + SMALL_FSYNC_BLOCKS * DELAYED_NS;

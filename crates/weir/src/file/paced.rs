@@ -202,6 +202,24 @@ impl Engine {
         (state, now_us)
     }
 
+    /// What is sent to the device from now on comes after the frames that are on their way to it (see `log/underway.rs`).
+    pub fn let_frames_pass(&self) {
+        if self.background.has_threads()
+            && let Some(waited_us) = self.log.let_frames_pass()
+        {
+            self.counters.let_pass_us.record(waited_us);
+        }
+    }
+
+    /// And a little after a flush.
+    pub fn let_flush_pass(&self) {
+        if self.background.has_threads()
+            && let Some(waited_us) = self.log.let_flush_pass()
+        {
+            self.counters.let_pass_us.record(waited_us);
+        }
+    }
+
     /// Data of a large sync is on its way to the device, to be taken back by [`Engine::end_sync_write`].
     pub fn begin_sync_write(&self, bytes: u64) {
         self.background.pacing.state.lock().sync_bytes += bytes;

@@ -500,6 +500,7 @@ impl Engine {
         let mut results = Vec::with_capacity(requests.len());
         while !requests.is_empty() {
             let sizes = requests.iter().map(OutRequest::bytes);
+            self.let_frames_pass();
             let portion = self.begin_paced_write(sizes);
             let rest = requests.split_off(portion.requests);
             results.extend(self.run_requests(requests, class));

@@ -37,6 +37,7 @@ mod tests;
 mod turns;
 #[cfg(all(test, not(feature = "shuttle")))]
 mod turns_tests;
+mod underway;
 mod waiter;
 mod writer;
 
@@ -250,6 +251,10 @@ pub struct Log {
     last: AtomicU64,
     shut_down: AtomicBool,
     admitted: Arc<Ledger>,
+    /// Frames on their way to the device.
+    underway: underway::Underway,
+    /// Flushes.
+    flushing: underway::Underway,
     /// Blocks that wait to be written beside their frames.
     companion_blocks: AtomicU64,
     /// What could not be written beside a frame is being made up for.
@@ -317,6 +322,8 @@ impl Log {
             commit: Mutex::new(commit),
             driver_wake: Condvar::new(),
             turn: Condvar::new(),
+            underway: underway::Underway::default(),
+            flushing: underway::Underway::default(),
             durable_changed: Condvar::new(),
             chain_closed: Condvar::new(),
             chain_first: AtomicU64::new(chain::NO_CHAIN),
@@ -604,6 +611,16 @@ impl Log {
             writers: self.admitted.holders(),
             has_open_chain: append.chain.is_some(),
         }
+    }
+
+    /// Waits until the frames that are on their way to the device are written. Answers how long, in microseconds; none if there were none.
+    pub fn let_frames_pass(&self) -> Option<u64> {
+        self.underway.let_pass(&*self.clock, underway::FRAME_US)
+    }
+
+    /// Waits a little for a flush that is under way. Answers as [`Log::let_frames_pass`].
+    pub fn let_flush_pass(&self) -> Option<u64> {
+        self.flushing.let_pass(&*self.clock, underway::FLUSH_US)
     }
 
     /// Counters and histograms.

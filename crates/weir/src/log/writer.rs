@@ -337,7 +337,8 @@ impl Log {
                 self.announce(&header, digest);
             }
             let started_ns = self.clock.monotonic_ns();
-            let written = self.write_blocks(frame, placement.position_blocks, *fua, party);
+            let write = || self.write_blocks(frame, placement.position_blocks, *fua, party);
+            let written = self.underway.pass(write);
             let elapsed_ns = self.clock.monotonic_ns().saturating_sub(started_ns);
             if std::mem::take(&mut is_behind) {
                 add(&self.stats.frames_joined, 1);
@@ -466,7 +467,7 @@ impl Log {
             return Ok(());
         }
         let started_ns = self.clock.monotonic_ns();
-        self.device.flush()?;
+        self.flushing.pass(|| self.device.flush())?;
         add(&self.stats.flushes, 1);
         self.stats.flush_ns.record(self.clock.monotonic_ns().saturating_sub(started_ns));
         Ok(())

@@ -332,6 +332,7 @@ fn writeback(stats: &Stats) -> Group {
         .count("early_home_pages", stats.early_home_pages)
         .count("rests", stats.writeback_rests)
         .times("pacing_wait_us", &stats.pacing_wait_us)
+        .times("let_pass_us", &stats.let_pass_us)
         .times("read_us", &stats.read_us)
         .0
 }
