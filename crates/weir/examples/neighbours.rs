@@ -177,7 +177,7 @@ fn large(_: &Volume, (file, over): (&File, &AtomicBool), _: &mut u64) -> Result<
     }
     println!(
         "{:.0} MiB/s by one of them",
-        bytes as f64 / 1e6 / 1.048_576 / began.elapsed().as_secs_f64()
+        bytes as f64 / f64::from(1 << 20) / began.elapsed().as_secs_f64()
     );
     Ok(())
 }

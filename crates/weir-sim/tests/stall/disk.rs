@@ -239,32 +239,6 @@ impl SlowDisk {
         self.traced(|| self.time.sleep_until(end));
     }
 
-    fn read_content(&self, offset_bytes: u64, buffers: &mut [&mut [u8]]) {
-        self.with(|state| {
-            let blocks = buffers.iter_mut().flat_map(|buffer| buffer.chunks_exact_mut(BLOCK));
-            for (number, target) in (offset_bytes / BLOCK as u64..).zip(blocks) {
-                match state.blocks.get(&number) {
-                    None => target.fill(0),
-                    Some(Block::Bytes(bytes)) => target.copy_from_slice(bytes),
-                    Some(Block::Word(word)) => {
-                        target.chunks_exact_mut(8).for_each(|chunk| chunk.copy_from_slice(word));
-                    }
-                }
-            }
-        });
-    }
-
-    fn write_content(&self, offset_bytes: u64, buffers: &[&[u8]], (class, length): (IoClass, u64)) {
-        self.with(|state| {
-            *state.served.writes.entry(class).or_default() += 1;
-            state.served.bytes += length;
-            let blocks = buffers.iter().flat_map(|buffer| buffer.chunks_exact(BLOCK));
-            for (number, bytes) in (offset_bytes / BLOCK as u64..).zip(blocks) {
-                state.blocks.insert(number, stored(bytes));
-            }
-        });
-    }
-
     fn traced(&self, wait: impl FnOnce()) {
         if !self.traces {
             return wait();
@@ -283,7 +257,7 @@ impl SlowDisk {
     }
 }
 
-/// What the disk holds, for a request that has been served.
+/// What the disk holds, for a request whose time has been taken.
 struct Content<'a>(&'a SlowDisk);
 
 impl Device for Content<'_> {
@@ -293,7 +267,18 @@ impl Device for Content<'_> {
     fn read(&self, offset_bytes: u64, buffers: &mut [&mut [u8]], _: IoClass) -> DeviceResult<()> {
         let size_bytes = self.0.size_bytes;
         check_transfer("read", size_bytes, offset_bytes, buffers.iter().map(|b| &**b))?;
-        self.0.read_content(offset_bytes, buffers);
+        self.0.with(|state| {
+            let blocks = buffers.iter_mut().flat_map(|buffer| buffer.chunks_exact_mut(BLOCK));
+            for (number, target) in (offset_bytes / BLOCK as u64..).zip(blocks) {
+                match state.blocks.get(&number) {
+                    None => target.fill(0),
+                    Some(Block::Bytes(bytes)) => target.copy_from_slice(bytes),
+                    Some(Block::Word(word)) => {
+                        target.chunks_exact_mut(8).for_each(|chunk| chunk.copy_from_slice(word));
+                    }
+                }
+            }
+        });
         Ok(())
     }
     fn write(
@@ -305,7 +290,14 @@ impl Device for Content<'_> {
     ) -> DeviceResult<()> {
         let size_bytes = self.0.size_bytes;
         let length = check_transfer("write", size_bytes, offset_bytes, buffers.iter().copied())?;
-        self.0.write_content(offset_bytes, buffers, (class, length));
+        self.0.with(|state| {
+            *state.served.writes.entry(class).or_default() += 1;
+            state.served.bytes += length;
+            let blocks = buffers.iter().flat_map(|buffer| buffer.chunks_exact(BLOCK));
+            for (number, bytes) in (offset_bytes / BLOCK as u64..).zip(blocks) {
+                state.blocks.insert(number, stored(bytes));
+            }
+        });
         Ok(())
     }
     fn flush(&self) -> DeviceResult<()> {
@@ -339,10 +331,8 @@ impl Device for SlowDisk {
         buffers: &mut [&mut [u8]],
         class: IoClass,
     ) -> DeviceResult<()> {
-        check_transfer("read", self.size_bytes, offset_bytes, buffers.iter().map(|b| &**b))?;
         self.spend(class, offset_bytes);
-        self.read_content(offset_bytes, buffers);
-        Ok(())
+        Content(self).read(offset_bytes, buffers, class)
     }
 
     fn write(
@@ -350,13 +340,10 @@ impl Device for SlowDisk {
         offset_bytes: u64,
         buffers: &[&[u8]],
         class: IoClass,
-        _fua: bool,
+        fua: bool,
     ) -> DeviceResult<()> {
-        let length =
-            check_transfer("write", self.size_bytes, offset_bytes, buffers.iter().copied())?;
         self.spend(class, offset_bytes);
-        self.write_content(offset_bytes, buffers, (class, length));
-        Ok(())
+        Content(self).write(offset_bytes, buffers, class, fua)
     }
 
     fn flush(&self) -> DeviceResult<()> {

@@ -10,7 +10,9 @@
 //! Lock: `state` is a leaf.
 
 use crate::cache::pacing::{Pacer, cost_bytes};
+use crate::device::IoClass;
 use crate::engine::Engine;
+use crate::file::writeback::is_paced;
 use crate::sync::{Condvar, Mutex, MutexGuard, wait_for};
 
 /// Transfer rate at which a frame's size is taken out of its latency: 1 GB/s.
@@ -202,20 +204,15 @@ impl Engine {
         (state, now_us)
     }
 
-    /// What is sent to the device from now on comes after the frames that are on their way to it (see `log/underway.rs`).
-    pub fn let_frames_pass(&self) {
-        if self.background.has_threads()
-            && let Some(waited_us) = self.log.let_frames_pass()
-        {
-            self.counters.let_pass_us.record(waited_us);
+    /// What is sent to the device from now on comes after the frames that are on their way to it, and if it is a sync's a little after a
+    /// flush (see `log/underway.rs`).
+    pub fn let_log_pass(&self, class: IoClass) {
+        if !self.background.has_threads() {
+            return;
         }
-    }
-
-    /// And a little after a flush.
-    pub fn let_flush_pass(&self) {
-        if self.background.has_threads()
-            && let Some(waited_us) = self.log.let_flush_pass()
-        {
+        let frames_us = self.log.let_frames_pass();
+        let flush_us = if is_paced(class) { None } else { self.log.let_flush_pass() };
+        for waited_us in frames_us.into_iter().chain(flush_us) {
             self.counters.let_pass_us.record(waited_us);
         }
     }

@@ -500,7 +500,7 @@ impl Engine {
         let mut results = Vec::with_capacity(requests.len());
         while !requests.is_empty() {
             let sizes = requests.iter().map(OutRequest::bytes);
-            self.let_frames_pass();
+            self.let_log_pass(class);
             let portion = self.begin_paced_write(sizes);
             let rest = requests.split_off(portion.requests);
             results.extend(self.run_requests(requests, class));
@@ -671,7 +671,7 @@ impl Engine {
 }
 
 /// True for what keeps the pace of the background.
-pub(super) const fn is_paced(class: IoClass) -> bool {
+pub const fn is_paced(class: IoClass) -> bool {
     matches!(class, IoClass::Writeback | IoClass::Background)
 }
 

@@ -302,8 +302,7 @@ impl<'a> Rounds<'a> {
                 requests = rest;
             }
         } else if goes_on {
-            self.engine.let_frames_pass();
-            self.engine.let_flush_pass();
+            self.engine.let_log_pass(self.class);
             let bytes = requests.iter().map(OutRequest::bytes).sum();
             self.engine.begin_sync_write(bytes);
             share = Share::Sync(bytes);
@@ -322,7 +321,7 @@ impl<'a> Rounds<'a> {
 
     fn next_portion(&mut self, requests: &[OutRequest]) -> Portion {
         let engine = self.engine;
-        engine.let_frames_pass();
+        engine.let_log_pass(self.class);
         if let Some(portion) = engine.try_paced_write(requests.iter().map(OutRequest::bytes)) {
             return portion;
         }
