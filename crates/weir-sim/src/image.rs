@@ -19,15 +19,16 @@ pub const SECTOR_BYTES: usize = 512;
 pub const SECTORS_PER_BLOCK: usize = BLOCK_BYTES / SECTOR_BYTES;
 const CHUNK_BLOCKS: usize = 32;
 
-/// The content of one block, never changed once made, and its hash.
+/// The content of one block, never changed once made, and its hash once somebody asked for it: what is read
+/// back after a crash is compared with what it may be, byte by byte, which costs a tenth of a hash.
 pub struct Block {
-    hash: u64,
+    hash: OnceLock<u64>,
     bytes: [u8; BLOCK_BYTES],
 }
 
 impl fmt::Debug for Block {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "Block({:016x})", self.hash)
+        write!(formatter, "Block({:016x})", self.hash())
     }
 }
 
@@ -37,9 +38,11 @@ pub type BlockRef = Arc<Block>;
 impl Block {
     /// A block that holds the first 4096 bytes of `bytes`, zero-padded.
     pub fn new(bytes: &[u8]) -> BlockRef {
+        if let Some(content) = bytes.first_chunk() {
+            return Self::from_content(content);
+        }
         let mut content = [0; BLOCK_BYTES];
-        let length = bytes.len().min(BLOCK_BYTES);
-        content[..length].copy_from_slice(&bytes[..length]);
+        content[..bytes.len()].copy_from_slice(bytes);
         Self::from_content(&content)
     }
 
@@ -50,7 +53,7 @@ impl Block {
     }
 
     fn from_content(bytes: &[u8; BLOCK_BYTES]) -> BlockRef {
-        Arc::new(Self { hash: xxhash_rust::xxh3::xxh3_64(bytes), bytes: *bytes })
+        Arc::new(Self { hash: OnceLock::new(), bytes: *bytes })
     }
 
     /// The content.
@@ -59,8 +62,8 @@ impl Block {
     }
 
     /// XXH3-64 of the content.
-    pub const fn hash(&self) -> u64 {
-        self.hash
+    pub fn hash(&self) -> u64 {
+        *self.hash.get_or_init(|| xxhash_rust::xxh3::xxh3_64(&self.bytes))
     }
 
     /// This block with the sectors of `mask` (bit 0 is the first sector) taken from `newer`.
@@ -171,7 +174,8 @@ impl Image {
 
     /// A block's share in the image's hash: zero blocks add nothing.
     fn contribution(index: u64, block: &Block) -> u64 {
-        if block.hash == Block::zero().hash { 0 } else { mix(block.hash ^ mix(index)) }
+        let hash = block.hash();
+        if hash == Block::zero().hash() { 0 } else { mix(hash ^ mix(index)) }
     }
 }
 

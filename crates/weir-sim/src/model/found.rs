@@ -77,7 +77,7 @@ pub struct Found {
 pub fn pages_of(first_page: u64, bytes: &[u8]) -> impl Iterator<Item = (u64, BlockRef)> + '_ {
     (first_page..)
         .zip(bytes.chunks(BLOCK_BYTES))
-        .filter(|(_, chunk)| chunk.iter().any(|byte| *byte != 0))
+        .filter(|(_, chunk)| **chunk != Block::zero().bytes()[..chunk.len()])
         .map(|(index, chunk)| (index, Block::new(chunk)))
 }
 
