@@ -5,6 +5,7 @@ usage: host_faults.py full|eio (--weir BIN | --fs xfs|ext4) [--seed N] [--case N
 
 full   the image is a sparse file on a small tmpfs, on a small ext4, and on a host that begins
        to answer ENOSPC: writes must fail with an error, and nothing acknowledged may be lost.
+       "+room": and once there is room on the host, the mounted volume must go on.
 eio    the host answers EIO to writes, to reads, to syncs (and drops what was not synced), or
        to everything.
 
@@ -32,6 +33,7 @@ from targets import (FaultyHost, LoopTarget, TargetError, WeirTarget, end_proces
 # has not given it yet for most of that.
 SMALL_HOST_MIB, BALLAST_MIB, FILL_FILE_BYTES = 384, 128, 4 << 20
 ANSWER_LIMIT_SECONDS = 60
+GO_ON_LIMIT_SECONDS = 20
 
 
 class SmallHost:
@@ -116,7 +118,8 @@ class Case:
         self.mount, self.histories = os.path.join(work, "mnt"), os.path.join(work, "host")
         for path in (self.mount, self.histories):
             os.makedirs(path)
-        self.small = SmallHost(name, work) if name in ("tmpfs", "ext4") else None
+        host, self.goes_on = name.removesuffix("+room"), name.endswith("+room")
+        self.small = SmallHost(host, work) if host in ("tmpfs", "ext4") else None
         self.faulty = None if self.small else FaultyHost(work)
         volume = (self.small or self.faulty).volume
         if arguments.weir:
@@ -143,8 +146,14 @@ class Case:
             problems += check_fill(self.fill_dir, self.seed, min(filled, 3))
         self.writers.ask_to_stop()
         problems += self.writers.stop()
+        if self.goes_on:
+            self.end_fault()
+            problems += self.go_on()
         how = self.take_down()
-        self.end_fault()
+        if self.goes_on and how != "unmounted":
+            problems.append("it cannot be unmounted, though there is room")
+        if not self.goes_on:
+            self.end_fault()
         code = self.target.fsck().returncode
         self.target.mount()
         count, damages = self.writers.check(0)
@@ -165,6 +174,28 @@ class Case:
         if code == 0:
             raise TargetError("the host is full, and yet no write or sync has failed")
         return filled, f"{filled} files fitted, then {errno.errorcode.get(code, code)}, "
+
+    def go_on(self):
+        """There is room again: what failed before may be told once more, and then all succeeds."""
+        deadline, in_a_row, number, last = time.monotonic() + GO_ON_LIMIT_SECONDS, 0, 0, None
+        while in_a_row < 20:
+            if time.monotonic() > deadline:
+                return [f"the volume does not go on with room on the host: {last}"]
+            path = os.path.join(self.mount, f"later{number}")
+            try:
+                fd = os.open(path, os.O_CREAT | os.O_WRONLY, 0o644)
+                try:
+                    workloads.write_all(fd, fill_content(self.seed, number)[:1 << 20], 0)
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
+                os.unlink(path)
+                os.sync()
+                in_a_row, number = in_a_row + 1, number + 1
+            except OSError as error:
+                in_a_row, last = 0, error
+                time.sleep(0.1)
+        return []
 
     def take_down(self):
         try:
@@ -207,7 +238,7 @@ class Case:
             self.small.stop()
 
 
-CASES = {"full": ("tmpfs", "ext4", "full"), "eio": ("write", "sync", "read", "all")}
+CASES = {"full": ("tmpfs", "ext4", "full", "tmpfs+room", "ext4+room"), "eio": ("write", "sync", "read", "all")}
 
 
 def run_case(arguments, name, seed):

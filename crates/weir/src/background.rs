@@ -48,6 +48,8 @@ const OLD_ROUNDS: u64 = 5;
 const OTHERS_PAUSE_US: u64 = 100;
 /// How long whoever waits for a checkpoint to release log space waits before it looks again.
 const LOG_PAUSE_US: u64 = 1_000;
+/// A checkpoint that lacks space on the host is tried again after so long at the earliest: each attempt writes what there is room for.
+const HOST_SPACE_PAUSE_US: u64 = 100_000;
 /// After so many it asks for room whatever they have released.
 const LOG_PATIENCE_CHECKPOINTS: u64 = 4;
 /// Longest wait between two looks at a condition that somebody else changes.
@@ -329,7 +331,24 @@ impl Engine {
                 continue;
             }
             // An error shuts the volume down or leaves the work for the next attempt.
-            while matches!(self.checkpoint_step(), Ok(true)) {}
+            let ended = loop {
+                match self.checkpoint_step() {
+                    Ok(true) => {}
+                    ended => break ended,
+                }
+            };
+            let lacks_host_space = matches!(ended, Err(Error::HostFull(_)));
+            let never = |_: &mut Signals| false;
+            if lacks_host_space
+                && !self.background.wait_until(
+                    Worker::Checkpointer,
+                    &*self.clock,
+                    HOST_SPACE_PAUSE_US,
+                    never,
+                )
+            {
+                return;
+            }
         }
     }
 

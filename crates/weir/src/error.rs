@@ -81,6 +81,10 @@ pub enum Error {
     /// The operation is not offered.
     #[error("not supported: {0}")]
     NotSupported(&'static str),
+    /// The host file system (or a thin device) has no blocks for what the volume writes where it has never written before. What was
+    /// to be written stays dirty, readable and, if it was acknowledged, in the log; it is tried again.
+    #[error("no space left on the host of the volume ({0}): free some there, and try again")]
+    HostFull(String),
     /// The device failed.
     #[error("I/O error: {0}")]
     Io(String),
@@ -109,7 +113,7 @@ impl Error {
             Self::NameTooLong => 36,
             Self::Invalid(_) => 22,
             Self::FileTooLarge => 27,
-            Self::NoSpace => 28,
+            Self::NoSpace | Self::HostFull(_) => 28,
             Self::NotPermitted => 1,
             Self::AccessDenied => 13,
             Self::TooManyLinks => 31,

@@ -323,7 +323,9 @@ impl Engine {
             match self.settle(pieces) {
                 Ok(()) => attempts = 0,
                 // The next attempt goes elsewhere.
-                Err(Error::Io(_)) if attempts + 1 < HOME_ATTEMPTS => attempts += 1,
+                Err(Error::Io(_) | Error::HostFull(_)) if attempts + 1 < HOME_ATTEMPTS => {
+                    attempts += 1;
+                }
                 Err(error) => return Err(error),
             }
             self.report_recovery(read_blocks);

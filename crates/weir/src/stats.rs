@@ -164,6 +164,8 @@ pub struct Stats {
     pub checkpoints: u64,
     /// Where the running checkpoint is.
     pub checkpoint_phase: Phase,
+    /// It waits for space on the host of the volume.
+    pub checkpoint_lacks_host_space: bool,
     /// Operations delayed at the entry.
     pub throttled: u64,
     /// Waits at the entry for log space.

@@ -38,7 +38,11 @@ impl Errors {
 
     /// An engine error on its way to a program; device trouble is told to the log too.
     pub(super) fn fail(&self, error: Error) -> Errno {
-        if matches!(error, Error::Io(_) | Error::Corrupt(_) | Error::Shutdown(_)) {
+        let is_trouble = matches!(
+            error,
+            Error::Io(_) | Error::HostFull(_) | Error::Corrupt(_) | Error::Shutdown(_)
+        );
+        if is_trouble {
             self.count.fetch_add(1, Ordering::Relaxed);
             let text = error.to_string();
             if self.logged.lock().is_news(&text) {

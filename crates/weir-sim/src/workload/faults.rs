@@ -46,7 +46,14 @@ pub fn draw(settings: &Settings, rng: &mut Rng) -> (FaultPlan, bool) {
     let fault = if kind == FaultKind::WriteError { Fault { class, ..fault } } else { fault };
     // What lies behind the ring: data and trees. (Superblocks, roots and bitmaps are few and first.)
     let behind = 24 + settings.log_blocks..u64::MAX;
-    let fault = if silent && !rng.one_in(3) { fault.in_blocks(behind) } else { fault };
+    let fault = if silent && !rng.one_in(3) { fault.in_blocks(behind.clone()) } else { fault };
+    // A host that is full has blocks for the ring, and most often some day for the rest.
+    let fault = if kind == FaultKind::WriteNoSpace && !rng.one_in(4) {
+        let times = if rng.one_in(4) { u64::MAX } else { 1 + rng.below(40) };
+        Fault { times, ..fault }.in_blocks(behind)
+    } else {
+        fault
+    };
     (FaultPlan::new([fault]), silent)
 }
 

@@ -152,9 +152,9 @@ impl<'a> Held<'a> {
                 let place = run.start * BLOCK_BYTES_U64;
                 let written = self.engine.device.write(place, &[bytes], IoClass::SyncWrite, false);
                 if let Err(error) = written {
-                    // Not used again before a checkpoint: another attempt goes elsewhere.
-                    self.engine.alloc.quarantine(run);
-                    return Err(error.into());
+                    let error = error.into();
+                    self.engine.give_back(run, &error);
+                    return Err(error);
                 }
                 let checksums = bytes.chunks_exact(BLOCK_BYTES).map(checksum).collect();
                 self.homes.push(Home { ino, file_block: from + done, run, checksums });

@@ -71,8 +71,11 @@ pub struct DeviceError {
 
 impl From<DeviceError> for crate::Error {
     fn from(error: DeviceError) -> Self {
-        let remedy = if error.no_space { ": free space on the host of the volume" } else { "" };
-        Self::Io(format!("{error}{remedy}"))
+        // Of a flush it says that something is lost, not what: that is no error to try again after.
+        if error.no_space && error.operation == "write" {
+            return Self::HostFull(error.to_string());
+        }
+        Self::Io(error.to_string())
     }
 }
 
@@ -201,16 +204,23 @@ mod tests {
 
     #[test]
     fn a_host_without_space_is_an_error_that_says_what_to_do() {
-        let error = |no_space| DeviceError {
-            operation: "write",
+        let error = |operation, no_space| DeviceError {
+            operation,
             offset_bytes: 8192,
             length_bytes: 4096,
             reason: "No space left on device (os error 28)".into(),
             no_space,
         };
-        let full = crate::Error::from(error(true)).to_string();
-        assert!(full.ends_with("(os error 28): free space on the host of the volume"), "{full}");
-        assert!(full.contains("write of 4096 bytes at 8192"), "{full}");
-        assert!(crate::Error::from(error(false)).to_string().ends_with("(os error 28)"));
+        let full = crate::Error::from(error("write", true));
+        assert_eq!(full.errno(), 28);
+        let text = full.to_string();
+        assert!(
+            text.starts_with("no space left on the host of the volume (write of 4096"),
+            "{text}"
+        );
+        assert!(text.ends_with("free some there, and try again"), "{text}");
+        for (operation, no_space) in [("write", false), ("flush", true), ("discard", true)] {
+            assert_eq!(crate::Error::from(error(operation, no_space)).errno(), 5, "{operation}");
+        }
     }
 }

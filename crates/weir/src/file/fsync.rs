@@ -190,7 +190,14 @@ impl Engine {
 
     /// Waits until `lsn` is durable, and shuts the volume down if that fails.
     pub fn commit_log(&self, lsn: Lsn) -> Result<()> {
-        let committed = self.finish_barriers(lsn).and_then(|()| self.log.commit(lsn));
+        let committed = self.finish_barriers(lsn).and_then(|()| {
+            loop {
+                match self.log.commit(lsn) {
+                    Err(Error::WouldBlock) => self.finish_barriers(Lsn::MAX)?,
+                    ended => return ended,
+                }
+            }
+        });
         committed.inspect_err(|error| {
             self.shut_down_after(error);
             self.log.abandon_companions();

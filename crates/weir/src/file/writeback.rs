@@ -32,7 +32,7 @@ use super::homes::Replaceable;
 use super::known_homes::MappedRun;
 use super::known_mapping;
 use super::placement_policy;
-use crate::alloc::{AllocKind, Run};
+use crate::alloc::{AllocKind, ReserveClass, Run};
 use crate::cache::map::{LoggedFilter, RunFilter};
 use crate::device::IoClass;
 use crate::engine::{Engine, Room};
@@ -63,6 +63,9 @@ use std::ops::Range;
 const FAR_HINT_PAGES: u64 = 16;
 /// With so many runs in its first operation with extents, a file is taken for one that is written here and there.
 const SCATTERED_RUNS: usize = 2;
+
+/// Of the room that users have, one block in so many at most waits for a checkpoint because the host had no space for it.
+const HOST_FULL_SHARE: u64 = 4;
 
 /// What [`Engine::collect`] took.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -551,7 +554,9 @@ impl Engine {
         self.end(piece, result.is_ok() || mutation::active(Mutation::SwallowWriteError));
         result.inspect_err(|error| {
             self.counters.writeback_errors.add(1);
-            self.give_back(piece);
+            for segment in piece.segments.iter().filter(|segment| segment.place == Place::New) {
+                self.give_back(segment.run(), error);
+            }
             note_error(&piece.inode, error);
         })
     }
@@ -652,11 +657,22 @@ impl Engine {
         }
     }
 
-    /// Blocks that were allocated for a piece that failed. They are not used again before they
-    /// have gone through a checkpoint, so that the next attempt goes elsewhere.
-    fn give_back(&self, piece: &Piece) {
-        for segment in piece.segments.iter().filter(|segment| segment.place == Place::New) {
-            self.alloc.quarantine(segment.run());
+    /// Blocks that were allocated for what could not be written. They are not used again before they have gone through a checkpoint, so that the
+    /// next attempt goes elsewhere: to a place that is not broken, or that the host has given already. But not so many wait for that that others
+    /// miss what they were promised; nor, where the host is full, that the volume seems to be, since the checkpoint may lack space as well.
+    pub fn give_back(&self, run: Run, error: &Error) {
+        let room_blocks = self.alloc.room_blocks(ReserveClass::User);
+        let goes_elsewhere = match error {
+            Error::HostFull(_) => {
+                let waiting_blocks = self.alloc.pending_free_blocks() + run.blocks;
+                waiting_blocks <= room_blocks / HOST_FULL_SHARE
+            }
+            _ => room_blocks > 0,
+        };
+        if goes_elsewhere {
+            self.alloc.quarantine(run);
+        } else {
+            self.alloc.cancel(run);
         }
     }
 

@@ -7,7 +7,7 @@
 //! never end; so only [`MAX_JOINED`] may join one.
 //!
 //! **Invariants.** A chain starts a frame of its own. No boundary of a transaction lies inside of a chain ([`Log::seal`] refuses),
-//! so a checkpoint holds all of a chain or nothing. [`Log::commit`] waits for the chain to close before it asks for a
+//! so a checkpoint holds all of a chain or nothing, and of what lies before it and needs something of it, as well (`companion`). [`Log::commit`] waits for the chain to close before it asks for a
 //! flush: nobody ever works for an LSN that cannot become durable. The first LSN of a chain exists when it is closed.
 
 use super::core::{Beside, Lsn};
@@ -87,6 +87,7 @@ impl Log {
         self.chain_first.store(NO_CHAIN, Ordering::Release);
         let mut commit = self.commit.lock();
         drop(append);
+        commit.core.release_held();
         for (lsn, callback) in std::mem::take(&mut commit.held) {
             commit.core.arrive_callback(lsn, callback, false);
         }

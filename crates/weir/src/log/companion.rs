@@ -12,7 +12,8 @@
 //!
 //! **When data cannot be written** its operation is in the log already, and cannot be taken back. The writer then has the owner append what makes up for it
 //! ([`Companion::make_up`]: the pages themselves, as payload), and frames count together with those that do. Meanwhile the log takes no
-//! companions ([`Log::takes_companions`]), so that this ends. If it cannot be made up for, the log shuts down.
+//! companions ([`Log::takes_companions`]), so that this ends. If it cannot be made up for, the log shuts down. If a chain was opened meanwhile,
+//! what makes up lies in it, and replay has all of a chain or nothing: then the frames before it count with its end.
 //!
 //! **Invariants.** A companion hears exactly once what became of it: [`Companion::end`] after its frame has counted as written or the log was shut
 //! down, or [`Companion::make_up`]. It hears of it from the writer, who holds no lock then, or from whoever tidies up after a shutdown
@@ -40,11 +41,11 @@ const REQUEST_PAGES: usize = 256;
 pub trait Companion: Send + Sync {
     /// The data is on the device, and the frame that maps it counts as written; or neither will ever be, because the log is shut down.
     fn end(&self, result: Result<()>);
-    /// The data could not be written. Appends what makes up for it.
+    /// The data could not be written. Appends what makes up for it, and answers the LSN of that.
     ///
     /// # Errors
     /// Nothing does: the log has to be shut down.
-    fn make_up(&self) -> Result<()>;
+    fn make_up(&self) -> Result<Lsn>;
 }
 
 /// What is written beside the frame of an operation.
@@ -179,26 +180,27 @@ impl Party {
             && self.results.iter().any(std::result::Result::is_err)
     }
 
-    /// Has those whose data could not be written append what makes up for it. True: there were some.
+    /// Has those whose data could not be written append what makes up for it. Answers the last LSN of that, if there were some.
     ///
     /// # Errors
     /// Something cannot be made up for.
-    pub fn make_up(&mut self) -> Result<bool> {
+    pub fn make_up(&mut self) -> Result<Option<Lsn>> {
         if !self.has_failed() {
-            return Ok(false);
+            return Ok(None);
         }
         let failed = self.results.iter().zip(&self.owners_of).filter(|(result, _)| result.is_err());
         let mut places: Vec<usize> = failed.flat_map(|(_, places)| places).copied().collect();
         places.sort_unstable();
         places.dedup();
-        let mut made_up = Ok(());
+        let mut made_up = Ok(None);
         // From the last, so that the places before stay what they are.
         for place in places.iter().rev() {
             let owner = self.owners.swap_remove(*place);
-            made_up = made_up.and(owner.make_up());
+            let lsn = owner.make_up();
+            made_up = made_up.and_then(|last| Ok(last.max(Some(lsn?))));
         }
         self.results.clear();
-        made_up.map(|()| true)
+        made_up
     }
 
     /// Tells everybody who has not made up for anything, when nothing is on its way any more.
@@ -285,13 +287,86 @@ pub(super) struct Uncounted {
     /// The last LSN of each, and whether a batch goes on behind it.
     pub frames: Vec<(Lsn, bool)>,
     pub parties: Vec<Party>,
+    /// Data is missing beside one of them, and what makes up for it reaches to this LSN: they count together. 0: none is.
+    made_up_to: Lsn,
 }
 
 impl Uncounted {
+    /// Data is missing beside the last frame; what makes up for it ends with `lsn`.
+    pub fn owe(&mut self, lsn: Lsn) {
+        self.made_up_to = self.made_up_to.max(lsn);
+    }
+
+    /// What makes up for missing data is not all on the device.
+    pub fn owes(&self) -> bool {
+        self.frames.last().is_none_or(|(last_lsn, _)| *last_lsn < self.made_up_to)
+            && self.made_up_to > 0
+    }
+
+    /// How far what makes up for missing data reaches; 0 where none is missing.
+    pub fn made_up_to(&self) -> Lsn {
+        self.made_up_to
+    }
+
+    /// `later` was written behind these.
+    pub fn append(&mut self, later: &mut Self) {
+        self.frames.append(&mut later.frames);
+        self.parties.append(&mut later.parties);
+        self.owe(std::mem::take(&mut later.made_up_to));
+    }
+
+    /// The frames as they count: each with its last LSN, and whether it is nothing without the next. Where a chain goes on behind what makes up
+    /// for missing data, so it does behind all that count together with it.
+    pub fn take_frames(&mut self) -> Vec<(Lsn, bool)> {
+        let made_up_to = std::mem::take(&mut self.made_up_to);
+        let mut frames = std::mem::take(&mut self.frames);
+        let end = frames.iter().position(|(last_lsn, _)| *last_lsn >= made_up_to);
+        if let Some(end) = end.filter(|&end| frames[end].1) {
+            frames[..end].iter_mut().for_each(|(_, continues)| *continues = true);
+        }
+        frames
+    }
+
     /// Tells all of them.
     pub fn end(&mut self, result: &Result<()>) {
         for party in self.parties.drain(..) {
             party.end(result);
         }
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+
+    fn uncounted(made_up_to: Lsn, frames: &[(Lsn, bool)]) -> Uncounted {
+        Uncounted { frames: frames.to_vec(), parties: Vec::new(), made_up_to }
+    }
+
+    #[test]
+    fn frames_with_missing_data_count_together_with_all_that_makes_up_for_it() {
+        assert!(!uncounted(0, &[]).owes());
+        assert!(!uncounted(0, &[(1, false)]).owes());
+        assert!(uncounted(5, &[]).owes());
+        // What makes up may come in any frame of the next group.
+        assert!(uncounted(5, &[(1, false), (4, false)]).owes());
+        assert!(!uncounted(5, &[(1, false), (4, false), (6, false)]).owes());
+        let mut left = uncounted(5, &[(1, false)]);
+        left.append(&mut uncounted(7, &[(6, false)]));
+        assert!(left.owes());
+        assert_eq!(left.take_frames(), [(1, false), (6, false)]);
+        assert!(!left.owes(), "they are counted");
+    }
+
+    #[test]
+    fn frames_that_need_something_of_a_chain_go_on_with_it() {
+        let frames = [(1, false), (3, true), (4, false), (5, true), (7, true), (8, false)];
+        let as_they_are = uncounted(0, &frames).take_frames();
+        assert_eq!(as_they_are, frames);
+        assert_eq!(uncounted(4, &frames).take_frames(), frames, "it lies before the chain");
+        let counted = uncounted(6, &frames).take_frames();
+        assert_eq!(counted[..4], [(1, true), (3, true), (4, true), (5, true)]);
+        assert_eq!(counted[4..], frames[4..]);
+        assert_eq!(uncounted(8, &frames).take_frames(), frames, "the chain's last frame is there");
     }
 }

@@ -124,6 +124,8 @@ pub struct Core<C, B> {
     written: Lsn,
     /// The same, but never inside of a batch that spans frames: what a flush makes durable.
     complete: Lsn,
+    /// Frames up to this LSN are on the device, and count with the end of the chain that is open: writing more does not help. 0: none do.
+    held: Lsn,
     durable: Lsn,
     writer: Option<Holder>,
     /// Who writes the next frame beside the writer's.
@@ -160,6 +162,7 @@ impl<C, B> Core<C, B> {
         Self {
             written: durable,
             complete: durable,
+            held: 0,
             durable,
             writer: None,
             joiner: None,
@@ -209,6 +212,26 @@ impl<C, B> Core<C, B> {
             Goal::Durable(lsn) => lsn <= self.durable,
             Goal::Flushed(number) => number <= self.flushes_ended,
         }
+    }
+
+    /// What was written needs something of the chain that is open: nobody works for it until that is closed.
+    pub fn hold(&mut self) {
+        self.held = self.written;
+    }
+
+    /// The chain is closed: what was held counts with its last frame.
+    pub fn release_held(&mut self) {
+        self.held = 0;
+    }
+
+    /// What `goal` names is held.
+    pub fn is_held(&self, goal: Goal) -> bool {
+        matches!(goal, Goal::Durable(lsn) if lsn <= self.held && lsn > self.complete)
+    }
+
+    /// Everything up to `lsn` is on the device, with all that it needs there.
+    pub fn is_complete(&self, lsn: Lsn) -> bool {
+        lsn <= self.complete
     }
 
     /// The first flush that starts from now on: it covers all that was written to the device before, by anyone.
@@ -369,7 +392,7 @@ impl<C, B> Core<C, B> {
         match goal {
             Goal::Written(lsn) => lsn > self.written,
             // The end of its batch may be in a frame of its own.
-            Goal::Durable(lsn) => lsn > self.complete,
+            Goal::Durable(lsn) => lsn > self.complete.max(self.held),
             Goal::Flushed(_) => false,
         }
     }
@@ -450,8 +473,9 @@ impl<C, B> Core<C, B> {
             };
         }
         if write && caller.is_none() {
-            caller = if last(&self.durable_callers).is_some_and(|lsn| lsn > self.complete) {
-                take_above(&mut self.durable_callers, self.complete)
+            let written = self.complete.max(self.held);
+            caller = if last(&self.durable_callers).is_some_and(|lsn| lsn > written) {
+                take_above(&mut self.durable_callers, written)
             } else {
                 self.written_callers.pop_first()
             };

@@ -97,6 +97,8 @@ struct World {
     owed: bool,
     /// LSN that is not on the device, whatever is behind it: its frame is on its way, or what makes up for data that is missing beside it. 0: none.
     missing: Lsn,
+    /// From this LSN on frames need what makes up for missing data and lies in the chain. 0: none do.
+    held: Lsn,
 }
 
 /// A submitter or a driver.
@@ -138,6 +140,8 @@ enum Planted {
     CountsOutOfTurn,
     /// The writer counts its frame, though something is missing beside it, where somebody has joined.
     ForgetsWhatIsOwed,
+    /// Frames count although what makes up for the data that is missing beside them lies in a chain that goes on.
+    CountsBeforeChain,
     /// The last callback is called first.
     CallsBackwards,
     /// Nobody is called for a role that has become free.
@@ -194,6 +198,7 @@ impl World {
             chain: (0, 0),
             owed: false,
             missing: 0,
+            held: 0,
         }
     }
 
@@ -262,9 +267,14 @@ impl World {
         first > 0 && lsn >= first && (end == 0 || lsn < end)
     }
 
-    /// What replay keeps of the frames up to `lsn`: nothing behind what is missing, and nothing of a chain that is not complete.
+    /// What replay keeps of the frames up to `lsn`: nothing behind what is missing, and nothing of a chain that is not complete, or that
+    /// needs something of it.
     fn kept(&self, lsn: Lsn) -> Lsn {
         let lsn = if self.missing > 0 { lsn.min(self.missing - 1) } else { lsn };
+        let chain_is_there = self.chain.1 > 0 && lsn >= self.chain.1;
+        if self.held > 0 && lsn >= self.held && !chain_is_there {
+            return self.held - 1;
+        }
         if self.continues(lsn) { self.chain.0 - 1 } else { lsn }
     }
 
@@ -414,6 +424,8 @@ impl Explorer {
                         return;
                     }
                     next.chain.1 = lsn;
+                    next.core.release_held();
+                    self.call(next, Beside::All);
                 }
                 let written = want == Want::Written;
                 let goal = if written { Goal::Written(lsn) } else { Goal::Durable(lsn) };
@@ -593,11 +605,20 @@ impl Explorer {
         if !next.core.is_failed() {
             worlds.extend(self.fail(&next).map(end));
             let mut wake = Vec::new();
-            next.missing = 0;
+            let missing = std::mem::take(&mut next.missing);
+            let in_chain = next.continues(until);
+            if in_chain && next.held == 0 {
+                next.held = missing;
+            }
+            let waits = in_chain && !self.has(Planted::CountsBeforeChain);
             while next.written < until {
                 next.written += 1;
-                let told = next.continues(next.written) && !self.has(Planted::CutsChain);
+                let continues = waits || next.continues(next.written);
+                let told = continues && !self.has(Planted::CutsChain);
                 next.core.frame_written(next.written, told, &mut wake);
+            }
+            if waits && next.chain.1 == 0 {
+                next.core.hold();
             }
             self.wake(&mut next, wake);
         }
@@ -910,6 +931,7 @@ fn every_planted_error_is_found() {
         SharesWriter,
         CountsOutOfTurn,
         ForgetsWhatIsOwed,
+        CountsBeforeChain,
         CallsBackwards,
         CallsNobody,
         LooksForEver,

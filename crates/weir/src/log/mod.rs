@@ -463,7 +463,7 @@ impl Log {
     /// Waits until everything up to `lsn` is durable, doing the work if nobody else is.
     ///
     /// # Errors
-    /// The log is shut down.
+    /// The log is shut down. [`Error::WouldBlock`]: a chain has to end first (see [`companion`]), and there are no threads that see to it.
     pub fn commit(&self, lsn: Lsn) -> Result<()> {
         if lsn <= self.durable_lsn() {
             stats::add(&self.stats.commits_found_durable, 1);
@@ -514,6 +514,11 @@ impl Log {
     pub fn write_up_to(&self, lsn: Lsn) -> Result<()> {
         let goal = Goal::Written(lsn.min(self.last_lsn()));
         self.reach(|_| goal)
+    }
+
+    /// The frames up to `lsn` are on the device with all that they need there: the next flush makes them durable.
+    pub fn is_complete(&self, lsn: Lsn) -> bool {
+        self.commit.lock().core.is_complete(lsn)
     }
 
     /// Everything up to here is durable.

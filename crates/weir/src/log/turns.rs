@@ -119,13 +119,11 @@ impl Log {
         std::mem::take(&mut commit.joiner).is_wiped && !mutation::active(Mutation::ForgetWiped)
     }
 
-    /// Who has taken its turn takes what the writer before has left. True: there is something, and it owes.
-    pub(super) fn take_owed(&self, uncounted: &mut Uncounted) -> bool {
-        let Some(mut owed) = self.commit.lock().owed.take() else { return false };
-        owed.frames.append(&mut uncounted.frames);
-        owed.parties.append(&mut uncounted.parties);
+    /// Who has taken its turn takes what the writer before has left, and owes.
+    pub(super) fn take_owed(&self, uncounted: &mut Uncounted) {
+        let Some(mut owed) = self.commit.lock().owed.take() else { return };
+        owed.append(uncounted);
         *uncounted = owed;
-        true
     }
 
     /// Where a frame that was wiped at `placement` is to be written again: behind the writer's, if that has moved; the chain goes on from there.

@@ -3,7 +3,10 @@
 use super::companion::{Companion, Companions, Data};
 use super::test_device::*;
 use super::tests::{append_now, numbers, recover_log, replay_start, small_pool};
+use super::waiter::calls;
 use super::*;
+use crate::cache::page::{PagePool, PageRef};
+use crate::format::checksum;
 
 /// Commits `first`, and `second` while the frame of that is on its way.
 fn commit_two(log: &Log, device: &FaultyDevice, first: OpRecords, second: OpRecords) {
@@ -115,6 +118,15 @@ fn a_frame_that_cannot_be_written_anywhere_fails_who_has_joined_its_writer_too()
     assert_eq!(log.durable_lsn(), 0);
 }
 
+const DATA_BLOCK: u64 = 2;
+
+fn data_page(pool: &PagePool) -> PageRef {
+    let mut page = pool.alloc_zeroed().unwrap();
+    // What is found is of the operation that makes up.
+    page.fill(3);
+    page.freeze()
+}
+
 /// Appends what makes up for its data.
 struct MakesUp {
     log: Arc<Log>,
@@ -126,18 +138,22 @@ impl Companion for MakesUp {
         result.unwrap();
         self.ended.fetch_add(1, Ordering::AcqRel);
     }
-    fn make_up(&self) -> Result<()> {
-        append_now(&self.log, operation(&small_pool(), 3, 10, 0));
-        Ok(())
+    fn make_up(&self) -> Result<Lsn> {
+        let pool = small_pool();
+        let page = data_page(&pool);
+        let mut op = operation(&pool, 3, 10, 0);
+        op.payload(3, 0, DATA_BLOCK, Some(checksum(&page)), page);
+        Ok(append_now(&self.log, op))
     }
 }
 
 fn with_companion(log: &Arc<Log>, number: u64, ended: &Arc<AtomicU64>) -> OpRecords {
     let pool = small_pool();
-    let page = pool.alloc_zeroed().unwrap().freeze();
+    let page = data_page(&pool);
     let mut op = operation(&pool, number, 10, 0);
+    op.wrote(DATA_BLOCK, &[checksum(&page)]);
     let owner = MakesUp { log: Arc::clone(log), ended: Arc::clone(ended) };
-    op.beside(Companions::new(Data::Waits(vec![(2, vec![page])]), Box::new(owner)));
+    op.beside(Companions::new(Data::Waits(vec![(DATA_BLOCK, vec![page])]), Box::new(owner)));
     op
 }
 
@@ -174,5 +190,44 @@ fn who_joins_may_have_data_beside_its_frame() {
         assert_eq!(log.durable_lsn(), if fails { 3 } else { 2 });
         assert_eq!(ended.load(Ordering::Acquire), u64::from(!fails));
         assert!(log.takes_companions() && !log.has_companions());
+    }
+}
+
+/// Replay has all of a chain or nothing, so what lies before it and needs something of it is not durable before its end.
+#[test]
+fn what_is_made_up_for_in_an_open_chain_counts_with_its_end() {
+    for seed in 0..20 {
+        let device = FaultyDevice::new(300);
+        let log = Arc::new(open(&device, 200, &START));
+        device.disk().failing_data = true;
+        let waits = append_now(&log, with_companion(&log, 1, &Arc::default()));
+        let told = Arc::new(AtomicU64::new(0));
+        let tell = told.clone();
+        let count = move |result: Result<()>| {
+            result.unwrap();
+            tell.fetch_add(1, Ordering::AcqRel);
+        };
+        log.commit_async(waits, false, calls(count));
+        assert!(log.open_chain(&mut log.admit(4, AdmissionClass::Foreground).unwrap()).is_ok());
+        while log.drive() {}
+        log.write_up_to(waits).unwrap();
+        assert!(!log.is_complete(waits));
+        assert_eq!(
+            log.commit(waits),
+            Err(Error::WouldBlock),
+            "nobody but the caller ends the chain"
+        );
+        log.flush().unwrap();
+        assert_eq!((log.durable_lsn(), told.load(Ordering::Acquire)), (0, 0));
+        device.crash(&mut Random(seed));
+        let recovered = recover_log(&device, 200, &replay_start(&START)).unwrap();
+        assert_eq!(numbers(&device, &recovered), [0; 0]);
+        log.close_chain();
+        log.commit(waits).unwrap();
+        while log.drive() {}
+        assert_eq!(told.load(Ordering::Acquire), 1);
+        device.crash(&mut Random(seed));
+        let recovered = recover_log(&device, 200, &replay_start(&START)).unwrap();
+        assert_eq!(numbers(&device, &recovered), [1, 3]);
     }
 }

@@ -59,6 +59,7 @@ impl Log {
                     commit = self.perform(step, Some((goal, arrived_ns)), &mut out);
                     step = commit.core.step(goal);
                 }
+                Step::Wait if self.is_held_by_chain(&commit, goal) => break Err(Error::WouldBlock),
                 Step::Wait => {
                     let slot = Arc::new(Slot::new(arrived_ns));
                     commit.core.park(goal, Arc::clone(&slot));
@@ -89,6 +90,11 @@ impl Log {
             self.abandon_companions();
         }
         result
+    }
+
+    /// Only the end of a chain brings the caller to `goal`, and whoever ends it may be the caller.
+    fn is_held_by_chain(&self, commit: &Commit, goal: Goal) -> bool {
+        !self.has_thread.load(Ordering::Acquire) && commit.core.is_held(goal)
     }
 
     /// Without the core lock, before `step`: wakes those who are called or have reached their goal, and tells those whose data was written
@@ -177,7 +183,7 @@ impl Log {
             uncounted.end(&Err(self.shutdown_error()));
             commit = self.commit.lock();
         } else {
-            Self::count_written(&mut commit, &mut uncounted, out);
+            self.count_written(&mut commit, &mut uncounted, out);
             if fua {
                 add(&self.stats.fua_writes, 1);
                 let acknowledged = commit.core.frame_forced(&mut out.reached);
@@ -208,7 +214,6 @@ impl Log {
         uncounted: &mut Uncounted,
         out: &mut Outbox,
     ) -> Result<bool> {
-        let mut owes = false;
         let mut written = Ok(());
         // Others may wait for data that goes beside any of these frames.
         let is_beside =
@@ -223,27 +228,26 @@ impl Log {
                 0 if may_be_joined => Company::MayCome,
                 _ => Company::Alone,
             };
-            let made_up = self.write_party(frame, class, company, fua, uncounted);
-            written = made_up.map(|made_up| owes |= made_up);
+            written = self.write_party(frame, class, company, fua, uncounted);
             if written.is_err() {
                 break;
             }
-            if !owes && index + 1 < group.len() {
+            if !uncounted.owes() && index + 1 < group.len() {
                 let mut commit = self.commit.lock();
                 if commit.core.is_failed() {
                     written = Err(reason(&commit));
                     break;
                 }
-                Self::count_written(&mut commit, uncounted, out);
+                self.count_written(&mut commit, uncounted, out);
             }
         }
         if let Err(error) = &written {
             end_unwritten(group, error);
         }
-        written.map(|()| owes)
+        written.map(|()| uncounted.owes())
     }
 
-    /// Writes one frame and what goes beside it. True: some of that could not be written, and what makes up for it is in the log.
+    /// Writes one frame and what goes beside it. Where some of that could not be written, what makes up for it is in the log.
     fn write_party(
         &self,
         frame: &mut Frame,
@@ -251,13 +255,16 @@ impl Log {
         company: Company,
         fua: &mut bool,
         uncounted: &mut Uncounted,
-    ) -> Result<bool> {
+    ) -> Result<()> {
         let mut party = Party::of(frame);
         party.class = class;
         if party.is_empty() {
             self.write_frame(frame, company, fua, &mut party)?;
             uncounted.frames.push((frame.last_lsn, frame.continues));
-            return Ok(company == Company::Writer && self.take_owed(uncounted));
+            if company == Company::Writer {
+                self.take_owed(uncounted);
+            }
+            return Ok(());
         }
         // Forced unit access would leave out what is written beside.
         *fua = false;
@@ -270,14 +277,21 @@ impl Log {
             party.make_up()
         });
         uncounted.parties.push(party);
-        let owed = company == Company::Writer && self.take_owed(uncounted);
-        made_up.map(|made_up| made_up || owed)
+        if company == Company::Writer {
+            self.take_owed(uncounted);
+        }
+        made_up.map(|lsn| lsn.into_iter().for_each(|lsn| uncounted.owe(lsn)))
     }
 
     /// Counts frames as written: those whose data was written beside them are to be told.
-    fn count_written(commit: &mut Commit, uncounted: &mut Uncounted, out: &mut Outbox) {
-        for (last_lsn, continues) in uncounted.frames.drain(..) {
+    fn count_written(&self, commit: &mut Commit, uncounted: &mut Uncounted, out: &mut Outbox) {
+        // Whoever closes the chain says so under the core lock, after it looks closed.
+        let holds = self.in_open_chain(uncounted.made_up_to());
+        for (last_lsn, continues) in uncounted.take_frames() {
             commit.core.frame_written(last_lsn, continues, &mut out.reached);
+        }
+        if holds {
+            commit.core.hold();
         }
         out.parties.append(&mut uncounted.parties);
     }

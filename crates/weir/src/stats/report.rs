@@ -179,8 +179,11 @@ fn as_bytes(blocks: &HistogramSnapshot) -> HistogramSnapshot {
 }
 
 /// What a checkpoint in this phase does, and so what whoever waits for it waits for.
-fn waits_for(phase: Phase) -> &'static str {
-    match phase {
+fn waits_for(stats: &Stats) -> &'static str {
+    match stats.checkpoint_phase {
+        _ if stats.checkpoint_lacks_host_space => {
+            "space on the host of the volume: free some there"
+        }
         Phase::Running => "nothing: none is under way",
         Phase::CommitStart => "logged pages that go home",
         Phase::CommitDoing => "the swap of the delta",
@@ -294,7 +297,7 @@ fn log(stats: &Stats) -> Group {
 fn checkpoint(stats: &Stats) -> Group {
     let mut group = Collect::new("checkpoint")
         .state("phase", format!("{:?}", stats.checkpoint_phase))
-        .state("waits_for", waits_for(stats.checkpoint_phase))
+        .state("waits_for", waits_for(stats))
         .gauge("in_step_us", stats.checkpoint_in_step_us)
         .gauge("writers", stats.log_fill.writers)
         .gauge("dirty_inodes", stats.dirty_inodes)

@@ -3,7 +3,8 @@
 //! States, as in the design: `Running` → `CommitStart` (logged pages go home, attributes that only memory has are
 //! committed) → `CommitDoing` (the delta is swapped: microseconds) → `Unblocked` (log frames, nodes, bitmaps and root
 //! are written; the next transaction runs) → `SuperCommitted` (one flush, superblock, one flush) →
-//! `Completed`; or `Aborted`, which shuts the volume down.
+//! `Completed`; or `Aborted`, which shuts the volume down. A host without space for nodes, bitmaps, root or superblock is no
+//! reason to: the step is done again by the next attempt, until it succeeds. Meanwhile the log has everything.
 //!
 //! Each call of [`Engine::checkpoint_step`] does one phase, so that a simulator can put foreground
 //! operations between any two of them; the checkpointer thread calls it in a loop.
@@ -15,6 +16,7 @@
 use super::merge::NewTree;
 use super::store::Frozen;
 use crate::device::IoClass;
+use crate::device::buffer::AlignedBuf;
 use crate::engine::{Engine, Room};
 use crate::error::{Error, Result};
 use crate::file::writeback::owed_filter;
@@ -63,6 +65,7 @@ enum Work {
     Log(Frozen),
     Merge(Frozen),
     Space(Frozen, NewTree),
+    WriteSpace(Vec<SpaceWrite>, Published),
     Flush(Published),
     Super(Published),
 }
@@ -75,10 +78,36 @@ impl Work {
             Self::Freeze => 1,
             Self::Log(_) => 2,
             Self::Merge(_) => 3,
-            Self::Space(..) => 4,
+            Self::Space(..) | Self::WriteSpace(..) => 4,
             Self::Flush(_) => 5,
             Self::Super(_) => 6,
         }
+    }
+}
+
+/// A bitmap or the root, and its block.
+struct SpaceWrite {
+    block: u64,
+    content: AlignedBuf,
+}
+
+/// Why a step failed, and what is to be done in the next attempt if there is one.
+struct Failed {
+    error: Error,
+    again: Option<Box<Work>>,
+}
+
+impl Failed {
+    /// A step that has changed nothing: what lacks space on the host is done again.
+    fn unchanged(error: Error, work: Work) -> Self {
+        let again = matches!(error, Error::HostFull(_)).then(|| Box::new(work));
+        Self { error, again }
+    }
+}
+
+impl From<Error> for Failed {
+    fn from(error: Error) -> Self {
+        Self { error, again: None }
     }
 }
 
@@ -108,9 +137,11 @@ struct Progress {
     covered_lsn: u64,
     /// It has kept some of that in the log, for pages that were owed.
     keeps_log: bool,
-    /// Attempts that failed before the freeze, and why the last one did.
+    /// Attempts that failed and may be repeated, and why the last one did.
     failures: u64,
     failure: Option<Error>,
+    /// The one under way waits for space on the host.
+    lacks_host_space: bool,
     /// Pieces that a checkpoint could not write home, and why not the last one.
     home_failures: u64,
     home_failure: Option<Error>,
@@ -152,6 +183,11 @@ impl Checkpointer {
     /// Attempts that failed and left everything as it was.
     pub fn failures(&self) -> u64 {
         self.progress.lock().failures
+    }
+
+    /// The one under way waits for space on the host.
+    pub fn lacks_host_space(&self) -> bool {
+        self.progress.lock().lacks_host_space
     }
 
     /// Wakes everybody who waits for a checkpoint (the volume was shut down).
@@ -249,11 +285,13 @@ impl Engine {
     /// Whether a checkpoint would change anything: cover more, or release what the last one has kept in the log. Pages may have been owed then
     /// of which the log said already that they are home: who brought them had not told yet.
     pub fn checkpoint_wanted(&self) -> bool {
-        let (covered_lsn, keeps_log) = {
+        let (is_under_way, covered_lsn, keeps_log) = {
             let progress = self.checkpointer.progress.lock();
-            (progress.covered_lsn, progress.keeps_log)
+            let is_under_way = progress.started > progress.completed;
+            (is_under_way, progress.covered_lsn, progress.keeps_log)
         };
-        self.log.last_lsn() > covered_lsn
+        is_under_way
+            || self.log.last_lsn() > covered_lsn
             || keeps_log
             || self.store.delta_size().running_keys > 0
             || self.store.obligations.oldest().is_some()
@@ -280,8 +318,8 @@ impl Engine {
             Some(work) => work,
             None => self.begin_checkpoint(),
         };
-        // Up to the freeze a failure leaves everything as it was; after it, the frozen delta could not be
-        // merged again.
+        // Up to the freeze a failure leaves everything as it was; after it, the frozen delta is there, and only its own
+        // checkpoint can merge it.
         let before_freeze = matches!(work, Work::Home { .. } | Work::Freeze);
         let step = work.step();
         let began_ns = self.clock.monotonic_ns();
@@ -291,14 +329,19 @@ impl Engine {
         self.counters.checkpoint_step_us[step].record(took_ns / 1000);
         match result {
             Ok(next) => {
+                self.checkpointer.progress.lock().lacks_host_space = false;
                 *role = next;
                 Ok(role.is_some())
             }
-            Err(error) => {
-                if before_freeze {
+            Err(Failed { error, again }) => {
+                *role = again.map(|work| *work);
+                if before_freeze || role.is_some() {
                     let mut progress = self.checkpointer.progress.lock();
-                    progress.started -= 1;
-                    progress.phase = Phase::Running;
+                    if before_freeze {
+                        progress.started -= 1;
+                        progress.phase = Phase::Running;
+                    }
+                    progress.lacks_host_space = matches!(error, Error::HostFull(_));
                     progress.failures += 1;
                     progress.failure = Some(error.clone());
                 } else {
@@ -324,7 +367,7 @@ impl Engine {
         Work::Home { inodes: self.dirty.all(), up_to }
     }
 
-    fn checkpoint_phase(&self, work: Work) -> Result<Option<Work>> {
+    fn checkpoint_phase(&self, work: Work) -> std::result::Result<Option<Work>, Failed> {
         if mutation::active(Mutation::ReleaseLogEarly) {
             self.log.release_before(&self.log.replay_point(self.log.last_lsn() + 1));
         }
@@ -343,13 +386,27 @@ impl Engine {
             }
             Work::Log(frozen) => {
                 self.log.write_up_to(frozen.boundary.lsn)?;
+                // What makes up for data that is missing may lie in a chain that was opened since the freeze.
+                while !self.log.is_complete(frozen.boundary.lsn) {
+                    self.finish_barriers(Lsn::MAX)?;
+                    self.log.write_up_to(self.log.last_lsn())?;
+                }
                 Work::Merge(frozen)
             }
-            Work::Merge(frozen) => {
-                let new = self.merge_delta(&frozen.tree, &frozen.delta)?;
-                Work::Space(frozen, new)
+            Work::Merge(frozen) => match self.merge_delta(&frozen.tree, &frozen.delta) {
+                Ok(new) => Work::Space(frozen, new),
+                Err(error) => return Err(Failed::unchanged(error, Work::Merge(frozen))),
+            },
+            Work::Space(frozen, new) => {
+                let (writes, published) = self.apply_space(frozen, &new)?;
+                return self.checkpoint_phase(Work::WriteSpace(writes, published));
             }
-            Work::Space(frozen, new) => Work::Flush(self.write_space(frozen, &new)?),
+            Work::WriteSpace(writes, published) => match self.write_space(&writes) {
+                Ok(()) => Work::Flush(published),
+                Err(error) => {
+                    return Err(Failed::unchanged(error, Work::WriteSpace(writes, published)));
+                }
+            },
             Work::Flush(published) => {
                 if !mutation::active(Mutation::SuperblockBeforeFlush) {
                     self.log.flush()?;
@@ -358,6 +415,9 @@ impl Engine {
                 Work::Super(published)
             }
             Work::Super(published) => {
+                if let Err(error) = self.write_places(&published.superblock) {
+                    return Err(Failed::unchanged(error, Work::Super(published)));
+                }
                 self.publish(published)?;
                 return Ok(None);
             }
@@ -412,7 +472,7 @@ impl Engine {
         self.write_out(&mut pieces, IoClass::Background);
         match self.settle(pieces) {
             Ok(()) => inodes.extend(again),
-            Err(error @ Error::Io(_)) => {
+            Err(error @ (Error::Io(_) | Error::HostFull(_))) => {
                 let mut progress = self.checkpointer.progress.lock();
                 progress.home_failures += 1;
                 progress.home_failure = Some(error);
@@ -449,15 +509,15 @@ impl Engine {
         Ok(())
     }
 
-    /// Writes bitmaps and root into the slots that the durable superblock does not name.
-    fn write_space(&self, frozen: Frozen, new: &NewTree) -> Result<Published> {
+    /// Bitmaps and root, for the slots that the durable superblock does not name, and the superblock that will name them.
+    fn apply_space(&self, frozen: Frozen, new: &NewTree) -> Result<(Vec<SpaceWrite>, Published)> {
         let old = self.superblock.lock().clone();
         let generation = old.root.generation + 1;
         let applied = self.alloc.apply(frozen.space, &new.allocs, &new.frees, generation)?;
-        for write in &applied.writes {
-            let offset_bytes = write.block * BLOCK_BYTES_U64;
-            self.device.write(offset_bytes, &[&write.content], IoClass::Background, false)?;
-        }
+        let bitmaps = applied.writes.into_iter();
+        let mut writes: Vec<SpaceWrite> = bitmaps
+            .map(|write| SpaceWrite { block: write.block, content: write.content })
+            .collect();
         let checkpoint_lsn = frozen.boundary.lsn;
         let root = Root {
             generation,
@@ -471,9 +531,8 @@ impl Engine {
         let overwrite = mutation::active(Mutation::OverwriteDurableRoot);
         let slot = if overwrite { current } else { 1 - current };
         let block = self.geometry.root_block(slot);
-        let (bytes, pointer) = root.encode(&self.geometry, &self.volume_id, block)?;
-        self.device.write(block * BLOCK_BYTES_U64, &[&bytes], IoClass::Background, false)?;
-        self.log.note_data_written();
+        let (content, pointer) = root.encode(&self.geometry, &self.volume_id, block)?;
+        writes.push(SpaceWrite { block, content });
         let forget = mutation::active(Mutation::ForgetOwedPayload);
         let owed = if forget { None } else { frozen.oldest_payload };
         let oldest = owed.unwrap_or(u64::MAX).min(checkpoint_lsn + 1);
@@ -493,20 +552,26 @@ impl Engine {
         };
         let keeps_log = oldest <= checkpoint_lsn;
         let replaced_blocks = new.frees.iter().map(|run| run.blocks).sum();
-        Ok(Published {
-            tree: new.root,
-            replaced_blocks,
-            superblock,
-            replay,
-            checkpoint_lsn,
-            keeps_log,
-        })
+        let tree = new.root;
+        let published =
+            Published { tree, replaced_blocks, superblock, replay, checkpoint_lsn, keeps_log };
+        Ok((writes, published))
     }
 
+    fn write_space(&self, writes: &[SpaceWrite]) -> Result<()> {
+        for SpaceWrite { block, content } in writes {
+            let offset_bytes = block * BLOCK_BYTES_U64;
+            self.device.write(offset_bytes, &[content], IoClass::Background, false)?;
+        }
+        self.log.note_data_written();
+        Ok(())
+    }
+
+    /// The superblock is written in both of its places: makes it durable, and the checkpoint the volume's state.
     fn publish(&self, published: Published) -> Result<()> {
         let Published { tree, replaced_blocks, superblock, replay, checkpoint_lsn, keeps_log } =
             published;
-        self.write_superblock(&superblock)?;
+        self.make_superblock_durable(&superblock)?;
         self.checkpointer.enter(Phase::Completed);
         self.alloc.merge_published(replaced_blocks);
         self.store.publish(tree);
@@ -529,11 +594,21 @@ impl Engine {
 
     /// Makes `superblock` durable in both of its places, and the engine's from then on.
     pub fn write_superblock(&self, superblock: &Superblock) -> Result<()> {
+        self.write_places(superblock)?;
+        self.make_superblock_durable(superblock)
+    }
+
+    /// May be repeated.
+    fn write_places(&self, superblock: &Superblock) -> Result<()> {
         for block in superblock.places() {
             let bytes = superblock.encode(block)?;
             self.device.write(block * BLOCK_BYTES_U64, &[&bytes], IoClass::Log, false)?;
         }
         self.log.note_data_written();
+        Ok(())
+    }
+
+    fn make_superblock_durable(&self, superblock: &Superblock) -> Result<()> {
         self.log.flush()?;
         *self.superblock.lock() = superblock.clone();
         Ok(())

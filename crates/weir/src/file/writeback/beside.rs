@@ -48,7 +48,7 @@ impl Companion for Owner {
         let _ = engine.end_piece(&self.piece, result);
     }
 
-    fn make_up(&self) -> Result<()> {
+    fn make_up(&self) -> Result<Lsn> {
         let engine =
             self.engine.upgrade().ok_or(Error::Invalid("data of a volume that is gone"))?;
         let spare = self.spare.lock().take();
@@ -188,7 +188,7 @@ impl Engine {
 
     /// The piece is mapped, but could not be written: its pages go into the log as they were, and home later, as all that the
     /// log holds.
-    fn log_instead(&self, piece: &Piece, admission: Admission) -> Result<()> {
+    fn log_instead(&self, piece: &Piece, admission: Admission) -> Result<Lsn> {
         let inode = &piece.inode;
         let _map = inode.map.lock();
         let mut pages = inode.pages.write();
@@ -229,6 +229,6 @@ impl Engine {
         drop(pages);
         self.pages_paid(paid);
         inode.io_ended();
-        committed.map(drop)
+        committed
     }
 }
