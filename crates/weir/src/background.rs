@@ -6,6 +6,7 @@
 //!
 //! Lock order: `signals`, then `jobs`; `progress` is a leaf.
 
+mod futile;
 mod jobs;
 
 use crate::alloc::ReserveClass;
@@ -23,6 +24,7 @@ use crate::inode::Inode;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Arc, Clock, Condvar, JoinHandle, Mutex, give_way, spawn, wait_for};
 use crate::txn::Lsn;
+use futile::Futile;
 use jobs::JobQueue;
 pub use jobs::Jobs;
 
@@ -121,6 +123,8 @@ pub struct Background {
     /// Who brings logged pages home: flusher or checkpointer. Taken outside of all locks but the checkpointer's role, so a
     /// checkpoint that holds it knows that none of them is under way.
     pub home_role: Mutex<()>,
+    /// Why writeback or a checkpoint failed the last time. A leaf.
+    failure: Mutex<Option<Error>>,
 }
 
 impl Background {
@@ -140,7 +144,13 @@ impl Background {
             handover: Handover::default(),
             pacing: Pacing::default(),
             home_role: Mutex::new(()),
+            failure: Mutex::new(None),
         }
+    }
+
+    /// Writeback or a checkpoint has failed, and is counted so.
+    pub fn note_failure(&self, error: &Error) {
+        *self.failure.lock() = Some(error.clone());
     }
 
     /// Somebody else does the background work.
@@ -685,11 +695,16 @@ impl Engine {
 
     /// The one place where writers wait for writeback: a smooth delay that grows with what is dirty, and a wait at the
     /// hard limit. `data_bytes`: what the caller will dirty. The caller holds at most `ops` locks.
+    ///
+    /// # Errors
+    /// The volume is shut down, or nothing of what is waited for succeeds.
     pub fn throttle(&self, data_bytes: u64) -> Result<()> {
         let limits = &self.background.limits;
         if data_bytes > 0 && self.dirty_bytes() <= limits.writeback_start_bytes() {
             return Ok(());
         }
+        let failures = || self.counters.writeback_errors.get() + self.checkpointer.failures();
+        let mut futile = None;
         loop {
             let moment = self.background.moment();
             let pressure = self.pressure();
@@ -713,7 +728,12 @@ impl Engine {
             }
             self.check_writable()?;
             if self.background.has_threads() {
+                let futile = futile.get_or_insert_with(|| Futile::new(failures()));
                 self.background.wait_progress(moment);
+                let is_better = self.background.moment() != moment;
+                if futile.look(failures(), is_better) {
+                    return Err(self.background.failure.lock().clone().unwrap_or(Error::NoSpace));
+                }
             } else if limits.wants_writeback(&pressure) && self.flush_batch()? > 0 {
                 // Made some progress; look again.
             } else {

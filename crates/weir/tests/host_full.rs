@@ -313,3 +313,30 @@ fn attempts_that_fail_for_want_of_space_on_the_host_do_not_use_up_the_volume() {
     drop(volume);
     assert_sound(&sparse);
 }
+
+/// More than may be dirty: whoever writes waits for writeback, but not for a host that gives it nothing.
+#[test]
+fn who_fills_memory_on_a_full_host_hears_of_it_and_can_go_on_later() {
+    let (sparse, volume) = volume(threads(8 * MIB));
+    let file = create(&volume, "/large");
+    sparse.set_full(true);
+    let piece = pattern(1, 256 << 10);
+    let write = |number: u64| file.write_at(number * piece.len() as u64, &piece);
+    let ended = with_watchdog(60, || (0..160).map(write).find(Result::is_err));
+    assert!(ended.as_ref().is_some_and(is_host_full), "{ended:?}");
+    assert!(volume.shutdown_reason().is_none());
+    create(&volume, "/name").fsync().expect("the log has its blocks");
+    sparse.set_full(false);
+    with_watchdog(60, || {
+        // What writeback has met is told once.
+        let _ = file.fsync();
+        for number in 0..160 {
+            write(number).expect("there is space again");
+        }
+        file.fsync().expect("there is space again");
+    });
+    drop(file);
+    volume.close().expect("close");
+    drop(volume);
+    assert_sound(&sparse);
+}

@@ -45,7 +45,7 @@ impl Errors {
         if is_trouble {
             self.count.fetch_add(1, Ordering::Relaxed);
             let text = error.to_string();
-            if self.logged.lock().is_news(&text) {
+            if self.logged.lock().is_news(&error, &text) {
                 (self.log)(&text);
             }
         }
@@ -53,19 +53,24 @@ impl Errors {
     }
 }
 
-/// What the log was told of device trouble: the same thing once, and not without end.
+/// What the log was told of device trouble: the same thing once, and not without end. A host that is full is the same thing wherever it is
+/// written to.
 #[derive(Debug, Default)]
 struct Logged {
     last: String,
+    host_was_full: bool,
     lines: u64,
 }
 
 impl Logged {
-    fn is_news(&mut self, text: &str) -> bool {
-        if self.last == text || self.lines >= MAX_LOGGED_ERRORS {
+    fn is_news(&mut self, error: &Error, text: &str) -> bool {
+        let host_is_full = matches!(error, Error::HostFull(_));
+        let is_known = self.last == text || self.host_was_full && host_is_full;
+        if is_known || self.lines >= MAX_LOGGED_ERRORS {
             return false;
         }
         text.clone_into(&mut self.last);
+        self.host_was_full = host_is_full;
         self.lines += 1;
         true
     }
@@ -78,9 +83,14 @@ mod tests {
     #[test]
     fn the_log_hears_of_the_same_trouble_once_and_of_new_trouble_up_to_a_limit() {
         let mut logged = Logged::default();
-        assert!(logged.is_news("read at 1"));
-        assert!(!logged.is_news("read at 1"));
-        let told = (2..1000).filter(|place| logged.is_news(&format!("read at {place}"))).count();
-        assert_eq!(told as u64 + 1, MAX_LOGGED_ERRORS);
+        let mut is_news = |error: Error| logged.is_news(&error, &error.to_string());
+        let read = |place: u64| Error::Io(format!("read at {place}"));
+        assert!(is_news(read(1)));
+        assert!(!is_news(read(1)));
+        assert!(is_news(Error::HostFull("write at 1".into())));
+        assert!(!is_news(Error::HostFull("write at 2".into())));
+        assert!(is_news(read(1)));
+        let told = (2..1000).filter(|place| is_news(read(*place))).count();
+        assert_eq!(told as u64 + 3, MAX_LOGGED_ERRORS);
     }
 }

@@ -24,6 +24,8 @@ struct Flood {
     small_fsync_ns: u64,
     /// So many schedules are tried.
     seeds: u64,
+    /// In which the disk serves what waits.
+    order: Order,
 }
 
 fn flooded_file(stage: &Stage, rng: &mut Rng) -> File {
@@ -200,7 +202,7 @@ fn tickets_and_syncs(stage: &Stage, mut rng: Rng) {
 fn run(seed: u64, flood: &Flood) -> BTreeMap<&'static str, Waits> {
     let time = Time::default();
     let ticker = time.start();
-    let (mut stage, servers) = prepare_on(&time, 16 * MIB, 32 * 1024 * MIB, Order::PerClass);
+    let (mut stage, servers) = prepare_on(&time, 16 * MIB, 32 * 1024 * MIB, flood.order);
     stage.big.fsync().expect("fsync");
     stage.prompt_ns = DELAYED_NS;
     stage.small_fsync_ns = flood.small_fsync_ns + SMALL_FSYNC_BLOCKS * DELAYED_NS;
@@ -244,7 +246,7 @@ fn neighbours_of(flood: Flood) {
 }
 
 fn flood(body: Body, threads: u64) -> Flood {
-    Flood { body, threads, small_fsync_ns: SMALL_FSYNC_NS, seeds: 1 }
+    Flood { body, threads, small_fsync_ns: SMALL_FSYNC_NS, seeds: 1, order: Order::PerClass }
 }
 
 #[test]
@@ -287,4 +289,21 @@ fn barriers_without_end_take_the_log_from_nobody() {
 #[test]
 fn removals_of_large_files_delay_nobody() {
     neighbours_of(flood(removals, 2));
+}
+
+/// The same on a disk that serves what waits by its place, all classes alike: the log lies before all data, and who writes more and more
+/// behind what was served last must let it pass. What goes home for a barrier, a batch or a checkpoint does not, and is little.
+#[test]
+fn no_flood_keeps_the_log_from_a_disk_that_serves_by_place() {
+    let floods: [(Body, u64); 5] = [
+        (buffered_writes, 8),
+        (synced_appends, 16),
+        (relaxed_batches, 2),
+        (barriers, 1),
+        (removals, 2),
+    ];
+    for (body, threads) in floods {
+        let small_fsync_ns = 2 * SMALL_FSYNC_NS;
+        neighbours_of(Flood { small_fsync_ns, order: Order::ByPlace, ..flood(body, threads) });
+    }
 }

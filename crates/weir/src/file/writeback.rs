@@ -558,6 +558,7 @@ impl Engine {
                 self.give_back(segment.run(), error);
             }
             note_error(&piece.inode, error);
+            self.background.note_failure(error);
         })
     }
 

@@ -344,6 +344,8 @@ impl Engine {
                     progress.lacks_host_space = matches!(error, Error::HostFull(_));
                     progress.failures += 1;
                     progress.failure = Some(error.clone());
+                    drop(progress);
+                    self.background.note_failure(&error);
                 } else {
                     self.checkpointer.enter(Phase::Aborted);
                     self.shut_down(&format!("checkpoint: {error}"));
