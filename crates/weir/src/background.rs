@@ -123,8 +123,8 @@ pub struct Background {
     /// Who brings logged pages home: flusher or checkpointer. Taken outside of all locks but the checkpointer's role, so a
     /// checkpoint that holds it knows that none of them is under way.
     pub home_role: Mutex<()>,
-    /// Why writeback or a checkpoint failed the last time. A leaf.
-    failure: Mutex<Option<Error>>,
+    /// How often writeback or a checkpoint has failed, and why the last time. A leaf.
+    failed: Mutex<(u64, Option<Error>)>,
 }
 
 impl Background {
@@ -144,13 +144,20 @@ impl Background {
             handover: Handover::default(),
             pacing: Pacing::default(),
             home_role: Mutex::new(()),
-            failure: Mutex::new(None),
+            failed: Mutex::default(),
         }
     }
 
-    /// Writeback or a checkpoint has failed, and is counted so.
+    /// Writeback or a checkpoint has failed.
     pub fn note_failure(&self, error: &Error) {
-        *self.failure.lock() = Some(error.clone());
+        let mut failed = self.failed.lock();
+        failed.0 += 1;
+        failed.1 = Some(error.clone());
+    }
+
+    /// How often that happened, and why the last time.
+    fn failures(&self) -> (u64, Option<Error>) {
+        self.failed.lock().clone()
     }
 
     /// Somebody else does the background work.
@@ -703,7 +710,6 @@ impl Engine {
         if data_bytes > 0 && self.dirty_bytes() <= limits.writeback_start_bytes() {
             return Ok(());
         }
-        let failures = || self.counters.writeback_errors.get() + self.checkpointer.failures();
         let mut futile = None;
         loop {
             let moment = self.background.moment();
@@ -728,11 +734,13 @@ impl Engine {
             }
             self.check_writable()?;
             if self.background.has_threads() {
-                let futile = futile.get_or_insert_with(|| Futile::new(failures()));
+                let begun = || Futile::new(self.background.failures().0);
+                let futile = futile.get_or_insert_with(begun);
                 self.background.wait_progress(moment);
                 let is_better = self.background.moment() != moment;
-                if futile.look(failures(), is_better) {
-                    return Err(self.background.failure.lock().clone().unwrap_or(Error::NoSpace));
+                let (failures, last) = self.background.failures();
+                if let (true, Some(error)) = (futile.look(failures, is_better), last) {
+                    return Err(error);
                 }
             } else if limits.wants_writeback(&pressure) && self.flush_batch()? > 0 {
                 // Made some progress; look again.
