@@ -4,106 +4,18 @@
 mod common;
 
 use common::*;
-use std::collections::HashSet;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use weir::check::{CheckOptions, check_device};
+use weir::device::Device;
 use weir::device::memory::MemoryDevice;
-use weir::device::{
-    Device, DeviceError, DeviceInfo, DeviceResult, IoClass, OnDone, Operation, Request,
-};
 use weir::*;
-
-/// A file with holes: while the host is full, only what was written before can be written.
-struct Sparse {
-    inner: MemoryDevice,
-    written: Mutex<HashSet<u64>>,
-    is_full: AtomicBool,
-    refused: AtomicU64,
-}
-
-impl Sparse {
-    fn new(size_bytes: u64) -> Arc<Self> {
-        Arc::new(Self {
-            inner: MemoryDevice::new(size_bytes),
-            written: Mutex::default(),
-            is_full: AtomicBool::new(false),
-            refused: AtomicU64::new(0),
-        })
-    }
-
-    fn set_full(&self, is_full: bool) {
-        self.is_full.store(is_full, Ordering::Relaxed);
-    }
-
-    fn refused(&self) -> u64 {
-        self.refused.load(Ordering::Relaxed)
-    }
-
-    /// Notes what is written, or says that there is no room for it.
-    fn take(&self, offset_bytes: u64, length_bytes: u64) -> DeviceResult<()> {
-        let blocks = offset_bytes / 4096..(offset_bytes + length_bytes).div_ceil(4096);
-        let mut written = self.written.lock().expect("lock");
-        if self.is_full.load(Ordering::Relaxed)
-            && !blocks.clone().all(|block| written.contains(&block))
-        {
-            self.refused.fetch_add(1, Ordering::Relaxed);
-            return Err(DeviceError {
-                operation: "write",
-                offset_bytes,
-                length_bytes,
-                reason: "No space left on device (os error 28)".into(),
-                no_space: true,
-            });
-        }
-        written.extend(blocks);
-        Ok(())
-    }
-}
-
-impl Device for Sparse {
-    fn info(&self) -> DeviceInfo {
-        DeviceInfo { volatile_cache: true, fua: false, ..self.inner.info() }
-    }
-    fn read(
-        &self,
-        offset_bytes: u64,
-        buffers: &mut [&mut [u8]],
-        class: IoClass,
-    ) -> DeviceResult<()> {
-        self.inner.read(offset_bytes, buffers, class)
-    }
-    fn write(
-        &self,
-        offset_bytes: u64,
-        buffers: &[&[u8]],
-        class: IoClass,
-        fua: bool,
-    ) -> DeviceResult<()> {
-        self.take(offset_bytes, buffers.iter().map(|buffer| buffer.len() as u64).sum())?;
-        self.inner.write(offset_bytes, buffers, class, fua)
-    }
-    fn flush(&self) -> DeviceResult<()> {
-        self.inner.flush()
-    }
-    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> DeviceResult<()> {
-        self.inner.discard(offset_bytes, length_bytes)
-    }
-    fn submit(&self, request: Request, on_done: OnDone) {
-        if matches!(request.operation, Operation::Write { .. })
-            && let Err(error) = self.take(request.offset_bytes, request.buffers.bytes())
-        {
-            return on_done(Err(error), request.buffers);
-        }
-        self.inner.submit(request, on_done);
-    }
-}
 
 const LOG_BLOCKS: u64 = 128;
 
-fn volume(options: VolumeOptions) -> (Arc<Sparse>, Volume) {
-    let sparse = Sparse::new(64 * MIB);
+fn volume(options: VolumeOptions) -> (Arc<Probe>, Volume) {
+    let sparse = Probe::new(Arc::new(MemoryDevice::new(64 * MIB)));
     let device: Arc<dyn Device> = sparse.clone();
     format(&device, LOG_BLOCKS);
     let volume = open(&device, options);
@@ -135,7 +47,7 @@ fn assert_there(volume: &Volume, files: u64) {
     }
 }
 
-fn assert_sound(sparse: &Arc<Sparse>) {
+fn assert_sound(sparse: &Arc<Probe>) {
     let device: Arc<dyn Device> = sparse.clone();
     let report = check_device(&device, &CheckOptions::default()).expect("check");
     assert!(report.is_clean(), "{:#?}", report.problems);
@@ -144,7 +56,7 @@ fn assert_sound(sparse: &Arc<Sparse>) {
 #[test]
 fn a_checkpoint_waits_for_space_on_the_host_and_then_goes_on() {
     let (sparse, volume) = volume(manual(16 * MIB));
-    sparse.set_full(true);
+    sparse.set_host_full(true);
     create(&volume, "/f0").write_at(0, &pattern(0, 4096)).expect("write");
     volume.sync().expect("the log has its blocks");
     for _ in 0..3 {
@@ -156,7 +68,7 @@ fn a_checkpoint_waits_for_space_on_the_host_and_then_goes_on() {
     // Life goes on as far as the log takes it.
     create(&volume, "/f1").write_at(0, &pattern(1, 4096)).expect("write");
     volume.sync().expect("the log has its blocks");
-    sparse.set_full(false);
+    sparse.set_host_full(false);
     volume.checkpoint().expect("there is space again");
     assert!(!volume.stats().checkpoint_lacks_host_space);
     assert_eq!(volume.stats().log_fill.used_blocks, 0, "the log was released");
@@ -181,14 +93,14 @@ fn a_checkpoint_can_be_taken_up_wherever_the_host_ran_full() {
         for _ in 0..steps_before {
             volume.background_step(BackgroundWork::Checkpoint).expect("there is space");
         }
-        sparse.set_full(true);
+        sparse.set_host_full(true);
         let ended = (0..20)
             .try_for_each(|_| volume.background_step(BackgroundWork::Checkpoint).map(|_| ()));
         steps_refused += u32::from(is_host_full(&ended));
         assert!(volume.shutdown_reason().is_none(), "{ended:?}");
         create(&volume, "/later").write_at(0, b"later").expect("write");
         volume.unlink(Volume::ROOT, b"f19").expect("unlink");
-        sparse.set_full(false);
+        sparse.set_host_full(false);
         volume.checkpoint().expect("there is space again");
         assert_there(&volume, 19);
         assert_eq!(names(&volume, "/").len(), 20);
@@ -202,14 +114,14 @@ fn a_checkpoint_can_be_taken_up_wherever_the_host_ran_full() {
 #[test]
 fn a_full_log_on_a_full_host_answers_an_error_and_goes_on_when_there_is_space() {
     let (sparse, volume) = volume(manual(16 * MIB));
-    sparse.set_full(true);
+    sparse.set_host_full(true);
     let (files, error) = with_watchdog(60, || make_until_it_fails(&volume));
     assert!(files > 20, "{files}");
     assert_eq!(error.errno(), 28, "{error}");
     assert!(error.to_string().contains("host"), "{error}");
     assert!(volume.shutdown_reason().is_none());
     assert_there(&volume, files);
-    sparse.set_full(false);
+    sparse.set_host_full(false);
     let file = create(&volume, &format!("/f{files}"));
     file.write_at(0, &pattern(files, 4096)).expect("write");
     file.fsync().expect("there is space again");
@@ -223,12 +135,12 @@ fn a_full_log_on_a_full_host_answers_an_error_and_goes_on_when_there_is_space() 
 #[test]
 fn threads_try_now_and_then_and_nobody_waits_for_ever() {
     let (sparse, volume) = volume(threads(16 * MIB));
-    sparse.set_full(true);
+    sparse.set_host_full(true);
     let (files, error) = with_watchdog(60, || make_until_it_fails(&volume));
     assert_eq!(error.errno(), 28, "{error}");
     assert!(volume.shutdown_reason().is_none());
     // However often somebody tries, and however many: nobody burns a processor over it.
-    let (before, began) = (sparse.refused(), Instant::now());
+    let (before, began) = (sparse.failed_writes.load(Ordering::Relaxed), Instant::now());
     std::thread::scope(|scope| {
         for writer in 0..4 {
             let volume = &volume;
@@ -241,13 +153,16 @@ fn threads_try_now_and_then_and_nobody_waits_for_ever() {
             });
         }
     });
-    let (attempts, tenths) = (sparse.refused() - before, began.elapsed().as_millis() as u64 / 100);
+    let (attempts, tenths) = (
+        sparse.failed_writes.load(Ordering::Relaxed) - before,
+        began.elapsed().as_millis() as u64 / 100,
+    );
     assert!(
         (1..=tenths + 1).contains(&attempts),
         "{attempts} attempts in {tenths} tenths of a second"
     );
     assert_there(&volume, files);
-    sparse.set_full(false);
+    sparse.set_host_full(false);
     with_watchdog(60, || {
         let file = create(&volume, "/later");
         file.write_at(0, b"later").expect("write");
@@ -264,7 +179,7 @@ fn threads_try_now_and_then_and_nobody_waits_for_ever() {
 fn a_close_on_a_full_host_says_so_and_the_next_opening_has_everything() {
     for background in [BackgroundMode::Manual, BackgroundMode::Threads] {
         let (sparse, volume) = volume(VolumeOptions { background, ..manual(16 * MIB) });
-        sparse.set_full(true);
+        sparse.set_host_full(true);
         for number in 0..10 {
             let file = create(&volume, &format!("/f{number}"));
             file.write_at(0, &pattern(number, 4096)).expect("write");
@@ -276,7 +191,7 @@ fn a_close_on_a_full_host_says_so_and_the_next_opening_has_everything() {
         let device: Arc<dyn Device> = sparse.clone();
         let opened = Volume::open_device(device.clone(), manual(16 * MIB)).map(|_| ());
         assert!(is_host_full(&opened), "{opened:?}");
-        sparse.set_full(false);
+        sparse.set_host_full(false);
         let volume = open(&device, manual(16 * MIB));
         assert_there(&volume, 10);
         volume.close().expect("close");
@@ -291,7 +206,7 @@ fn attempts_that_fail_for_want_of_space_on_the_host_do_not_use_up_the_volume() {
     let file = create(&volume, "/large");
     let bytes = pattern(1, 4 << 20);
     file.write_at(0, &bytes).expect("write");
-    sparse.set_full(true);
+    sparse.set_host_full(true);
     for _ in 0..50 {
         let synced = file.fsync();
         assert!(is_host_full(&synced), "{synced:?}");
@@ -302,7 +217,7 @@ fn attempts_that_fail_for_want_of_space_on_the_host_do_not_use_up_the_volume() {
     assert!(stat.available_blocks > stat.total_blocks / 2, "{stat:?}");
     create(&volume, "/small").write_at(0, b"small").expect("there is room in the volume");
     assert!(contents(&file) == bytes, "dirty and readable");
-    sparse.set_full(false);
+    sparse.set_host_full(false);
     // What the last checkpoint has met is told once.
     assert!(is_host_full(&file.fsync()));
     file.fsync().expect("there is space again");
@@ -319,14 +234,14 @@ fn attempts_that_fail_for_want_of_space_on_the_host_do_not_use_up_the_volume() {
 fn who_fills_memory_on_a_full_host_hears_of_it_and_can_go_on_later() {
     let (sparse, volume) = volume(threads(8 * MIB));
     let file = create(&volume, "/large");
-    sparse.set_full(true);
+    sparse.set_host_full(true);
     let piece = pattern(1, 256 << 10);
     let write = |number: u64| file.write_at(number * piece.len() as u64, &piece);
     let ended = with_watchdog(60, || (0..160).map(write).find(Result::is_err));
     assert!(ended.as_ref().is_some_and(is_host_full), "{ended:?}");
     assert!(volume.shutdown_reason().is_none());
     create(&volume, "/name").fsync().expect("the log has its blocks");
-    sparse.set_full(false);
+    sparse.set_host_full(false);
     with_watchdog(60, || {
         // What writeback has met is told once.
         let _ = file.fsync();

@@ -3,6 +3,7 @@
 
 pub mod volatile;
 
+use std::collections::HashSet;
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -159,10 +160,13 @@ pub struct Probe {
     pub fail_data_writes: AtomicBool,
     pub fail_flushes: AtomicBool,
     pub fail_reads: AtomicBool,
-    /// What a write of data from this block on does, once: it fails.
+    /// Writes that have failed.
     pub failed_writes: AtomicU64,
     amid_data_write: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     refused: Mutex<Option<Refused>>,
+    /// The blocks written so far, all that there are while the host is full.
+    written: Mutex<HashSet<u64>>,
+    host_is_full: AtomicBool,
 }
 
 /// Which writes fail: by offset and by what the first buffer begins with.
@@ -181,7 +185,14 @@ impl Probe {
             failed_writes: AtomicU64::new(0),
             amid_data_write: Mutex::new(None),
             refused: Mutex::new(None),
+            written: Mutex::default(),
+            host_is_full: AtomicBool::new(false),
         })
+    }
+
+    /// As a file with holes on a host that is full, or is not any more: only what was written before can be written.
+    pub fn set_host_full(&self, is_full: bool) {
+        self.host_is_full.store(is_full, Ordering::Relaxed);
     }
 
     /// From now on writes fail of which this is true, by offset and by what the first buffer begins with.
@@ -202,6 +213,43 @@ impl Probe {
     fn count(&self, length_bytes: u64) {
         self.reads.fetch_add(1, Ordering::Relaxed);
         self.read_bytes.fetch_add(length_bytes, Ordering::Relaxed);
+    }
+
+    /// Counts a write, or says why it fails.
+    fn admit_write(
+        &self,
+        class: IoClass,
+        offset_bytes: u64,
+        buffers: &[&[u8]],
+    ) -> DeviceResult<()> {
+        self.writes.fetch_add(1, Ordering::Relaxed);
+        let begins = buffers.first().copied().unwrap_or_default();
+        if self.refuses(class, offset_bytes, begins) {
+            return injected("write");
+        }
+        let length_bytes = buffers.iter().map(|buffer| buffer.len() as u64).sum();
+        self.take_from_host(offset_bytes, length_bytes).inspect_err(|_| {
+            self.failed_writes.fetch_add(1, Ordering::Relaxed);
+        })
+    }
+
+    fn take_from_host(&self, offset_bytes: u64, length_bytes: u64) -> DeviceResult<()> {
+        let blocks = offset_bytes / 4096..(offset_bytes + length_bytes).div_ceil(4096);
+        let mut written = self.written.lock().expect("lock");
+        let is_there = |block: u64| written.contains(&block);
+        if self.host_is_full.load(Ordering::Relaxed) && !blocks.clone().all(is_there) {
+            let reason = "No space left on device (os error 28)".into();
+            let operation = "write";
+            return Err(DeviceError {
+                operation,
+                offset_bytes,
+                length_bytes,
+                reason,
+                no_space: true,
+            });
+        }
+        written.extend(blocks);
+        Ok(())
     }
 
     fn refuses(&self, class: IoClass, offset_bytes: u64, begins: &[u8]) -> bool {
@@ -261,10 +309,7 @@ impl Device for Probe {
         class: IoClass,
         fua: bool,
     ) -> DeviceResult<()> {
-        self.writes.fetch_add(1, Ordering::Relaxed);
-        if self.refuses(class, offset_bytes, buffers.first().copied().unwrap_or_default()) {
-            return injected("write");
-        }
+        self.admit_write(class, offset_bytes, buffers)?;
         self.inner.write(offset_bytes, buffers, class, fua)
     }
     fn flush(&self) -> DeviceResult<()> {
@@ -280,11 +325,10 @@ impl Device for Probe {
         match request.operation {
             Operation::Read => self.count(0),
             Operation::Write { .. } => {
-                self.writes.fetch_add(1, Ordering::Relaxed);
                 let slices = request.buffers.slices();
-                let begins = slices.first().copied().unwrap_or(&[]);
-                if self.refuses(request.class, request.offset_bytes, begins) {
-                    return on_done(injected("write"), request.buffers);
+                let admitted = self.admit_write(request.class, request.offset_bytes, &slices);
+                if admitted.is_err() {
+                    return on_done(admitted, request.buffers);
                 }
             }
             _ => {}
