@@ -48,13 +48,13 @@ fn every_experiment_runs_on_file_systems_and_on_the_library() {
 #[test]
 fn the_library_is_measured_on_the_loop_device_and_on_the_file_in_one_run() {
     in_scratch("weir", Needs::Loops, |scratch| {
-        let options = format!("{SMALL} --no-probe --mode each,async --depth 64");
+        // On a disk whose flush takes so long that tickets gather behind it, however slow the processor is.
+        let options = format!("{SMALL} --no-probe --disk slow:2000 --mode each,async --depth 64");
         let report = scratch.quick("fsmark", "ext4,weir,weir-loop", &options);
         for target in ["weir", "weir-loop"] {
             let flushes = |mode| figure(&report, target, mode, "flushes_per_file");
             assert!(flushes("each") > 0.0, "{target}");
-            // How many share one depends on the processor and the disk; on a slow disk it is known (see below).
-            assert!(flushes("async") * 1.2 < flushes("each"), "{target}: tickets share flushes");
+            assert!(flushes("async") * 4.0 < flushes("each"), "{target}: tickets share flushes");
             let info = report["targets"].as_array().expect("targets");
             let on = info.iter().find(|t| t["name"] == target).map(|t| t["on"].to_string());
             let on_loop = on.is_some_and(|on| on.contains("/dev/loop"));

@@ -8,8 +8,7 @@
 //!
 //! Two things are added to a small fsync's bound, because nothing can avoid them. Its write queues in the log behind the
 //! frames of those who came before: a millisecond each. And a page that is on its way home when it is synced again is
-//! waited for, since one version of a page is under way at a time: as long as the batch takes that it travels in, which keeps the pace of the
-//! background and so may wait for a portion of the flusher's before it goes on. Syncs of new
+//! waited for, since one version of a page is under way at a time: as long as the batch takes that it travels in. Syncs of new
 //! pages, and of pages written again and again, are therefore measured apart. The data of the big fsync is never waited for.
 //!
 //! ```text
@@ -235,15 +234,12 @@ fn small_rewrites(stage: &Stage, mut rng: Rng) {
     let record = vec![3; 3000];
     while !stage.is_over() {
         file.write_at(PAGE * rng.below(4), &record).expect("write");
-        let classes = &[IoClass::Log, IoClass::Background][..];
-        let grant = (stage.small_fsync_ns + PORTION_NS, classes);
+        let grant = (stage.small_fsync_ns, &[IoClass::Log, IoClass::Background][..]);
         stage.timed(SAME_PAGE, grant, || file.fdatasync()).expect("fsync");
         stage.time.sleep(rng.below(20_000_000));
     }
 }
 
-/// What the flusher sends together takes so long at most, where syncs are awaited.
-const PORTION_NS: u64 = 20_000_000;
 const NEW_PAGE: &str = "small fsync of a new page";
 const SAME_PAGE: &str = "small fsync of a page written again";
 const BIG: &str = "big fsync";

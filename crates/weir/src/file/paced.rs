@@ -13,6 +13,7 @@ use crate::cache::pacing::{Pacer, cost_bytes};
 use crate::device::IoClass;
 use crate::engine::Engine;
 use crate::file::writeback::is_paced;
+use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Condvar, Mutex, MutexGuard, wait_for};
 
 /// Transfer rate at which a frame's size is taken out of its latency: 1 GB/s.
@@ -96,6 +97,8 @@ struct LogSample {
 pub struct Pacing {
     state: Mutex<State>,
     ended: Condvar,
+    /// How many wait for pages that are on their way home.
+    awaited: AtomicU64,
 }
 
 /// Requests that may be written together, to be given to [`Engine::end_paced_write`].
@@ -118,6 +121,17 @@ pub struct PacingStats {
 }
 
 impl Pacing {
+    /// Performs `wait`, for pages that are on their way home. They may travel in a batch that keeps the background's pace; so meanwhile each
+    /// thread in the background may have one request on its way, whatever else is.
+    pub fn await_pages(&self, wait: impl FnOnce()) {
+        self.awaited.fetch_add(1, Ordering::AcqRel);
+        // Who has seen nobody wait sleeps by now.
+        drop(self.state.lock());
+        self.ended.notify_all();
+        wait();
+        self.awaited.fetch_sub(1, Ordering::AcqRel);
+    }
+
     /// The figures now.
     pub fn stats(&self) -> PacingStats {
         let state = self.state.lock();
@@ -146,7 +160,8 @@ impl Engine {
             let now_us = self.now_us();
             self.sample_log(&mut state, now_us);
             state.pacer.on_time(now_us);
-            if state.may_submit(0, first_bytes) {
+            let is_awaited = self.background.pacing.awaited.load(Ordering::Acquire) > 0;
+            if state.may_submit(0, first_bytes) || is_awaited {
                 break;
             }
             waited = true;

@@ -182,7 +182,7 @@ impl Engine {
     pub fn wait_pages(&self, inode: &Inode, moment: u64) {
         // If the log is shut down, all that waits has ended.
         if !self.log.has_companions() || self.log.write_up_to(self.log.last_lsn()).is_err() {
-            inode.wait_io(moment);
+            self.background.pacing.await_pages(|| inode.wait_io(moment));
         }
     }
 
