@@ -24,6 +24,7 @@ use crate::inode::Inode;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Arc, Clock, Condvar, JoinHandle, Mutex, give_way, spawn, wait_for};
 use crate::txn::Lsn;
+use crate::txn::checkpoint::is_refusal;
 use futile::Futile;
 use jobs::JobQueue;
 pub use jobs::Jobs;
@@ -50,8 +51,8 @@ const OLD_ROUNDS: u64 = 5;
 const OTHERS_PAUSE_US: u64 = 100;
 /// How long whoever waits for a checkpoint to release log space waits before it looks again.
 const LOG_PAUSE_US: u64 = 1_000;
-/// A checkpoint that lacks space on the host is tried again after so long at the earliest: each attempt writes what there is room for.
-const HOST_SPACE_PAUSE_US: u64 = 100_000;
+/// A checkpoint that the device has refused something is tried again after so long at the earliest: each attempt writes what it can.
+const REFUSED_PAUSE_US: u64 = 100_000;
 /// After so many it asks for room whatever they have released.
 const LOG_PATIENCE_CHECKPOINTS: u64 = 4;
 /// Longest wait between two looks at a condition that somebody else changes.
@@ -354,13 +355,13 @@ impl Engine {
                     ended => break ended,
                 }
             };
-            let lacks_host_space = matches!(ended, Err(Error::HostFull(_)));
+            let is_refused = ended.is_err_and(|error| is_refusal(&error));
             let never = |_: &mut Signals| false;
-            if lacks_host_space
+            if is_refused
                 && !self.background.wait_until(
                     Worker::Checkpointer,
                     &*self.clock,
-                    HOST_SPACE_PAUSE_US,
+                    REFUSED_PAUSE_US,
                     never,
                 )
             {

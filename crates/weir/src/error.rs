@@ -95,8 +95,8 @@ pub enum Error {
     /// to do.
     #[error("{0}")]
     NotAVolume(String),
-    /// A flush or a metadata write failed: the device's state is unknown and the volume is read-only until it
-    /// is opened again. Sticky.
+    /// A flush failed, a frame of the log could be written nowhere, or a checkpoint found metadata that contradicts itself: the device's
+    /// state is unknown and the volume is read-only until it is opened again. Sticky.
     #[error("the volume was shut down after an error ({0}): unmount, check the device, run fsck")]
     Shutdown(String),
 }

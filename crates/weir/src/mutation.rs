@@ -78,11 +78,15 @@ pub enum Mutation {
     ForgetWiped,
     /// An operation is applied to the running transaction a moment after the log has it: a checkpoint may come in between.
     ApplyOutsideGate,
+    /// What a checkpoint could not write of bitmaps and root counts as written when it is tried again.
+    SkipRefusedSpace,
+    /// A frame whose data is missing counts before the open chain ends that what makes up for it lies in.
+    CountBeforeChain,
 }
 
 impl Mutation {
     /// All of them.
-    pub const ALL: [Self; 37] = [
+    pub const ALL: [Self; 39] = [
         Self::AcknowledgeBeforeFlush,
         Self::SkipTailVerification,
         Self::AcceptStaleFrame,
@@ -120,6 +124,8 @@ impl Mutation {
         Self::KeepFrameBehind,
         Self::ForgetWiped,
         Self::ApplyOutsideGate,
+        Self::SkipRefusedSpace,
+        Self::CountBeforeChain,
     ];
 
     /// The name on the simulator's command line.
@@ -162,6 +168,8 @@ impl Mutation {
             Self::KeepFrameBehind => "keep-frame-behind",
             Self::ForgetWiped => "forget-wiped",
             Self::ApplyOutsideGate => "apply-outside-gate",
+            Self::SkipRefusedSpace => "skip-refused-space",
+            Self::CountBeforeChain => "count-before-chain",
         }
     }
 

@@ -3,6 +3,7 @@
 pub mod report;
 
 use crate::alloc::SpaceTotals;
+use crate::error::Error;
 use crate::file::paced::PacingStats;
 use crate::log::Fill;
 use crate::log::stats::{Histogram, HistogramSnapshot, LogStatsSnapshot};
@@ -164,8 +165,8 @@ pub struct Stats {
     pub checkpoints: u64,
     /// Where the running checkpoint is.
     pub checkpoint_phase: Phase,
-    /// It waits for space on the host of the volume.
-    pub checkpoint_lacks_host_space: bool,
+    /// What the device has refused to it last, if it did: it is tried again, ten times a second at most.
+    pub checkpoint_refused: Option<Error>,
     /// Operations delayed at the entry.
     pub throttled: u64,
     /// Waits at the entry for log space.

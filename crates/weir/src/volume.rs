@@ -678,7 +678,7 @@ impl Engine {
             purge_errors: counters.purge_errors.get(),
             checkpoints: counters.checkpoints.get(),
             checkpoint_phase: self.checkpointer.phase(),
-            checkpoint_lacks_host_space: self.checkpointer.lacks_host_space(),
+            checkpoint_refused: self.checkpointer.refused(),
             throttled: counters.throttled.get(),
             log_stalls: counters.log_stalls.get(),
             space_stalls: counters.space_stalls.get(),

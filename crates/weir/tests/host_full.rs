@@ -64,13 +64,13 @@ fn a_checkpoint_waits_for_space_on_the_host_and_then_goes_on() {
         assert!(is_host_full(&ended), "{ended:?}");
     }
     assert!(volume.shutdown_reason().is_none());
-    assert!(volume.stats().checkpoint_lacks_host_space);
+    assert!(matches!(volume.stats().checkpoint_refused, Some(Error::HostFull(_))));
     // Life goes on as far as the log takes it.
     create(&volume, "/f1").write_at(0, &pattern(1, 4096)).expect("write");
     volume.sync().expect("the log has its blocks");
     sparse.set_host_full(false);
     volume.checkpoint().expect("there is space again");
-    assert!(!volume.stats().checkpoint_lacks_host_space);
+    assert!(volume.stats().checkpoint_refused.is_none());
     assert_eq!(volume.stats().log_fill.used_blocks, 0, "the log was released");
     assert_there(&volume, 2);
     volume.close().expect("close");

@@ -54,6 +54,13 @@ pub fn draw(settings: &Settings, rng: &mut Rng) -> (FaultPlan, bool) {
     } else {
         fault
     };
+    // What a checkpoint is refused for a while is tried again.
+    let fault = if kind == FaultKind::WriteError && !fault.amid && rng.one_in(2) {
+        let (class, times) = (Some(IoClass::Background), 1 + rng.below(6));
+        Fault { times, class, ..fault }
+    } else {
+        fault
+    };
     (FaultPlan::new([fault]), silent)
 }
 

@@ -272,8 +272,13 @@ impl Allocator {
     pub fn cancel_nodes(&self, runs: &[Run]) {
         for run in runs {
             self.cancel(*run);
-            self.space.lock().account.merged(run.blocks);
+            self.disown_node(*run);
         }
+    }
+
+    /// The blocks are none of the merge under way any more: what is kept for it is kept anew. Somebody else gives them back.
+    pub fn disown_node(&self, run: Run) {
+        self.space.lock().account.merged(run.blocks);
     }
 
     /// The tree that was merged is the one there is: of what that took, only as much as it replaces does not count as kept.
@@ -413,12 +418,31 @@ impl Allocator {
         }
     }
 
-    /// Applies a transaction and the checkpoint's own node changes to the committed bits, and gives
-    /// the bitmaps to write. One checkpoint at a time: [`Allocator::checkpoint_durable`] ends it.
+    /// Reads the bitmaps that [`Allocator::apply`] is about to change, as far as they are not in memory. May be repeated.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if blocks in use are allocated, or free ones freed, or a run is
-    /// impossible; [`Error::Io`]. The allocator must not be used for a checkpoint after that.
+    /// [`Error::Corrupt`] if a run is impossible; [`Error::Io`].
+    pub fn load_changed(
+        &self,
+        frozen: &FrozenSpace,
+        node_allocs: &[Run],
+        node_frees: &[Run],
+    ) -> Result<()> {
+        let recorded = frozen.changes.iter().map(SpaceChange::run);
+        for run in recorded.chain(node_allocs.iter().chain(node_frees).copied()) {
+            self.check_run(run)?;
+            self.load(run.group())?;
+        }
+        Ok(())
+    }
+
+    /// Applies a transaction and the checkpoint's own node changes to the committed bits, and gives
+    /// the bitmaps to write. One checkpoint at a time: [`Allocator::checkpoint_durable`] ends it. What changes was
+    /// [loaded](Self::load_changed).
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if blocks in use are allocated, or free ones freed, or a group is not loaded. The allocator must not be
+    /// used for a checkpoint after that.
     pub fn apply(
         &self,
         frozen: FrozenSpace,
@@ -431,10 +455,6 @@ impl Allocator {
         let mut changes = frozen.changes;
         let recorded = changes.len();
         changes.extend(node_allocs.chain(node_frees));
-        for change in &changes {
-            self.check_run(change.run())?;
-            self.load(change.run().group())?;
-        }
         let mut committed = self.committed.lock();
         debug_assert!(committed.in_flight.is_empty(), "two checkpoints at once");
         for (index, change) in changes.into_iter().enumerate() {

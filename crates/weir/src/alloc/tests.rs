@@ -29,7 +29,9 @@ fn volume(total_blocks: u64) -> (Arc<MemoryDevice>, Allocator, Vec<GroupEntry>) 
 }
 
 fn checkpoint(device: &MemoryDevice, allocator: &Allocator, generation: u64) -> Vec<GroupEntry> {
-    let applied = allocator.apply(allocator.freeze(), &[], &[], generation).unwrap();
+    let frozen = allocator.freeze();
+    allocator.load_changed(&frozen, &[], &[]).unwrap();
+    let applied = allocator.apply(frozen, &[], &[], generation).unwrap();
     write_bitmaps(device, &applied);
     allocator.checkpoint_durable();
     applied.groups
@@ -225,8 +227,11 @@ fn contradictions_are_reported_as_corruption() {
     let corrupt = |groups: &[GroupEntry], changes: &[SpaceChange]| {
         let allocator = reopen(groups);
         let replayed = allocator.replay_record(changes);
-        let applied =
-            replayed.and_then(|()| allocator.apply(allocator.freeze(), &[], &[], 3).map(|_| ()));
+        let applied = replayed.and_then(|()| {
+            let frozen = allocator.freeze();
+            allocator.load_changed(&frozen, &[], &[])?;
+            allocator.apply(frozen, &[], &[], 3).map(|_| ())
+        });
         assert!(matches!(applied, Err(Error::Corrupt(_))), "{changes:?}: {applied:?}");
     };
     let (alloc, free) = (SpaceChange::Alloc(run), SpaceChange::Free(run));

@@ -64,8 +64,8 @@ const FAR_HINT_PAGES: u64 = 16;
 /// With so many runs in its first operation with extents, a file is taken for one that is written here and there.
 const SCATTERED_RUNS: usize = 2;
 
-/// Of the room that users have, one block in so many at most waits for a checkpoint because the host had no space for it.
-const HOST_FULL_SHARE: u64 = 4;
+/// Of the room that users have, one block in so many at most waits because it could not be written for a checkpoint that cannot be, either.
+const SET_ASIDE_SHARE: u64 = 4;
 
 /// What [`Engine::collect`] took.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -660,15 +660,16 @@ impl Engine {
 
     /// Blocks that were allocated for what could not be written. They are not used again before they have gone through a checkpoint, so that the
     /// next attempt goes elsewhere: to a place that is not broken, or that the host has given already. But not so many wait for that that others
-    /// miss what they were promised; nor, where the host is full, that the volume seems to be, since the checkpoint may lack space as well.
+    /// miss what they were promised; nor, where the host is full, or a checkpoint is refused as well, that the volume seems to be full.
     pub fn give_back(&self, run: Run, error: &Error) {
         let room_blocks = self.alloc.room_blocks(ReserveClass::User);
-        let goes_elsewhere = match error {
-            Error::HostFull(_) => {
-                let waiting_blocks = self.alloc.pending_free_blocks() + run.blocks;
-                waiting_blocks <= room_blocks / HOST_FULL_SHARE
-            }
-            _ => room_blocks > 0,
+        let waits_long =
+            matches!(error, Error::HostFull(_)) || self.checkpointer.refused().is_some();
+        let goes_elsewhere = if waits_long {
+            let waiting_blocks = self.alloc.pending_free_blocks() + run.blocks;
+            waiting_blocks <= room_blocks / SET_ASIDE_SHARE
+        } else {
+            room_blocks > 0
         };
         if goes_elsewhere {
             self.alloc.quarantine(run);

@@ -320,6 +320,9 @@ impl Uncounted {
     pub fn take_frames(&mut self) -> Vec<(Lsn, bool)> {
         let made_up_to = std::mem::take(&mut self.made_up_to);
         let mut frames = std::mem::take(&mut self.frames);
+        if mutation::active(Mutation::CountBeforeChain) {
+            return frames;
+        }
         let end = frames.iter().position(|(last_lsn, _)| *last_lsn >= made_up_to);
         if let Some(end) = end.filter(|&end| frames[end].1) {
             frames[..end].iter_mut().for_each(|(_, continues)| *continues = true);

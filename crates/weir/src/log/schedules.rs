@@ -98,6 +98,50 @@ fn scenario(with_thread: bool, refuses: Refuses) {
     assert_eq!(log.callbacks_pending(), 0);
 }
 
+struct NoTime;
+
+impl crate::sync::Clock for NoTime {
+    fn realtime_ns(&self) -> i64 {
+        0
+    }
+    fn monotonic_ns(&self) -> u64 {
+        0
+    }
+    fn sleep_us(&self, _duration_us: u64) {
+        shuttle::thread::yield_now();
+    }
+}
+
+/// Two who write frames and two who let them pass. Time stands still, so nobody goes on because it is over: somebody who is not woken is
+/// a deadlock.
+fn passing() {
+    let underway = Arc::new(underway::Underway::default());
+    let (begun, ended) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let write_frames = {
+        let (underway, begun, ended) = (underway.clone(), begun.clone(), ended.clone());
+        move || {
+            for _ in 0..2 {
+                underway.pass(|| {
+                    begun.fetch_add(1, Ordering::SeqCst);
+                    ended.fetch_add(1, Ordering::SeqCst);
+                });
+            }
+        }
+    };
+    let let_pass = move || {
+        for _ in 0..2 {
+            let on_their_way = begun.load(Ordering::SeqCst);
+            let _ = underway.let_pass(&NoTime, underway::FRAME_US);
+            assert!(ended.load(Ordering::SeqCst) >= on_their_way);
+        }
+    };
+    let frames = (0..2).map(|_| crate::sync::spawn("frames", write_frames.clone()).unwrap());
+    let data = (0..2).map(|_| crate::sync::spawn("data", let_pass.clone()).unwrap());
+    for thread in frames.chain(data).collect::<Vec<_>>() {
+        thread.join().unwrap();
+    }
+}
+
 /// Runs every scenario under `scheduler`.
 pub fn explore<S: Scheduler + 'static>(scheduler: impl Fn() -> S) {
     let scenarios = [Refuses::Nothing, Refuses::AFlush, Refuses::Writes];
@@ -107,4 +151,5 @@ pub fn explore<S: Scheduler + 'static>(scheduler: impl Fn() -> S) {
         config.stack_size = 1 << 20;
         Runner::new(scheduler(), config).run(move || scenario(with_thread, refuses));
     }
+    Runner::new(scheduler(), Config::new()).run(passing);
 }

@@ -5,8 +5,10 @@
 //! histograms. Nothing here takes locks or reads clocks.
 
 use super::Stats;
+use crate::error::Error;
 use crate::log::stats::{BUCKETS, HistogramSnapshot};
 use crate::txn::checkpoint::Phase;
+use std::borrow::Cow;
 use std::fmt::{self, Display, Formatter};
 
 /// A figure.
@@ -179,11 +181,18 @@ fn as_bytes(blocks: &HistogramSnapshot) -> HistogramSnapshot {
 }
 
 /// What a checkpoint in this phase does, and so what whoever waits for it waits for.
-fn waits_for(stats: &Stats) -> &'static str {
-    match stats.checkpoint_phase {
-        _ if stats.checkpoint_lacks_host_space => {
-            "space on the host of the volume: free some there"
+fn waits_for(stats: &Stats) -> Cow<'static, str> {
+    match &stats.checkpoint_refused {
+        Some(Error::HostFull(_)) => "space on the host of the volume: free some there".into(),
+        Some(error) => {
+            format!("the next attempt, since the disk has refused this one: {error}").into()
         }
+        None => phase_waits_for(stats.checkpoint_phase).into(),
+    }
+}
+
+const fn phase_waits_for(phase: Phase) -> &'static str {
+    match phase {
         Phase::Running => "nothing: none is under way",
         Phase::CommitStart => "logged pages that go home",
         Phase::CommitDoing => "the swap of the delta",

@@ -3,8 +3,9 @@
 //! States, as in the design: `Running` → `CommitStart` (logged pages go home, attributes that only memory has are
 //! committed) → `CommitDoing` (the delta is swapped: microseconds) → `Unblocked` (log frames, nodes, bitmaps and root
 //! are written; the next transaction runs) → `SuperCommitted` (one flush, superblock, one flush) →
-//! `Completed`; or `Aborted`, which shuts the volume down. A host without space for nodes, bitmaps, root or superblock is no
-//! reason to: the step is done again by the next attempt, until it succeeds. Meanwhile the log has everything.
+//! `Completed`; or `Aborted`, which shuts the volume down. A disk that refuses to read or write nodes, bitmaps, root or superblock,
+//! or has no space for them, is no reason to: the step is done again by the next attempt, with its nodes elsewhere, until it
+//! succeeds. Meanwhile the log has everything. (A flush that failed is one: nobody knows what it has dropped.)
 //!
 //! Each call of [`Engine::checkpoint_step`] does one phase, so that a simulator can put foreground
 //! operations between any two of them; the checkpointer thread calls it in a loop.
@@ -31,7 +32,8 @@ use crate::sync::{Arc, Condvar, Mutex};
 use crate::tree::TreeRoot;
 use crate::txn::{Lsn, Op};
 
-/// How often a page is tried to be written home before who waits for it is told; at new places from the second time on.
+/// How often a page is tried to be written home before who waits for it is told; at new places from the second time on. As often for a
+/// checkpoint.
 pub const HOME_ATTEMPTS: u32 = 3;
 /// Inodes that one step of `CommitStart` brings home.
 const HOME_INODES: usize = 32;
@@ -98,9 +100,9 @@ struct Failed {
 }
 
 impl Failed {
-    /// A step that has changed nothing: what lacks space on the host is done again.
+    /// A step that has changed nothing: what the device has refused is done again.
     fn unchanged(error: Error, work: Work) -> Self {
-        let again = matches!(error, Error::HostFull(_)).then(|| Box::new(work));
+        let again = is_refusal(&error).then(|| Box::new(work));
         Self { error, again }
     }
 }
@@ -109,6 +111,16 @@ impl From<Error> for Failed {
     fn from(error: Error) -> Self {
         Self { error, again: None }
     }
+}
+
+/// The device may do later, or elsewhere, what it has refused with this.
+pub fn is_refusal(error: &Error) -> bool {
+    matches!(error, Error::Io(_) | Error::HostFull(_))
+}
+
+/// How often an attempt may fail with this before who waits for a checkpoint hears of it. A full host does not have space a moment later.
+fn attempts(error: &Error) -> u32 {
+    if matches!(error, Error::Io(_)) { HOME_ATTEMPTS } else { 1 }
 }
 
 struct Published {
@@ -140,8 +152,8 @@ struct Progress {
     /// Attempts that failed and may be repeated, and why the last one did.
     failures: u64,
     failure: Option<Error>,
-    /// The one under way waits for space on the host.
-    lacks_host_space: bool,
+    /// What the device has refused to the one under way: it is tried again.
+    refused: Option<Error>,
     /// Pieces that a checkpoint could not write home, and why not the last one.
     home_failures: u64,
     home_failure: Option<Error>,
@@ -185,9 +197,9 @@ impl Checkpointer {
         self.progress.lock().failures
     }
 
-    /// The one under way waits for space on the host.
-    pub fn lacks_host_space(&self) -> bool {
-        self.progress.lock().lacks_host_space
+    /// What the device has refused to the one under way, which tries again.
+    pub fn refused(&self) -> Option<Error> {
+        self.progress.lock().refused.clone()
     }
 
     /// Wakes everybody who waits for a checkpoint (the volume was shut down).
@@ -238,25 +250,38 @@ impl Engine {
     /// threads (any more).
     ///
     /// # Errors
-    /// An attempt failed; the caller may try again.
+    /// Attempts failed, [`HOME_ATTEMPTS`] of them if the disk has refused something; the caller may try again.
     pub fn wait_checkpoint(&self, goal: u64) -> Result<()> {
-        let failures = self.checkpointer.progress.lock().failures;
+        let mut failures = self.checkpointer.progress.lock().failures;
+        let mut failed = 0;
         while self.checkpointer.completed() < goal {
             self.check_shutdown()?;
-            if !self.background.has_threads() {
-                self.checkpoint_step()?;
-                continue;
-            }
-            self.background.request_checkpoint();
-            let mut progress = self.checkpointer.progress.lock();
-            if progress.completed < goal && progress.failures == failures {
-                crate::sync::wait_for(&self.checkpointer.changed, &mut progress, 100_000);
-            }
-            if progress.failures > failures && progress.completed < goal {
-                return Err(progress.failure.clone().unwrap_or(Error::WouldBlock));
+            let failure = if self.background.has_threads() {
+                self.background.request_checkpoint();
+                self.await_checkpoint(goal, &mut failures)
+            } else {
+                self.checkpoint_step().err()
+            };
+            if let Some(error) = failure {
+                failed += 1;
+                if failed >= attempts(&error) {
+                    return Err(error);
+                }
             }
         }
         Ok(())
+    }
+
+    /// Waits until `goal` checkpoints are complete, or more than `failures` attempts failed (then there are so many), or for a while.
+    /// Answers why the last one did.
+    fn await_checkpoint(&self, goal: u64, failures: &mut u64) -> Option<Error> {
+        let mut progress = self.checkpointer.progress.lock();
+        if progress.completed < goal && progress.failures == *failures {
+            crate::sync::wait_for(&self.checkpointer.changed, &mut progress, 100_000);
+        }
+        let has_failed = progress.failures > *failures && progress.completed < goal;
+        *failures = progress.failures;
+        has_failed.then(|| progress.failure.clone().unwrap_or(Error::WouldBlock))
     }
 
     /// Has a checkpoint made, and more until `is_done` says that the log is as empty as it should be: of pages that somebody else is
@@ -329,7 +354,7 @@ impl Engine {
         self.counters.checkpoint_step_us[step].record(took_ns / 1000);
         match result {
             Ok(next) => {
-                self.checkpointer.progress.lock().lacks_host_space = false;
+                self.checkpointer.progress.lock().refused = None;
                 *role = next;
                 Ok(role.is_some())
             }
@@ -341,7 +366,7 @@ impl Engine {
                         progress.started -= 1;
                         progress.phase = Phase::Running;
                     }
-                    progress.lacks_host_space = matches!(error, Error::HostFull(_));
+                    progress.refused = is_refusal(&error).then(|| error.clone());
                     progress.failures += 1;
                     progress.failure = Some(error.clone());
                     drop(progress);
@@ -400,11 +425,18 @@ impl Engine {
                 Err(error) => return Err(Failed::unchanged(error, Work::Merge(frozen))),
             },
             Work::Space(frozen, new) => {
+                if let Err(error) = self.alloc.load_changed(&frozen.space, &new.allocs, &new.frees)
+                {
+                    return Err(Failed::unchanged(error, Work::Space(frozen, new)));
+                }
                 let (writes, published) = self.apply_space(frozen, &new)?;
                 return self.checkpoint_phase(Work::WriteSpace(writes, published));
             }
             Work::WriteSpace(writes, published) => match self.write_space(&writes) {
                 Ok(()) => Work::Flush(published),
+                Err(error) if mutation::active(Mutation::SkipRefusedSpace) => {
+                    return Err(Failed::unchanged(error, Work::Flush(published)));
+                }
                 Err(error) => {
                     return Err(Failed::unchanged(error, Work::WriteSpace(writes, published)));
                 }
@@ -595,8 +627,17 @@ impl Engine {
     }
 
     /// Makes `superblock` durable in both of its places, and the engine's from then on.
+    ///
+    /// # Errors
+    /// The disk has refused it [`HOME_ATTEMPTS`] times: the one before is as good. Or the flush failed.
     pub fn write_superblock(&self, superblock: &Superblock) -> Result<()> {
-        self.write_places(superblock)?;
+        let mut failed = 0;
+        while let Err(error) = self.write_places(superblock) {
+            failed += 1;
+            if failed >= attempts(&error) {
+                return Err(error);
+            }
+        }
         self.make_superblock_durable(superblock)
     }
 

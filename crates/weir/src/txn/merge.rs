@@ -6,7 +6,8 @@
 //! after a merge that leaves too little room for the next one, another one is made instead, which takes the fewest nodes.
 //!
 //! **Invariant:** a checkpoint leaves as much room as it takes to write all nodes of its tree anew, if any tree of these items
-//! does. **Invariant:** no node of a merge that is given up is in use: its blocks are free again before the next one begins.
+//! does. **Invariant:** no node of a merge that is given up is in use: its blocks are free again before the next one begins, or, if
+//! the disk has refused to write them, set aside until checkpoints have gone by.
 
 use super::delta::Delta;
 use crate::alloc::{MetadataReserve, Run};
@@ -83,14 +84,19 @@ impl Engine {
 
     fn merge_packed(&self, tree: &TreeRoot, delta: &Delta, packing: Packing) -> Result<NewTree> {
         let generation = self.superblock.lock().root.generation + 1;
-        let mut sink =
-            Sink { engine: self, allocs: Vec::new(), frees: Vec::new(), pending: Vec::new() };
+        let mut sink = Sink {
+            engine: self,
+            allocs: Vec::new(),
+            frees: Vec::new(),
+            pending: Vec::new(),
+            refused: Vec::new(),
+        };
         let nodes = &self.store.nodes;
         let merged = tree::merge(nodes, tree, delta.entries(), packing, (generation, 0), &mut sink);
         match merged.and_then(|root| sink.write_pending().map(|()| root)) {
             Ok(root) => Ok(NewTree { root, allocs: sink.allocs, frees: sink.frees }),
             Err(error) => {
-                self.alloc.cancel_nodes(&sink.allocs);
+                sink.give_up(&error);
                 Err(error)
             }
         }
@@ -103,6 +109,8 @@ struct Sink<'a> {
     allocs: Vec<Run>,
     frees: Vec<Run>,
     pending: Vec<(u64, AlignedBuf)>,
+    /// Blocks of nodes, one of which the disk has refused to write.
+    refused: Vec<u64>,
 }
 
 impl Sink<'_> {
@@ -117,11 +125,28 @@ impl Sink<'_> {
             let (together, others) = rest.split_at(neighbours);
             let slices: Vec<&[u8]> = together.iter().map(|(_, node)| &node[..]).collect();
             let offset_bytes = together[0].0 * BLOCK_BYTES_U64;
-            self.engine.device.write(offset_bytes, &slices, IoClass::Background, false)?;
+            if let Err(error) =
+                self.engine.device.write(offset_bytes, &slices, IoClass::Background, false)
+            {
+                self.refused = together.iter().map(|(block, _)| *block).collect();
+                return Err(error.into());
+            }
             rest = others;
         }
         self.pending.clear();
         Ok(())
+    }
+
+    /// Gives back all blocks. The next attempt goes elsewhere with what the disk has refused.
+    fn give_up(self, error: &Error) {
+        let Self { engine, allocs, refused, .. } = self;
+        let is_broken = |run: &Run| matches!(error, Error::Io(_)) && refused.contains(&run.start);
+        let (broken, others): (Vec<Run>, Vec<Run>) = allocs.into_iter().partition(is_broken);
+        engine.alloc.cancel_nodes(&others);
+        for run in broken {
+            engine.alloc.disown_node(run);
+            engine.give_back(run, error);
+        }
     }
 }
 

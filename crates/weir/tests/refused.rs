@@ -1,0 +1,192 @@
+//! A disk that refuses what a checkpoint wants to write: once, at one place for ever, or for a while. The checkpoint tries again, with its
+//! nodes elsewhere; the log has what was acknowledged meanwhile, and nothing is shut down.
+
+mod common;
+
+use common::*;
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use weir::check::{CheckOptions, check_device};
+use weir::device::Device;
+use weir::device::memory::MemoryDevice;
+use weir::format::{bitmap, node, root, superblock};
+use weir::*;
+
+const LOG_BLOCKS: u64 = 128;
+const FILES: u64 = 20;
+
+fn probe() -> (Arc<Probe>, Arc<dyn Device>) {
+    let probe = Probe::new(Arc::new(MemoryDevice::new(64 * MIB)));
+    let device: Arc<dyn Device> = probe.clone();
+    format(&device, LOG_BLOCKS);
+    (probe, device)
+}
+
+/// Files of a page each, synced: the log has them.
+fn make_files(volume: &Volume, numbers: std::ops::Range<u64>) -> Result<()> {
+    for number in numbers {
+        let file = volume.open_file(format!("/f{number}"), OpenFlags::CREATE)?;
+        file.write_at(0, &pattern(number, 4096))?;
+        file.fsync()?;
+    }
+    Ok(())
+}
+
+fn assert_there(volume: &Volume, files: u64) {
+    for number in 0..files {
+        let file = volume.open_file(format!("/f{number}"), OpenFlags::READ).expect("acknowledged");
+        assert!(contents(&file) == pattern(number, 4096), "file {number}");
+    }
+}
+
+fn close_and_check(volume: Volume, device: &Arc<dyn Device>, files: u64) {
+    volume.close().expect("close");
+    drop(volume);
+    let report = check_device(device, &CheckOptions::default()).expect("check");
+    assert!(report.is_clean(), "{:#?}", report.problems);
+    let volume = open(device, manual(16 * MIB));
+    assert_there(&volume, files);
+}
+
+fn is_io<T>(result: &Result<T>) -> bool {
+    matches!(result, Err(Error::Io(_)))
+}
+
+/// From now on each place at which one of the first `places` nodes is written is broken, for ever.
+fn break_places_of_nodes(probe: &Probe, places: usize) -> Arc<Mutex<BTreeSet<u64>>> {
+    let broken = Arc::new(Mutex::new(BTreeSet::new()));
+    let known = broken.clone();
+    probe.refuse(move |offset_bytes, begins| {
+        let mut known = known.lock().expect("lock");
+        if begins.starts_with(&node::NODE_MAGIC) && known.len() < places {
+            known.insert(offset_bytes);
+        }
+        known.contains(&offset_bytes)
+    });
+    broken
+}
+
+#[test]
+fn a_checkpoint_is_tried_again_whichever_of_its_writes_the_disk_refuses_once() {
+    let mut refused = 0;
+    for writes_before in 0..1000 {
+        let (probe, device) = probe();
+        let volume = open(&device, manual(16 * MIB));
+        make_files(&volume, 0..FILES).expect("the log has room");
+        let writes = AtomicU64::new(0);
+        probe.refuse(move |_, _| writes.fetch_add(1, Ordering::Relaxed) == writes_before);
+        volume.checkpoint().expect("it is over soon");
+        assert!(volume.stats().checkpoint_refused.is_none());
+        assert_eq!(volume.stats().log_fill.used_blocks, 0, "the log was released");
+        let struck = probe.failed_writes.load(Ordering::Relaxed);
+        close_and_check(volume, &device, FILES);
+        if struck == 0 {
+            break;
+        }
+        refused += struck;
+    }
+    // Data, a frame that says where it is, nodes, a bitmap, the root and both superblocks.
+    assert!((7..100).contains(&refused), "{refused}");
+}
+
+#[test]
+fn nodes_go_elsewhere_when_their_place_is_broken() {
+    for background in [BackgroundMode::Manual, BackgroundMode::Threads] {
+        let (probe, device) = probe();
+        let volume = open(&device, VolumeOptions { background, ..manual(16 * MIB) });
+        let broken = break_places_of_nodes(&probe, 2);
+        make_files(&volume, 0..FILES).expect("the log has room");
+        with_watchdog(60, || volume.checkpoint()).expect("at the third attempt");
+        assert_eq!(broken.lock().expect("lock").len(), 2, "two attempts met a broken place");
+        close_and_check(volume, &device, FILES);
+    }
+}
+
+#[test]
+fn an_opening_puts_its_nodes_elsewhere_as_well() {
+    let (probe, device) = probe();
+    let volume = open(&device, manual(16 * MIB));
+    make_files(&volume, 0..FILES).expect("the log has room");
+    drop(volume);
+    let broken = break_places_of_nodes(&probe, 2);
+    let volume = open(&device, manual(16 * MIB));
+    assert_eq!(broken.lock().expect("lock").len(), 2, "two attempts met a broken place");
+    assert_there(&volume, FILES);
+    close_and_check(volume, &device, FILES);
+}
+
+/// What has one place, or two, and is refused there: syncs succeed as long as the log takes them, then who needs room in it hears why there is
+/// none, and once the disk takes it everything goes on.
+#[test]
+fn what_is_refused_for_a_while_is_waited_for_and_nothing_is_shut_down() {
+    let kinds: [&'static [u8]; 4] =
+        [&node::NODE_MAGIC, &bitmap::MAGIC, &root::MAGIC, &superblock::MAGIC];
+    for kind in kinds {
+        for background in [BackgroundMode::Manual, BackgroundMode::Threads] {
+            let (probe, device) = probe();
+            let volume = open(&device, VolumeOptions { background, ..manual(16 * MIB) });
+            probe.refuse(move |_, begins| begins.starts_with(kind));
+            make_files(&volume, 0..FILES).expect("the log has room");
+            let ended = with_watchdog(60, || volume.checkpoint());
+            assert!(is_io(&ended), "{kind:?}: {ended:?}");
+            assert!(matches!(volume.stats().checkpoint_refused, Some(Error::Io(_))), "{kind:?}");
+            make_files(&volume, FILES..FILES + 5).expect("the log has room");
+            let ended = with_watchdog(60, || make_files(&volume, FILES + 5..10_000));
+            assert!(is_io(&ended), "{kind:?}: {ended:?}");
+            assert!(volume.shutdown_reason().is_none(), "{kind:?}");
+            assert_there(&volume, FILES + 5);
+            probe.refuse(|_, _| false);
+            make_files(&volume, FILES + 5..200).expect("the disk takes it");
+            volume.checkpoint().expect("the disk takes it");
+            assert!(volume.stats().checkpoint_refused.is_none(), "{kind:?}");
+            assert_eq!(volume.stats().space.pending_free_blocks, 0, "{kind:?}");
+            close_and_check(volume, &device, 200);
+        }
+    }
+}
+
+#[test]
+fn a_disk_that_refuses_everything_behind_the_log_does_not_make_the_volume_seem_full() {
+    let (probe, device) = probe();
+    let volume = open(&device, manual(16 * MIB));
+    let file = create(&volume, "/large");
+    let bytes = pattern(1, 4 << 20);
+    file.write_at(0, &bytes).expect("write");
+    probe.refuse(|_, begins| !begins.starts_with(&format::frame::FRAME_MAGIC));
+    for _ in 0..50 {
+        let synced = file.fsync();
+        assert!(is_io(&synced), "{synced:?}");
+        let checkpoint = volume.checkpoint();
+        assert!(is_io(&checkpoint), "{checkpoint:?}");
+    }
+    let stat = volume.statfs();
+    assert!(stat.available_blocks > stat.total_blocks / 2, "{stat:?}");
+    probe.refuse(|_, _| false);
+    // What the last checkpoint has met is told once.
+    assert!(is_io(&file.fsync()));
+    file.fsync().expect("the disk takes it");
+    volume.checkpoint().expect("the disk takes it");
+    assert!(contents(&file) == bytes);
+    drop(file);
+    close_and_check(volume, &device, 0);
+}
+
+#[test]
+fn a_close_that_the_disk_refuses_says_so_and_the_next_opening_has_everything() {
+    for background in [BackgroundMode::Manual, BackgroundMode::Threads] {
+        let (probe, device) = probe();
+        let volume = open(&device, VolumeOptions { background, ..manual(16 * MIB) });
+        probe.refuse(|_, begins| begins.starts_with(&root::MAGIC));
+        make_files(&volume, 0..FILES).expect("the log has room");
+        let ended = with_watchdog(60, || volume.close());
+        assert!(is_io(&ended), "{ended:?}");
+        drop(volume);
+        let opened = Volume::open_device(device.clone(), manual(16 * MIB)).map(|_| ());
+        assert!(is_io(&opened), "{opened:?}");
+        probe.refuse(|_, _| false);
+        let volume = open(&device, manual(16 * MIB));
+        assert_there(&volume, FILES);
+        close_and_check(volume, &device, FILES);
+    }
+}
