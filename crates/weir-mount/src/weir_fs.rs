@@ -384,12 +384,20 @@ fn sync_file(file: &File, range: &Range<u64>, data_only: bool) -> weir::Result<(
 
 impl FileSystemOps for WeirFs {
     fn lookup(&self, parent: u64, name: &[u8]) -> OpResult<Attr> {
-        let attr = match name {
+        let find = || match name {
             b"." => self.volume.getattr(parent),
             b".." => self.volume.parent(parent).and_then(|ino| self.volume.getattr(ino)),
             _ => self.volume.lookup(parent, name),
         };
-        self.check(attr).and_then(|attr| self.entry(attr))
+        let mut gone = None;
+        loop {
+            let attr = self.check(find())?;
+            match self.acquire(attr.ino) {
+                // A batch has put something else in its place: the kernel keeps renames and look-ups apart, and knows of no batches.
+                Err(Error::NotFound) if gone != Some(attr.ino) => gone = Some(attr.ino),
+                acquired => return self.check(acquired.map(|()| attr)),
+            }
+        }
     }
 
     fn forget(&self, ino: u64, count: u64) {
@@ -439,11 +447,17 @@ impl FileSystemOps for WeirFs {
         open: Open,
         exclusive: bool,
     ) -> OpResult<(Attr, Handle)> {
-        let (attr, is_new) = match self.make(caller, parent, name, new) {
-            Err(error) if error.raw() == libc::EEXIST && !exclusive => {
-                (self.lookup(parent, name)?, false)
+        let (attr, is_new) = loop {
+            match self.make(caller, parent, name, new) {
+                Err(error) if error.raw() == libc::EEXIST && !exclusive => {
+                    match self.lookup(parent, name) {
+                        // A batch has removed it since.
+                        Err(error) if error.raw() == libc::ENOENT => {}
+                        found => break (found?, false),
+                    }
+                }
+                made => break (made?, true),
             }
-            result => (result?, true),
         };
         match self.open_as(caller, attr.ino, open, is_new) {
             Ok(handle) => Ok((attr, handle)),

@@ -187,7 +187,9 @@ impl EngineSession {
 
     fn file(&self, target: &Target) -> Result<File> {
         match target {
-            Target::Path(path) => Ok(self.volume.open_inode(self.number(path)?, true)?),
+            Target::Path(path) => Ok(self
+                .volume
+                .at_path(path, false, |number| self.volume.open_inode(number, true))?),
             Target::Slot(slot) => self.slot(*slot).cloned(),
         }
     }
@@ -210,14 +212,17 @@ impl EngineSession {
 
     fn sync(&self, target: &Target, data_only: bool) -> Result<Outcome> {
         let file = match target {
-            // Looked up once: somebody else may rename it meanwhile.
+            // Somebody else may rename it meanwhile.
             Target::Path(path) => {
-                let number = self.number(path)?;
-                if self.volume.getattr(number)?.file_type != FileType::Regular {
+                let opened = self.volume.at_path(path, false, |number| {
+                    if self.volume.getattr(number)?.file_type == FileType::Regular {
+                        return self.volume.open_inode(number, true).map(Some);
+                    }
                     self.volume.fsync_dir(number)?;
-                    return Ok(Outcome::Done);
-                }
-                self.volume.open_inode(number, true)?
+                    Ok(None)
+                })?;
+                let Some(file) = opened else { return Ok(Outcome::Done) };
+                file
             }
             Target::Slot(slot) => self.slot(*slot)?.clone(),
         };

@@ -7,7 +7,7 @@ use weir::device::IoClass;
 use weir::{AllocateMode, BackgroundWork, RenameMode};
 use weir_sim::explore::{Limits, Tally};
 use weir_sim::fault::{Fault, FaultKind, FaultPlan};
-use weir_sim::op::{Amid, At, Commit, Hold, Op, Sync, Target};
+use weir_sim::op::{Amid, At, Commit, HandOver, Hold, Op, Sync, Target};
 use weir_sim::system::Settings;
 use weir_sim::{SimOptions, SimReport, Workload};
 
@@ -221,6 +221,23 @@ fn somebody_may_sync_before_any_lock_that_a_sync_takes() {
         let (tally, locks) = before_every_lock(&outer, &inner, step);
         assert!(locks > 20 && tally.overlapped > 20, "{outer}: {locks} locks, {tally:?}");
         println!("{outer}: {locks} locks, {} states", tally.states);
+    }
+}
+
+/// A file is replaced, by a rename or in a batch, before any lock that somebody else takes who opens it by its path.
+#[test]
+fn a_file_that_is_replaced_while_it_is_looked_up_is_there() {
+    let path = |path: &str| path.to_owned();
+    let rename = Op::Rename { from: path("/b"), to: path("/a"), mode: RenameMode::Replace };
+    let parts = vec![Op::Unlink { path: path("/a") }, create("/a"), write("/a", 0, 5000, 3)];
+    let batch = Op::Batch { parts, commit: Commit::Relaxed };
+    let hand_over = Op::HandOver { target: at("/a"), range: 0..20_000, how: HandOver::Start };
+    for outer in [hand_over, fsync("/a")] {
+        for inner in [&rename, &batch] {
+            let (tally, locks) = before_every_lock(&outer, &[inner.clone()], 1);
+            assert!(locks > 5 && tally.overlapped > 5, "{outer}: {locks} locks, {tally:?}");
+            println!("{outer}, {inner}: {locks} locks, {} states", tally.states);
+        }
     }
 }
 

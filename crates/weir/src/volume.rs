@@ -13,7 +13,7 @@ use crate::file::handle::{File, InodeHold};
 use crate::format::MAX_NAME_BYTES;
 use crate::inode::Inode;
 use crate::log::stats::Histogram;
-use crate::namespace::path::Located;
+use crate::namespace::path::{Located, on_named};
 use crate::namespace::xattr::XattrMode;
 use crate::stats::Stats;
 use crate::sync::Arc;
@@ -256,12 +256,14 @@ impl Volume {
             return Err(Error::NameTooLong);
         }
         let parent = self.engine.directory(dir)?;
-        let number = match name {
-            b"." => dir,
-            b".." => parent.meta.lock().item.parent,
-            _ => self.engine.present(dir, name)?.inode,
+        let find = || {
+            Ok(match name {
+                b"." => dir,
+                b".." => parent.meta.lock().item.parent,
+                _ => self.engine.present(dir, name)?.inode,
+            })
         };
-        Ok(Self::attr(&self.engine.inode(number)?))
+        on_named(find, |number| self.getattr(*number))
     }
 
     /// Attributes of an inode.
@@ -433,38 +435,66 @@ impl Volume {
 impl Volume {
     /// Opens a regular file, creating it if the flags say so.
     pub fn open_file(&self, path: impl AsRef<[u8]>, flags: OpenFlags) -> Result<File> {
-        let path = path.as_ref();
-        let inode = match self.engine.locate(path, !flags.exclusive)? {
-            Located::Present(_) if flags.create && flags.exclusive => return Err(Error::Exists),
-            Located::Present(number) => self.engine.inode(number)?,
-            Located::Absent { .. } | Located::AbsentDirectory if !flags.create => {
-                return Err(Error::NotFound);
-            }
-            Located::AbsentDirectory => return Err(Error::IsDirectory),
-            Located::Absent { dir, name, place } => {
-                match self.engine.make_at(dir, (&name, place), flags.permissions) {
-                    Err(Error::Exists) if !flags.exclusive => {
-                        self.engine.inode(self.engine.resolve(path, true)?)?
-                    }
-                    made => made?,
-                }
-            }
-        };
-        let file = self.open_handle(inode, flags.write, flags.data_sync)?;
+        let file = self.open_or_make(path.as_ref(), flags)?;
         if flags.truncate && flags.write && file.size() > 0 {
             file.truncate(0)?;
         }
         Ok(file)
     }
 
+    /// What others do to the name meanwhile is no reason to fail: then it is looked up again.
+    fn open_or_make(&self, path: &[u8], flags: OpenFlags) -> Result<File> {
+        let open = |inode| self.open_handle(inode, flags.write, flags.data_sync);
+        let mut gone = None;
+        loop {
+            match self.engine.locate(path, !flags.exclusive)? {
+                Located::Present(_) if flags.create && flags.exclusive => {
+                    return Err(Error::Exists);
+                }
+                Located::Present(number) => match self.engine.inode(number).and_then(open) {
+                    // Replaced, or removed, after it was found.
+                    Err(Error::NotFound) if gone != Some(number) => gone = Some(number),
+                    opened => return opened,
+                },
+                Located::Absent { .. } | Located::AbsentDirectory if !flags.create => {
+                    return Err(Error::NotFound);
+                }
+                Located::AbsentDirectory => return Err(Error::IsDirectory),
+                Located::Absent { dir, name, place } => {
+                    match self.engine.make_at(dir, (&name, place), flags.permissions).map(open) {
+                        // Made by somebody else after it was not found; or removed after it was made.
+                        Err(Error::Exists) if !flags.exclusive => {}
+                        Ok(Err(Error::NotFound)) => {}
+                        made => return made?,
+                    }
+                }
+            }
+        }
+    }
+
+    /// Has `act` done with the inode that `path` names, whose number it is given. Where that is replaced in between, and gone when `act` asks
+    /// for it, the path is resolved again: so whoever uses this finds what is always there, whoever renames something over it. (Between
+    /// [`Volume::resolve`] and a call with the number an inode may go.)
+    ///
+    /// # Errors
+    /// As [`Volume::resolve`], and those of `act`; [`Error::NotFound`] of `act` if the path still leads to the same inode.
+    pub fn at_path<R>(
+        &self,
+        path: impl AsRef<[u8]>,
+        follow_last: bool,
+        mut act: impl FnMut(u64) -> Result<R>,
+    ) -> Result<R> {
+        on_named(|| self.resolve(&path, follow_last), |number| act(*number))
+    }
+
     /// Attributes of what `path` names, symbolic links followed.
     pub fn metadata(&self, path: impl AsRef<[u8]>) -> Result<Attr> {
-        self.getattr(self.engine.resolve(path.as_ref(), true)?)
+        self.at_path(path, true, |number| self.getattr(number))
     }
 
     /// Attributes of what `path` names; a symbolic link at the end is not followed.
     pub fn symlink_metadata(&self, path: impl AsRef<[u8]>) -> Result<Attr> {
-        self.getattr(self.engine.resolve(path.as_ref(), false)?)
+        self.at_path(path, false, |number| self.getattr(number))
     }
 
     /// The inode that `path` names.
@@ -525,13 +555,14 @@ impl Volume {
 
     /// All entries of a directory.
     pub fn read_dir(&self, path: impl AsRef<[u8]>) -> Result<Vec<DirEntry>> {
-        let dir = self.engine.resolve(path.as_ref(), true)?;
-        let mut entries = Vec::new();
-        self.readdir(dir, 0, &mut |entry| {
-            entries.push(entry);
-            true
-        })?;
-        Ok(entries)
+        self.at_path(path, true, |dir| {
+            let mut entries = Vec::new();
+            self.readdir(dir, 0, &mut |entry| {
+                entries.push(entry);
+                true
+            })?;
+            Ok(entries)
+        })
     }
 }
 

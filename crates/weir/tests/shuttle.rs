@@ -300,6 +300,40 @@ fn names_agree_with_checkpoints_in_between() {
 }
 
 #[test]
+fn what_is_replaced_is_found_whoever_looks_it_up_meanwhile() {
+    explore(|| {
+        let volume = open(&device());
+        let make = |name: &str| volume.open_file(name, OpenFlags::CREATE).map(|_| ());
+        for name in ["/file", "/first", "/second"] {
+            make(name).expect("make");
+        }
+        let link = |name: &[u8]| volume.symlink(Volume::ROOT, name, b"second", 0, 0);
+        link(b"link").and(link(b"other")).expect("symlink");
+        let replacing = volume.clone();
+        let looks: [fn(&Volume) -> Result<()>; 2] = [
+            |volume| {
+                volume.open_file("/file", OpenFlags::READ)?;
+                volume.lookup(Volume::ROOT, b"file").map(|_| ())
+            },
+            |volume| {
+                volume.metadata("/file")?;
+                // What it leads to stays.
+                volume.open_file("/link", OpenFlags::READ).map(|_| ())
+            },
+        ];
+        let mut bodies: Vec<Box<dyn FnOnce() + Send>> = vec![Box::new(move || {
+            replacing.rename_path("/first", "/file").expect("rename");
+            replacing.rename_path("/other", "/link").expect("rename");
+        })];
+        for look in looks {
+            let volume = volume.clone();
+            bodies.push(Box::new(move || look(&volume).expect("there is something all the time")));
+        }
+        all(bodies);
+    });
+}
+
+#[test]
 fn eviction_and_reads_agree_with_less_memory_than_data() {
     explore(|| {
         let device = device();

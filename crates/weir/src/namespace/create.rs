@@ -138,8 +138,12 @@ impl Engine {
             return Err(Error::Invalid("not a symbolic link"));
         }
         self.touch_atime(&inode);
-        let target = self.store.get(Key::inline(number))?;
-        Ok(target.ok_or_else(|| missing("symlink target", number))?.to_vec())
+        match self.store.get(Key::inline(number))? {
+            Some(target) => Ok(target.to_vec()),
+            // Its last name was taken away since.
+            None if inode.meta.lock().purged => Err(Error::NotFound),
+            None => Err(missing("symlink target", number)),
+        }
     }
 }
 

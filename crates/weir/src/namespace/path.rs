@@ -1,4 +1,8 @@
 //! The namespace by path, for programs that link the engine: `/`-separated, from the root.
+//!
+//! A look-up holds no lock of what it has found. What a rename or a batch replaces meanwhile may be gone when its inode is asked for;
+//! then its name has another inode, and is looked up again ([`on_named`]). So **invariant:** a name that has something at all
+//! times is never found to have nothing.
 
 use super::check_name;
 use super::entry::{FreePlace, Lookup};
@@ -68,22 +72,19 @@ impl Engine {
             },
         };
         let must_be_directory = path.last() == Some(&b'/');
-        let named = match self.look_up(dir, name)? {
-            LookedUp::Absent(_) if must_be_directory => return Ok(Located::AbsentDirectory),
-            LookedUp::Absent(place) => {
+        let (named, target) = match self.step(dir, name, follow_last)? {
+            Step::Absent(_) if must_be_directory => return Ok(Located::AbsentDirectory),
+            Step::Absent(place) => {
                 return Ok(Located::Absent { dir, name: Cow::Borrowed(name), place });
             }
-            LookedUp::Present(named) => named,
+            Step::Present(named, target) => (named, target),
         };
         if must_be_directory && named.file_type != FileType::Directory {
             return Ok(Located::Present(self.walk(start, path, follow_last, links)?.0));
         }
-        if named.file_type != FileType::Symlink || !follow_last {
-            return Ok(Located::Present(named.inode));
-        }
+        let Some(target) = target else { return Ok(Located::Present(named.inode)) };
         // What does not exist may be made where the link leads.
         count_link(links)?;
-        let target = self.readlink(named.inode)?;
         Ok(match self.locate_from(dir, &target, true, links)? {
             Located::Present(number) => Located::Present(number),
             Located::Absent { dir, name, place } => {
@@ -133,32 +134,48 @@ impl Engine {
         let must_be_directory = path.last() == Some(&b'/');
         while let Some(part) = parts.next() {
             let (dir, FileType::Directory) = at else { return Err(Error::NotDirectory) };
-            let (found, file_type) = match part {
+            let follows = parts.peek().is_some() || follow || must_be_directory;
+            at = match part {
                 b"." => at,
                 b".." => (self.directory(dir)?.meta.lock().item.parent, FileType::Directory),
                 name if name.len() > crate::format::MAX_NAME_BYTES => {
                     return Err(Error::NameTooLong);
                 }
-                name => {
-                    let LookedUp::Present(named) = self.look_up(dir, name)? else {
-                        return Err(Error::NotFound);
-                    };
-                    (named.inode, named.file_type)
-                }
-            };
-            let is_last = parts.peek().is_none();
-            at = if file_type == FileType::Symlink && (!is_last || follow || must_be_directory) {
-                count_link(links)?;
-                let target = self.readlink(found)?;
-                self.walk(dir, &target, true, links)?
-            } else {
-                (found, file_type)
+                name => match self.step(dir, name, follows)? {
+                    Step::Absent(_) => return Err(Error::NotFound),
+                    Step::Present(named, None) => (named.inode, named.file_type),
+                    Step::Present(_, Some(target)) => {
+                        count_link(links)?;
+                        self.walk(dir, &target, true, links)?
+                    }
+                },
             };
         }
         if must_be_directory && at.1 != FileType::Directory {
             return Err(Error::NotDirectory);
         }
         Ok(at)
+    }
+
+    /// Looks `name` up in `dir` as part of a path, and reads the symbolic link that it may be, if `follows` says so.
+    fn step(&self, dir: u64, name: &[u8], follows: bool) -> Result<Step> {
+        let mut absent = None;
+        let find = || match self.look_up(dir, name)? {
+            LookedUp::Present(named) => Ok(named),
+            LookedUp::Absent(place) => {
+                absent = Some(place);
+                Err(Error::NotFound)
+            }
+        };
+        let found = on_named(find, |named| {
+            let leads_on = follows && named.file_type == FileType::Symlink;
+            let target = leads_on.then(|| self.readlink(named.inode)).transpose()?;
+            Ok(Step::Present(*named, target))
+        });
+        match (found, absent) {
+            (Err(Error::NotFound), Some(place)) => Ok(Step::Absent(place)),
+            (found, _) => found,
+        }
     }
 
     /// Looks `name` up in `dir` as part of a path. Remembers what is there.
@@ -183,6 +200,37 @@ impl Engine {
 fn count_link(links: &mut usize) -> Result<()> {
     *links += 1;
     if *links > MAX_SYMLINKS { Err(Error::TooManySymlinks) } else { Ok(()) }
+}
+
+/// Has `act` done with what `find` finds under a name. If that is gone meanwhile because something else has taken its name, it is
+/// looked up again.
+///
+/// # Errors
+/// Those of `find` and `act`; [`Error::NotFound`] of `act` if the name still has what it was done with.
+pub fn on_named<N: PartialEq, R>(
+    mut find: impl FnMut() -> Result<N>,
+    mut act: impl FnMut(&N) -> Result<R>,
+) -> Result<R> {
+    let mut named = find()?;
+    loop {
+        match act(&named) {
+            Err(Error::NotFound) => {
+                let now = find()?;
+                if now == named {
+                    return Err(Error::NotFound);
+                }
+                named = now;
+            }
+            done => return done,
+        }
+    }
+}
+
+/// What a component of a path is.
+enum Step {
+    /// This, and where it leads if it is a symbolic link that is followed.
+    Present(Named, Option<Vec<u8>>),
+    Absent(FreePlace),
 }
 
 /// What a path leads to from a directory.

@@ -1,0 +1,101 @@
+//! What is replaced by a rename is there all the time: whoever opens, stats or reads its path meanwhile finds the old one or the new one.
+
+mod common;
+
+use common::*;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use weir::*;
+
+/// `replace` puts something new in the place of "/current", again and again, while `look` looks at it.
+fn looked_at_while_replaced(
+    replace: impl Fn(&Volume, u64) -> Result<()> + Sync,
+    look: impl Fn(&Volume) -> Result<()> + Sync,
+) {
+    for options in [threads(16 * MIB), manual(16 * MIB)] {
+        let device = formatted(64 * MIB, 2048);
+        let volume = open(&device, options);
+        replace(&volume, 0).expect("made");
+        let (done, looks) = (AtomicBool::new(false), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            let looking: Vec<_> = (0..2)
+                .map(|_| {
+                    scope.spawn(|| {
+                        while !done.load(Ordering::Acquire) {
+                            let seen = look(&volume);
+                            looks.fetch_add(1, Ordering::AcqRel);
+                            seen?;
+                        }
+                        Ok(())
+                    })
+                })
+                .collect();
+            let mut number = 1;
+            while number < 3000
+                || looks.load(Ordering::Acquire) < 3000
+                    && !looking.iter().any(|thread| thread.is_finished())
+            {
+                replace(&volume, number).expect("replaced");
+                number += 1;
+            }
+            done.store(true, Ordering::Release);
+            for thread in looking {
+                let seen: Result<()> = thread.join().expect("looked");
+                seen.expect("found each time");
+            }
+        });
+    }
+}
+
+fn replace_file(volume: &Volume, number: u64) -> Result<()> {
+    volume.open_file("/new", OpenFlags::CREATE)?.write_at(0, &number.to_le_bytes())?;
+    volume.rename(Volume::ROOT, b"new", Volume::ROOT, b"current", RenameMode::Replace)
+}
+
+#[test]
+fn a_file_that_is_replaced_can_be_opened_at_any_time() {
+    looked_at_while_replaced(replace_file, |volume| {
+        let bytes = contents(&volume.open_file("/current", OpenFlags::READ)?);
+        assert_eq!(bytes.len(), 8);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_file_that_is_replaced_has_attributes_at_any_time() {
+    looked_at_while_replaced(replace_file, |volume| {
+        volume.metadata("/current")?;
+        volume.lookup(Volume::ROOT, b"current")?;
+        Ok(())
+    });
+}
+
+#[test]
+fn a_symbolic_link_that_is_replaced_leads_somewhere_at_any_time() {
+    let replace = |volume: &Volume, number: u64| {
+        let release = format!("release-{}", number % 2);
+        if number < 2 {
+            volume.create_dir(format!("/{release}"), 0o755)?;
+            create(volume, &format!("/{release}/f")).write_at(0, &number.to_le_bytes())?;
+        }
+        volume.symlink(Volume::ROOT, b"new", release.as_bytes(), 0, 0)?;
+        volume.rename(Volume::ROOT, b"new", Volume::ROOT, b"current", RenameMode::Replace)
+    };
+    looked_at_while_replaced(replace, |volume| {
+        let bytes = contents(&volume.open_file("/current/f", OpenFlags::READ)?);
+        assert_eq!(bytes.len(), 8);
+        volume.symlink_metadata("/current")?;
+        Ok(())
+    });
+}
+
+#[test]
+fn a_file_that_may_be_made_is_opened_whoever_removes_it_meanwhile() {
+    let remove = |volume: &Volume, _| match volume.remove_file("/current") {
+        Err(Error::NotFound) => Ok(()),
+        removed => removed,
+    };
+    looked_at_while_replaced(remove, |volume| {
+        volume.open_file("/current", OpenFlags::CREATE)?.write_at(0, b"here")?;
+        Ok(())
+    });
+}
