@@ -99,3 +99,34 @@ fn a_file_that_may_be_made_is_opened_whoever_removes_it_meanwhile() {
         Ok(())
     });
 }
+
+#[test]
+fn a_name_that_is_replaced_is_listed_once_at_any_time() {
+    looked_at_while_replaced(replace_file, |volume| {
+        let entries = volume.read_dir("/")?;
+        assert_eq!(entries.iter().filter(|entry| entry.name == b"current").count(), 1);
+        Ok(())
+    });
+}
+
+#[test]
+fn names_that_are_exchanged_are_both_there_at_any_time() {
+    let exchange = |volume: &Volume, number: u64| {
+        if number == 0 {
+            volume.create_dir("/current", 0o755)?;
+            volume.create_dir("/other", 0o755)?;
+            create(volume, "/current/f").write_at(0, b"one")?;
+            create(volume, "/other/f").write_at(0, b"three")?;
+        }
+        volume.rename(Volume::ROOT, b"current", Volume::ROOT, b"other", RenameMode::Exchange)
+    };
+    looked_at_while_replaced(exchange, |volume| {
+        for path in ["/current/f", "/other/f"] {
+            let bytes = contents(&volume.open_file(path, OpenFlags::READ)?);
+            assert!(bytes == b"one" || bytes == b"three");
+        }
+        let up = volume.lookup(volume.resolve("/current", true)?, b"..")?;
+        assert_eq!(up.ino, Volume::ROOT);
+        Ok(())
+    });
+}
