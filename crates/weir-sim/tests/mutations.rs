@@ -3,6 +3,7 @@
 
 mod common;
 
+use weir::RenameMode;
 use weir::device::IoClass;
 use weir::mutation::{self, Mutation};
 use weir_sim::explore::Limits;
@@ -92,6 +93,7 @@ fn every_mutation_is_found() {
         Mutation::KeepFrameBehind,
         Mutation::ApplyOutsideGate,
         Mutation::CountBeforeChain,
+        Mutation::RenameBeforeData,
     ];
     for mutation in Mutation::ALL.into_iter().filter(|bug| !has_its_own.contains(bug)) {
         let (workload, states) = hunt(mutation);
@@ -192,4 +194,31 @@ fn a_frame_that_counts_before_the_chain_it_needs_is_found_by_a_workload_of_its_o
     }
     println!("{found} of 8");
     assert!(found > 0);
+}
+
+/// A new file takes the place of an old one, and nobody syncs it; another one's sync makes the rename durable.
+#[test]
+fn a_rename_before_its_data_is_found_by_a_workload_of_its_own() {
+    let at = |path: &str| Target::Path(path.to_owned());
+    let explored = |length| {
+        let create = |path: &str| Op::Create { path: path.to_owned(), permissions: 0o644 };
+        let (from, to) = ("/n".to_owned(), "/a".to_owned());
+        let ops = vec![
+            create("/n"),
+            Op::Append { target: at("/n"), length, tag: 7 },
+            Op::Rename { from, to, mode: RenameMode::Replace },
+            Op::Sync(Sync::Full(at("/b"))),
+            create("/m"),
+            Op::Sync(Sync::Full(at("/m"))),
+        ];
+        let (before, limits) = (common::two_files(), Limits::default());
+        common::explored(limits, Settings::SMALL, &before, ops, FaultPlan::default()).1
+    };
+    for length in [10, 7000, 14 * 4096] {
+        assert!(explored(length).is_ok());
+        mutation::set(Some(Mutation::RenameBeforeData));
+        let found = explored(length);
+        mutation::set(None);
+        assert!(found.is_err(), "{length}");
+    }
 }

@@ -82,11 +82,13 @@ pub enum Mutation {
     SkipRefusedSpace,
     /// A frame whose data is missing counts before the open chain ends that what makes up for it lies in.
     CountBeforeChain,
+    /// A rename puts a file in another one's place before its data.
+    RenameBeforeData,
 }
 
 impl Mutation {
     /// All of them.
-    pub const ALL: [Self; 39] = [
+    pub const ALL: [Self; 40] = [
         Self::AcknowledgeBeforeFlush,
         Self::SkipTailVerification,
         Self::AcceptStaleFrame,
@@ -126,6 +128,7 @@ impl Mutation {
         Self::ApplyOutsideGate,
         Self::SkipRefusedSpace,
         Self::CountBeforeChain,
+        Self::RenameBeforeData,
     ];
 
     /// The name on the simulator's command line.
@@ -170,6 +173,7 @@ impl Mutation {
             Self::ApplyOutsideGate => "apply-outside-gate",
             Self::SkipRefusedSpace => "skip-refused-space",
             Self::CountBeforeChain => "count-before-chain",
+            Self::RenameBeforeData => "rename-before-data",
         }
     }
 

@@ -282,7 +282,8 @@ pub struct Capabilities {
     pub untorn_alignment_bytes: u32,
     /// Such a write does not cross a multiple of this.
     pub untorn_boundary_bytes: u32,
-    /// Most dirty bytes of an fsync that travel in the log: one write, one flush.
+    /// Most dirty bytes of an fsync that travel in the log: one write, one flush. Of a file that is renamed over another one so much comes
+    /// before the rename, synced or not.
     pub max_log_payload_bytes: u32,
     /// Tickets that may be in flight at a time.
     pub max_tickets: u64,

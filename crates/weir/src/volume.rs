@@ -325,7 +325,9 @@ impl Volume {
         self.engine.rmdir(dir, name)
     }
 
-    /// Renames: see [`RenameMode`].
+    /// Renames: see [`RenameMode`]. Where a regular file takes another one's place, what was written to it and not synced yet comes before
+    /// that, up to `Capabilities::max_log_payload_bytes`: after a crash there is the new file with its data, or the old one. Of a
+    /// file with more to write, writing begins.
     pub fn rename(
         &self,
         dir: u64,

@@ -1,9 +1,13 @@
-//! What is replaced by a rename is there all the time: whoever opens, stats or reads its path meanwhile finds the old one or the new one.
+//! What is replaced by a rename is there all the time: whoever opens, stats or reads its path meanwhile finds the old one or the new one. So
+//! does whoever looks after a crash.
 
 mod common;
 
+use common::volatile::Volatile;
 use common::*;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use weir::device::Device;
 use weir::*;
 
 /// `replace` puts something new in the place of "/current", again and again, while `look` looks at it.
@@ -128,5 +132,50 @@ fn names_that_are_exchanged_are_both_there_at_any_time() {
         let up = volume.lookup(volume.resolve("/current", true)?, b"..")?;
         assert_eq!(up.ino, Volume::ROOT);
         Ok(())
+    });
+}
+
+/// Programs that do not sync what they have written: another one's sync makes the rename durable, and with it the data.
+#[test]
+fn a_file_renamed_over_another_one_has_its_data_after_a_crash_or_the_other_one_is_there() {
+    let old = pattern(1, 3000);
+    for background in [BackgroundMode::Manual, BackgroundMode::Threads] {
+        for length in [0, 100, 5000, 32 * 4096] {
+            let new = pattern(2, length);
+            for seed in 0..8 {
+                let volatile = Volatile::new(16 * MIB);
+                let device: Arc<dyn Device> = volatile.clone();
+                format(&device, 256);
+                let volume = open(&device, VolumeOptions { background, ..manual(8 * MIB) });
+                create(&volume, "/f").write_at(0, &old).expect("write");
+                volume.sync().expect("sync");
+                create(&volume, "/new").write_at(0, &new).expect("write");
+                volume.rename_path("/new", "/f").expect("rename");
+                let syncs = seed % 2 == 0;
+                if syncs {
+                    create(&volume, "/other").fsync().expect("fsync");
+                }
+                let crashed = open(&volatile.after_crash(seed), manual(8 * MIB));
+                let file = crashed.open_file("/f", OpenFlags::READ).expect("there is one");
+                let found = contents(&file);
+                assert!(found == new || found == old && !syncs, "{length} bytes, seed {seed}");
+            }
+        }
+    }
+}
+
+/// What is too much for that is on its way at once.
+#[test]
+fn a_large_file_renamed_over_another_one_is_handed_to_writeback() {
+    let device = formatted(64 * MIB, 256);
+    let volume = open(&device, threads(32 * MIB));
+    create(&volume, "/f");
+    let new = create(&volume, "/new");
+    new.write_at(0, &pattern(1, 4 << 20)).expect("write");
+    volume.rename_path("/new", "/f").expect("rename");
+    with_watchdog(60, || {
+        while volume.stats().handed_over_pages < 1024 {
+            std::thread::yield_now();
+        }
     });
 }

@@ -28,6 +28,10 @@ pub enum Outcome {
     Data(Vec<u8>),
 }
 
+/// The data of a file that takes another one's name is in the log before that if it is no more than what one operation carries, with the
+/// log that simulated volumes have (`Capabilities::max_log_payload_bytes`).
+const RENAME_SETTLES_BYTES: u64 = 14 * 4096;
+
 /// The last component of a path.
 fn name_of(path: &str) -> Result<&str, Errno> {
     let name = path.rsplit('/').next().unwrap_or("");
@@ -49,25 +53,38 @@ impl Model {
         self.perform(op, granted)
     }
 
-    /// The parts one after the other, as one operation; what they write is settled with it.
+    /// The parts one after the other, as one operation; what they have written, and not cut off again, is settled with it.
     fn batch(&mut self, parts: &[Op]) -> Result<(), Errno> {
         let before = self.clone();
+        let mut written: Vec<(Ino, Range<u64>)> = Vec::new();
         for part in parts {
-            if let Err(error) = self.perform(part, None) {
+            let performed = match part {
+                // Of what others have written before, a batch settles nothing.
+                Op::Rename { from, to, mode } => self.rename(from, to, *mode),
+                part => self.perform(part, None).map(|_| ()),
+            };
+            if let Err(error) = performed {
                 *self = before;
                 return Err(error);
             }
-            self.settle_write(part);
+            match part {
+                Op::Write { target, offset, length, .. } => {
+                    written.push((self.target(target)?, *offset..offset + length));
+                }
+                Op::Truncate { target, size } => {
+                    let cut = self.target(target)?;
+                    let of_it = written.iter_mut().filter(|(ino, _)| *ino == cut);
+                    of_it.for_each(|(_, range)| range.end = range.end.min(*size));
+                }
+                _ => {}
+            }
+        }
+        for (ino, range) in written {
+            if !range.is_empty() && self.inodes.contains_key(&ino) {
+                self.settle_data(ino, &range);
+            }
         }
         Ok(())
-    }
-
-    fn settle_write(&mut self, part: &Op) {
-        if let Op::Write { target, offset, length, .. } = part
-            && let Ok(ino) = self.target(target)
-        {
-            self.settle_data(ino, &(*offset..offset + length));
-        }
     }
 
     fn perform(&mut self, op: &Op, granted: Option<u64>) -> Result<Outcome, Errno> {
@@ -99,7 +116,13 @@ impl Model {
             }
             Op::Unlink { path } => self.unlink(path)?,
             Op::Rmdir { path } => self.rmdir(path)?,
-            Op::Rename { from, to, mode } => self.rename(from, to, *mode)?,
+            Op::Rename { from, to, mode } => {
+                let replacing = self.takes_the_name_of_a_file(from, to, *mode);
+                self.rename(from, to, *mode)?;
+                if let Some(ino) = replacing {
+                    self.settle_data(ino, &(0..u64::MAX));
+                }
+            }
             Op::Write { target, offset, length, tag } => {
                 let ino = self.file(target)?;
                 return self.write(ino, *offset, limit(*length), *tag);
@@ -440,6 +463,17 @@ impl Model {
                 _ => return false,
             }
         }
+    }
+
+    /// The file that a rename puts in the place of another one, if it is small: its data comes before the rename.
+    fn takes_the_name_of_a_file(&self, from: &str, to: &str, mode: RenameMode) -> Option<Ino> {
+        let file = |path: &str| {
+            let ino = self.entry(self.directory_of(path).ok()?, name_of(path).ok()?)?;
+            Some((ino, self.inodes[&ino].data()?.size))
+        };
+        let ((ino, size), (replaced, _)) = (file(from)?, file(to)?);
+        let replaces = matches!(mode, RenameMode::Replace | RenameMode::Whiteout { .. });
+        (replaces && ino != replaced && size <= RENAME_SETTLES_BYTES).then_some(ino)
     }
 
     fn rename(&mut self, from: &str, to: &str, mode: RenameMode) -> Result<(), Errno> {

@@ -330,6 +330,9 @@ pub fn actions() -> Vec<Vec<Op>> {
             Op::Sync(Sync::Full(at("/n"))),
             rename("/n", "/a", Replace),
         ],
+        // And the way of those that do not sync: little data, and more than goes before the name.
+        vec![create("/n"), append("/n", 7000), rename("/n", "/a", Replace)],
+        vec![create("/n"), append("/n", 90_000), rename("/n", "/a", Replace)],
         // A new file with data, and a directory with a file.
         vec![create("/n"), append("/n", 4096)],
         vec![mkdir("/m"), create("/m/n"), append("/m/n", 1000)],

@@ -188,6 +188,34 @@ impl Engine {
         }
     }
 
+    /// Puts the data of a file into the log, if that is no more than one operation carries, because a rename is about to put the file in
+    /// another one's place, if `replaces` says so: after a crash the name then has what was written, or the file that it had. More is left to
+    /// background writeback, which begins at once. Makes nothing durable. May wait for log space, and for pages of the file that are on
+    /// their way home.
+    pub fn log_before_replacing(
+        &self,
+        inode: &Arc<Inode>,
+        replaces: impl FnOnce() -> bool,
+    ) -> Result<()> {
+        let (pages, kind) = (0..u64::MAX, SyncKind::Data);
+        if self.options.read_only || Self::is_in_log(inode, &pages, kind) || !replaces() {
+            return Ok(());
+        }
+        loop {
+            let moment = inode.io_moment();
+            let logged = self.log_dirty(inode, &pages, kind, (Room::Normal, None));
+            match logged.inspect_err(|_| self.forget_failed(inode))? {
+                Logged::Done => return Ok(()),
+                Logged::TooMuch | Logged::Beside(_) => {
+                    self.hand_over(inode, &pages);
+                    return Ok(());
+                }
+                Logged::Busy => self.wait_pages(inode, moment),
+                Logged::Again => {}
+            }
+        }
+    }
+
     /// Waits until `lsn` is durable, and shuts the volume down if that fails.
     pub fn commit_log(&self, lsn: Lsn) -> Result<()> {
         let committed = self.finish_barriers(lsn).and_then(|()| {

@@ -12,6 +12,7 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::inode::Inode;
 use crate::log::Admission;
+use crate::mutation::{self, Mutation};
 use crate::namespace::entry::{Found, Lookup};
 use crate::sync::{Arc, MutexGuard};
 use crate::txn::Op;
@@ -29,6 +30,10 @@ impl Engine {
     ) -> Result<()> {
         check_name(name)?;
         check_name(new_name)?;
+        let replaces = matches!(mode, RenameMode::Replace | RenameMode::Whiteout { .. });
+        if replaces && !mutation::active(Mutation::RenameBeforeData) {
+            self.order_before_replacing((dir, name), (new_dir, new_name))?;
+        }
         let admission = self.enter(OP_RECORD_BYTES, 0)?;
         let class = match mode {
             // A whiteout is an inode more.
@@ -70,6 +75,20 @@ impl Engine {
         drop(ops);
         drop(tree);
         replaced.map_or(Ok(()), |victim| self.purge_if_unused(&victim))
+    }
+
+    /// Data before its name, where a file is about to take another one's: programs that write a new file and rename it over the old one expect
+    /// to find either of the two after a crash, also those that do not sync it. Nobody's names are locked yet: who loses a race with other
+    /// renames has logged data in vain.
+    fn order_before_replacing(&self, from: (u64, &[u8]), to: (u64, &[u8])) -> Result<()> {
+        let file_at = |(dir, name)| match self.find_entry(dir, name) {
+            Ok(Lookup::Present(found)) if found.file_type == FileType::Regular => Some(found.inode),
+            // What is wrong is for the rename to say.
+            _ => None,
+        };
+        let Some(source) = file_at(from) else { return Ok(()) };
+        let Ok(inode) = self.inode(source) else { return Ok(()) };
+        self.log_before_replacing(&inode, || file_at(to).is_some_and(|victim| victim != source))
     }
 
     /// A directory cannot move below itself. The caller holds the tree lock.
