@@ -234,7 +234,7 @@ fn a_file_that_is_replaced_while_it_is_looked_up_is_there() {
     let hand_over = Op::HandOver { target: at("/a"), range: 0..20_000, how: HandOver::Start };
     for outer in [hand_over, fsync("/a")] {
         for inner in [&rename, &batch] {
-            let (tally, locks) = before_every_lock(&outer, &[inner.clone()], 1);
+            let (tally, locks) = before_every_lock(&outer, std::slice::from_ref(inner), 1);
             assert!(locks > 5 && tally.overlapped > 5, "{outer}: {locks} locks, {tally:?}");
             println!("{outer}, {inner}: {locks} locks, {} states", tally.states);
         }

@@ -7,6 +7,7 @@ use common::volatile::Volatile;
 use common::*;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::ScopedJoinHandle;
 use weir::device::Device;
 use weir::*;
 
@@ -34,10 +35,8 @@ fn looked_at_while_replaced(
                 })
                 .collect();
             let mut number = 1;
-            while number < 3000
-                || looks.load(Ordering::Acquire) < 3000
-                    && !looking.iter().any(|thread| thread.is_finished())
-            {
+            let has_failed = || looking.iter().any(ScopedJoinHandle::is_finished);
+            while number < 3000 || looks.load(Ordering::Acquire) < 3000 && !has_failed() {
                 replace(&volume, number).expect("replaced");
                 number += 1;
             }
