@@ -157,6 +157,9 @@ impl WeirFs {
         if let Some(reason) = self.volume.shutdown_reason() {
             lines.push(format!("shut down: {reason}"));
         }
+        if let Some(error) = self.volume.stats().checkpoint_refused {
+            lines.push(format!("a checkpoint is tried again after an error: {error}"));
+        }
         if let Some(first) = trouble.first_panic {
             lines.push(format!("{} internal errors, the first: {first}", trouble.panics));
         }

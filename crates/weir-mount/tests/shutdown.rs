@@ -1,5 +1,5 @@
 //! A flush that fails, seen from the programs on a mount: nothing is acknowledged any more, what is in memory stays readable,
-//! and the mount says what happened. Skipped, with a word, where this machine cannot mount.
+//! and the mount says what happened. And a disk that refuses a checkpoint only. Skipped, with a word, where this machine cannot mount.
 #![allow(missing_docs)]
 
 mod common;
@@ -16,28 +16,54 @@ use weir::device::memory::MemoryDevice;
 use weir::device::{
     Buffers, Device, DeviceError, DeviceInfo, DeviceResult, IoClass, OnDone, Operation, Request,
 };
+use weir::format::root;
 use weir::{CreateOptions, Volume, VolumeOptions};
 use weir_mount::{WeirFs, client, ioctl};
 
-/// A disk with a volatile cache that fails to flush from some moment on.
+/// A disk with a volatile cache that fails to flush from some moment on, and one that does not take checkpoints' roots for a while.
 struct Failing {
     memory: MemoryDevice,
     broken: AtomicBool,
+    refuses_roots: AtomicBool,
+}
+
+fn failed(operation: &'static str, reason: &str) -> DeviceResult<()> {
+    let (offset_bytes, length_bytes, no_space) = (0, 0, false);
+    Err(DeviceError { operation, offset_bytes, length_bytes, reason: reason.to_owned(), no_space })
 }
 
 impl Failing {
-    fn flush_result(&self) -> DeviceResult<()> {
-        if !self.broken.load(Ordering::SeqCst) {
-            return Ok(());
-        }
-        Err(DeviceError {
-            operation: "flush",
-            offset_bytes: 0,
-            length_bytes: 0,
-            reason: "the disk is gone".to_owned(),
-            no_space: false,
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            memory: MemoryDevice::new(128 << 20),
+            broken: AtomicBool::new(false),
+            refuses_roots: AtomicBool::new(false),
         })
     }
+
+    fn flush_result(&self) -> DeviceResult<()> {
+        if self.broken.load(Ordering::SeqCst) {
+            return failed("flush", "the disk is gone");
+        }
+        Ok(())
+    }
+}
+
+/// A new volume on `device`, and what its mount has told its log.
+fn served(device: &Arc<Failing>) -> (Arc<WeirFs>, Arc<Mutex<Vec<String>>>) {
+    let shared: Arc<dyn Device> = device.clone();
+    Volume::format_device(&shared, &CreateOptions::default()).unwrap();
+    let volume = Volume::open_device(shared, VolumeOptions::default()).unwrap();
+    let said = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&said);
+    let sink = Box::new(move |text: &str| log.lock().unwrap().push(text.to_owned()));
+    (Arc::new(WeirFs::new(volume, true, sink).unwrap()), said)
+}
+
+fn status(mount: &TestMount) -> String {
+    let mut value = [0; 512];
+    let bytes = rustix::fs::getxattr(mount.path(), "weir.status", &mut value).unwrap();
+    String::from_utf8_lossy(&value[..bytes]).into_owned()
 }
 
 impl Device for Failing {
@@ -48,6 +74,10 @@ impl Device for Failing {
         self.memory.read(offset, buffers, class)
     }
     fn write(&self, offset: u64, buffers: &[&[u8]], class: IoClass, fua: bool) -> DeviceResult<()> {
+        let is_root = buffers.first().is_some_and(|first| first.starts_with(&root::MAGIC));
+        if is_root && self.refuses_roots.load(Ordering::SeqCst) {
+            return failed("write", "bad medium");
+        }
         self.memory.write(offset, buffers, class, fua)
     }
     fn flush(&self) -> DeviceResult<()> {
@@ -75,15 +105,8 @@ fn state(file: &File) -> String {
 
 #[test]
 fn after_a_failed_flush_every_sync_is_an_error_memory_is_readable_and_the_mount_says_why() {
-    let memory = MemoryDevice::new(128 << 20);
-    let device = Arc::new(Failing { memory, broken: AtomicBool::new(false) });
-    let shared: Arc<dyn Device> = device.clone();
-    Volume::format_device(&shared, &CreateOptions::default()).unwrap();
-    let volume = Volume::open_device(shared, VolumeOptions::default()).unwrap();
-    let said = Arc::new(Mutex::new(Vec::new()));
-    let log = Arc::clone(&said);
-    let sink = Box::new(move |text: &str| log.lock().unwrap().push(text.to_owned()));
-    let fs = Arc::new(WeirFs::new(volume, true, sink).unwrap());
+    let device = Failing::new();
+    let (fs, said) = served(&device);
     let Some(mount) = TestMount::new(fs, "threads=2") else { return };
 
     fs::write(mount.path().join("before"), "durable").unwrap();
@@ -120,10 +143,31 @@ fn after_a_failed_flush_every_sync_is_an_error_memory_is_readable_and_the_mount_
     assert_eq!(fs::read_to_string(mount.path().join("before")).unwrap(), "durable");
     let state = state(&dir);
     assert!(state.starts_with("shut down") && state.contains("the disk is gone"), "{state}");
-    let mut value = [0; 512];
-    let bytes = rustix::fs::getxattr(mount.path(), "weir.status", &mut value).unwrap();
-    let status = String::from_utf8_lossy(&value[..bytes]).into_owned();
+    let status = status(&mount);
     assert!(status.contains("shut down: "), "{status}");
     let said = said.lock().unwrap();
     assert!(said.iter().any(|line| line.contains("the disk is gone")), "{said:?}");
+}
+
+#[test]
+fn a_checkpoint_that_the_disk_refuses_is_told_and_programs_go_on() {
+    let device = Failing::new();
+    let (fs, _) = served(&device);
+    let Some(mount) = TestMount::new(fs.clone(), "threads=2") else { return };
+    device.refuses_roots.store(true, Ordering::SeqCst);
+    let synced = |name: &str| {
+        let mut file = File::create(mount.path().join(name)).unwrap();
+        file.write_all(b"durable").unwrap();
+        file.sync_all()
+    };
+    synced("before").unwrap();
+    let refused = fs.volume().checkpoint();
+    assert!(matches!(refused, Err(weir::Error::Io(_))), "{refused:?}");
+    synced("meanwhile").unwrap();
+    let told = status(&mount);
+    assert!(told.contains("tried again") && told.contains("bad medium"), "{told}");
+    device.refuses_roots.store(false, Ordering::SeqCst);
+    fs.volume().checkpoint().unwrap();
+    assert_eq!(status(&mount), "ok");
+    synced("after").unwrap();
 }
