@@ -302,3 +302,16 @@ fn files_that_were_closed_and_are_synced_one_by_one_are_durable_when_their_sync_
     }
     survives(Settings::SMALL, ops);
 }
+
+/// A batch writes into a page and cuts off what it has written there, but not the page: that had data of an earlier write, which was not in the
+/// log with the batch, although a batch settles the pages that it writes.
+#[test]
+fn a_page_of_which_a_batch_cuts_off_what_it_wrote_is_settled_with_it() {
+    let write = |offset, length, tag| Op::Write { target: file(), offset, length, tag };
+    let parts = vec![write(3839, 30_963, 2), Op::Truncate { target: file(), size: 498 }];
+    for commit in [Commit::Sync, Commit::Async { ticket: 1, hold: Hold::Await }] {
+        let batch = Op::Batch { parts: parts.clone(), commit };
+        let ops = vec![create(), Op::Sync(Sync::All), write(0, 48, 1), batch, Op::Sync(Sync::All)];
+        survives(Settings::SMALL, ops);
+    }
+}

@@ -53,10 +53,9 @@ impl Model {
         self.perform(op, granted)
     }
 
-    /// The parts one after the other, as one operation; what they have written, and not cut off again, is settled with it.
+    /// The parts one after the other, as one operation; what they write is settled with it.
     fn batch(&mut self, parts: &[Op]) -> Result<(), Errno> {
         let before = self.clone();
-        let mut written: Vec<(Ino, Range<u64>)> = Vec::new();
         for part in parts {
             let performed = match part {
                 // Of what others have written before, a batch settles nothing.
@@ -67,24 +66,17 @@ impl Model {
                 *self = before;
                 return Err(error);
             }
-            match part {
-                Op::Write { target, offset, length, .. } => {
-                    written.push((self.target(target)?, *offset..offset + length));
-                }
-                Op::Truncate { target, size } => {
-                    let cut = self.target(target)?;
-                    let of_it = written.iter_mut().filter(|(ino, _)| *ino == cut);
-                    of_it.for_each(|(_, range)| range.end = range.end.min(*size));
-                }
-                _ => {}
-            }
-        }
-        for (ino, range) in written {
-            if !range.is_empty() && self.inodes.contains_key(&ino) {
-                self.settle_data(ino, &range);
-            }
+            self.settle_write(part);
         }
         Ok(())
+    }
+
+    fn settle_write(&mut self, part: &Op) {
+        if let Op::Write { target, offset, length, .. } = part
+            && let Ok(ino) = self.target(target)
+        {
+            self.settle_data(ino, &(*offset..offset + length));
+        }
     }
 
     fn perform(&mut self, op: &Op, granted: Option<u64>) -> Result<Outcome, Errno> {

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64, MAX_FILE_BYTES};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 /// See the module's head.
@@ -10,6 +10,8 @@ use std::ops::Range;
 pub struct Patch {
     /// New bytes by where they begin; they do not overlap.
     pieces: BTreeMap<u64, Vec<u8>>,
+    /// Pages of which a part is left, but none of their new bytes: written all the same, so what is left of them is part of the batch.
+    emptied: BTreeSet<u64>,
     /// Of the old content nothing from here on is left.
     cut: u64,
     /// The exact size, if the file was cut or made longer.
@@ -21,7 +23,8 @@ pub struct Patch {
 /// Changes nothing.
 impl Default for Patch {
     fn default() -> Self {
-        Self { pieces: BTreeMap::new(), cut: u64::MAX, size: None, reach: 0 }
+        let (pieces, emptied) = (BTreeMap::new(), BTreeSet::new());
+        Self { pieces, emptied, cut: u64::MAX, size: None, reach: 0 }
     }
 }
 
@@ -50,6 +53,14 @@ impl Patch {
     pub fn truncate(&mut self, size: u64) -> Result<()> {
         if size > MAX_FILE_BYTES {
             return Err(Error::FileTooLarge);
+        }
+        let page = size / BLOCK_BYTES_U64;
+        let page_end = (page + 1) * BLOCK_BYTES_U64;
+        let last = self.pieces.range(..page_end).next_back();
+        let loses = last.is_some_and(|(start, piece)| start + piece.len() as u64 > size);
+        self.emptied.retain(|&emptied| emptied * BLOCK_BYTES_U64 < size);
+        if loses && !size.is_multiple_of(BLOCK_BYTES_U64) {
+            self.emptied.insert(page);
         }
         self.clear(size, u64::MAX);
         self.cut = self.cut.min(size);
@@ -99,8 +110,20 @@ impl Patch {
         self.cut < u64::MAX
     }
 
-    /// The pages with new bytes, as runs in order, each either of pages that are new as a whole (true) or not.
+    /// The pages that were written and are left, as runs in order, each either of pages that are new as a whole (true) or not.
     pub fn runs(&self) -> Vec<(Range<u64>, bool)> {
+        let mut runs = self.runs_of_pieces();
+        for &page in &self.emptied {
+            let place = runs.partition_point(|(run, _)| run.end <= page);
+            if runs.get(place).is_none_or(|(run, _)| run.start > page) {
+                runs.insert(place, (page..page + 1, false));
+            }
+        }
+        runs
+    }
+
+    /// The same of the pages with new bytes.
+    fn runs_of_pieces(&self) -> Vec<(Range<u64>, bool)> {
         let mut runs: Vec<(Range<u64>, bool)> = Vec::new();
         let mut add = |range: Range<u64>, whole: bool| {
             if range.is_empty() {
@@ -182,6 +205,7 @@ mod tests {
         ) {
             let mut file = vec![0xaa; old];
             let mut patch = Patch::default();
+            let mut written = BTreeSet::new();
             for (number, (place, length)) in steps.into_iter().enumerate() {
                 let byte = number as u8 + 1;
                 if let Some(length) = length {
@@ -192,9 +216,13 @@ mod tests {
                     if length > 0 {
                         file[place as usize..end].fill(byte);
                     }
+                    if length > 0 {
+                        written.extend(place / 4096..(place + length as u64).div_ceil(4096));
+                    }
                     patch.write(place, &vec![byte; length]).unwrap();
                 } else {
                     file.resize(place as usize, 0);
+                    written.retain(|page| page * 4096 < place);
                     patch.truncate(place).unwrap();
                 }
             }
@@ -207,6 +235,7 @@ mod tests {
                 prop_assert!(run.start >= last_end && run.start < run.end);
                 last_end = run.end;
                 for index in run {
+                    prop_assert!(written.remove(&index), "not written, or cut off");
                     let start = index as usize * 4096;
                     let page = &mut result[start..(start + 4096).min(LIMIT)];
                     let mut full = page.to_vec();
@@ -219,6 +248,7 @@ mod tests {
                     page.copy_from_slice(&full[..page.len()]);
                 }
             }
+            prop_assert!(written.is_empty(), "written, and not there: {written:?}");
             prop_assert_eq!(&result[..file.len()], &file[..]);
             prop_assert!(result[file.len()..].iter().all(|&byte| byte == 0), "a tail of zeros");
         }
