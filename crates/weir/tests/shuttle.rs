@@ -334,6 +334,30 @@ fn what_is_replaced_is_found_whoever_looks_it_up_meanwhile() {
 }
 
 #[test]
+fn a_file_that_takes_the_place_of_one_that_has_just_appeared_comes_after_its_data() {
+    explore(|| {
+        let device = device();
+        let volume = open(&device);
+        let new = volume.open_file("/new", OpenFlags::CREATE).expect("create");
+        new.write_at(0, b"data").expect("write");
+        let (renaming, making) = (volume.clone(), volume.clone());
+        all(vec![
+            Box::new(move || renaming.rename_path("/new", "/f").expect("rename")),
+            Box::new(move || {
+                let file = making.open_file("/f", OpenFlags::CREATE).expect("open");
+                file.fsync().expect("fsync");
+            }),
+        ]);
+        // Somebody else's sync makes the rename durable.
+        let other = volume.open_file("/other", OpenFlags::CREATE).expect("create");
+        other.fsync().expect("fsync");
+        let crashed = open(&device);
+        let file = crashed.open_file("/f", OpenFlags::READ).expect("open");
+        assert_eq!(contents(&file), b"data");
+    });
+}
+
+#[test]
 fn eviction_and_reads_agree_with_less_memory_than_data() {
     explore(|| {
         let device = device();

@@ -191,24 +191,27 @@ impl Engine {
     /// Puts the data of a file into the log, if that is no more than one operation carries, because a rename is about to put the file in
     /// another one's place, if `replaces` says so: after a crash the name then has what was written, or the file that it had. More is left to
     /// background writeback, which begins at once. Makes nothing durable. May wait for log space, and for pages of the file that are on
-    /// their way home.
+    /// their way home. False: there is something to write, and nothing is replaced.
     pub fn log_before_replacing(
         &self,
         inode: &Arc<Inode>,
         replaces: impl FnOnce() -> bool,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let (pages, kind) = (0..u64::MAX, SyncKind::Data);
-        if self.options.read_only || Self::is_in_log(inode, &pages, kind) || !replaces() {
-            return Ok(());
+        if self.options.read_only || Self::is_in_log(inode, &pages, kind) {
+            return Ok(true);
+        }
+        if !replaces() {
+            return Ok(false);
         }
         loop {
             let moment = inode.io_moment();
             let logged = self.log_dirty(inode, &pages, kind, (Room::Normal, None));
             match logged.inspect_err(|_| self.forget_failed(inode))? {
-                Logged::Done => return Ok(()),
+                Logged::Done => return Ok(true),
                 Logged::TooMuch | Logged::Beside(_) => {
                     self.hand_over(inode, &pages);
-                    return Ok(());
+                    return Ok(true);
                 }
                 Logged::Busy => self.wait_pages(inode, moment),
                 Logged::Again => {}

@@ -25,6 +25,11 @@ impl Found {
     pub fn named(&self) -> Named {
         Named { inode: self.inode, file_type: self.file_type }
     }
+
+    /// That is a regular file.
+    pub fn is_file(&self) -> bool {
+        self.file_type == FileType::Regular
+    }
 }
 
 /// What a look-up in a directory found.

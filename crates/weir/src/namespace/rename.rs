@@ -30,10 +30,24 @@ impl Engine {
     ) -> Result<()> {
         check_name(name)?;
         check_name(new_name)?;
+        let (from, to) = ((dir, name), (new_dir, new_name));
         let replaces = matches!(mode, RenameMode::Replace | RenameMode::Whiteout { .. });
-        if replaces && !mutation::active(Mutation::RenameBeforeData) {
-            self.order_before_replacing((dir, name), (new_dir, new_name))?;
+        loop {
+            let is_ordered = !replaces || self.order_before_replacing(from, to)?;
+            if self.rename_ordered(from, to, mode, is_ordered)? {
+                return Ok(());
+            }
         }
+    }
+
+    /// False, and nothing has happened: it would put a file in another one's place, and is not in order with the data.
+    fn rename_ordered(
+        &self,
+        (dir, name): (u64, &[u8]),
+        (new_dir, new_name): (u64, &[u8]),
+        mode: RenameMode,
+        is_ordered: bool,
+    ) -> Result<bool> {
         let admission = self.enter(OP_RECORD_BYTES, 0)?;
         let class = match mode {
             // A whiteout is an inode more.
@@ -57,12 +71,16 @@ impl Engine {
             (RenameMode::Exchange, Lookup::Absent(_)) => return Err(Error::NotFound),
             (RenameMode::Exchange, Lookup::Present(other)) => {
                 self.check_no_loop(&other, &from_parent)?;
-                return self.exchange((&from, &source), (&to, &other), admission);
+                self.exchange((&from, &source), (&to, &other), admission)?;
+                return Ok(true);
             }
             (RenameMode::NoReplace, Lookup::Present(_)) => return Err(Error::Exists),
             (_, Lookup::Present(victim)) if victim.inode == source.inode => {
                 // Two names of one inode: POSIX says that nothing happens.
-                return Ok(());
+                return Ok(true);
+            }
+            (_, Lookup::Present(victim)) if !is_ordered && source.is_file() && victim.is_file() => {
+                return Ok(false);
             }
             (_, Lookup::Present(victim)) => {
                 Some(self.replace((&from, &source), (&to, &victim), mode, admission)?)
@@ -74,20 +92,24 @@ impl Engine {
         };
         drop(ops);
         drop(tree);
-        replaced.map_or(Ok(()), |victim| self.purge_if_unused(&victim))
+        replaced.map_or(Ok(()), |victim| self.purge_if_unused(&victim))?;
+        Ok(true)
     }
 
     /// Data before its name, where a file is about to take another one's: programs that write a new file and rename it over the old one expect
-    /// to find either of the two after a crash, also those that do not sync it. Nobody's names are locked yet: who loses a race with other
-    /// renames has logged data in vain.
-    fn order_before_replacing(&self, from: (u64, &[u8]), to: (u64, &[u8])) -> Result<()> {
+    /// to find either of the two after a crash, also those that do not sync it. False: there is no file to be replaced, as far as can be
+    /// seen while no names are locked.
+    fn order_before_replacing(&self, from: (u64, &[u8]), to: (u64, &[u8])) -> Result<bool> {
+        if mutation::active(Mutation::RenameBeforeData) {
+            return Ok(true);
+        }
         let file_at = |(dir, name)| match self.find_entry(dir, name) {
-            Ok(Lookup::Present(found)) if found.file_type == FileType::Regular => Some(found.inode),
+            Ok(Lookup::Present(found)) if found.is_file() => Some(found.inode),
             // What is wrong is for the rename to say.
             _ => None,
         };
-        let Some(source) = file_at(from) else { return Ok(()) };
-        let Ok(inode) = self.inode(source) else { return Ok(()) };
+        let Some(source) = file_at(from) else { return Ok(false) };
+        let Ok(inode) = self.inode(source) else { return Ok(true) };
         self.log_before_replacing(&inode, || file_at(to).is_some_and(|victim| victim != source))
     }
 
