@@ -33,21 +33,22 @@ impl Engine {
         let (from, to) = ((dir, name), (new_dir, new_name));
         let replaces = matches!(mode, RenameMode::Replace | RenameMode::Whiteout { .. });
         loop {
-            let is_ordered = !replaces || self.order_before_replacing(from, to)?;
-            if self.rename_ordered(from, to, mode, is_ordered)? {
+            let ordered = if replaces { self.order_before_replacing(from, to)? } else { None };
+            if self.rename_ordered(from, to, mode, ordered)? {
                 return Ok(());
             }
         }
     }
 
-    /// False, and nothing has happened: it would put a file in another one's place, and is not in order with the data.
+    /// False, and nothing has happened: it would put a file in another one's place that is not the one that was `ordered`.
     fn rename_ordered(
         &self,
         (dir, name): (u64, &[u8]),
         (new_dir, new_name): (u64, &[u8]),
         mode: RenameMode,
-        is_ordered: bool,
+        ordered: Option<u64>,
     ) -> Result<bool> {
+        let is_late = mutation::active(Mutation::RenameBeforeData);
         let admission = self.enter(OP_RECORD_BYTES, 0)?;
         let class = match mode {
             // A whiteout is an inode more.
@@ -79,7 +80,12 @@ impl Engine {
                 // Two names of one inode: POSIX says that nothing happens.
                 return Ok(true);
             }
-            (_, Lookup::Present(victim)) if !is_ordered && source.is_file() && victim.is_file() => {
+            (_, Lookup::Present(victim))
+                if source.is_file()
+                    && victim.is_file()
+                    && ordered != Some(source.inode)
+                    && !is_late =>
+            {
                 return Ok(false);
             }
             (_, Lookup::Present(victim)) => {
@@ -97,20 +103,21 @@ impl Engine {
     }
 
     /// Data before its name, where a file is about to take another one's: programs that write a new file and rename it over the old one expect
-    /// to find either of the two after a crash, also those that do not sync it. False: there is no file to be replaced, as far as can be
-    /// seen while no names are locked.
-    fn order_before_replacing(&self, from: (u64, &[u8]), to: (u64, &[u8])) -> Result<bool> {
+    /// to find either of the two after a crash, also those that do not sync it. Answers whose data is in order; none if there is no file to
+    /// be replaced, as far as can be seen while no names are locked.
+    fn order_before_replacing(&self, from: (u64, &[u8]), to: (u64, &[u8])) -> Result<Option<u64>> {
         if mutation::active(Mutation::RenameBeforeData) {
-            return Ok(true);
+            return Ok(None);
         }
         let file_at = |(dir, name)| match self.find_entry(dir, name) {
             Ok(Lookup::Present(found)) if found.is_file() => Some(found.inode),
             // What is wrong is for the rename to say.
             _ => None,
         };
-        let Some(source) = file_at(from) else { return Ok(false) };
-        let Ok(inode) = self.inode(source) else { return Ok(true) };
-        self.log_before_replacing(&inode, || file_at(to).is_some_and(|victim| victim != source))
+        let Some(source) = file_at(from) else { return Ok(None) };
+        let Ok(inode) = self.inode(source) else { return Ok(Some(source)) };
+        let replaces = || file_at(to).is_some_and(|victim| victim != source);
+        Ok(self.log_before_replacing(&inode, replaces)?.then_some(source))
     }
 
     /// A directory cannot move below itself. The caller holds the tree lock.
