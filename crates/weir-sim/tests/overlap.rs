@@ -74,6 +74,27 @@ fn a_batch_waits_for_a_flush_of_its_own_amid_the_writing_of_data() {
     }
 }
 
+#[test]
+fn a_batch_cuts_a_file_amid_the_writing_of_its_last_page_in_place() {
+    let mut cut_amid = 0;
+    for size in [100, 17_000, 19_000, 21_000] {
+        for call in 0..6 {
+            let parts = vec![write("/a", 16_500, 3000, 3), Op::Truncate { target: at("/a"), size }];
+            let batch = Op::Batch { parts, commit: Commit::Relaxed };
+            // The page has a home, and the log holds what is written there.
+            let ops = vec![
+                Op::Checkpoint,
+                write("/a", 16_400, 3_000, 2),
+                fsync("/a"),
+                amid(Op::Checkpoint, call, vec![batch]),
+                Op::Sync(Sync::All),
+            ];
+            cut_amid += survives(ops, FaultPlan::default()).overlapped;
+        }
+    }
+    assert!(cut_amid >= 20, "{cut_amid}");
+}
+
 /// Files go home, each in a round of its own, one while the next is on its way; amid the call `at` of this, a file that somebody makes
 /// becomes durable, in a frame with everything that was in the log by then.
 fn somebody_syncs_amid_rounds(at: u32) -> Vec<Op> {

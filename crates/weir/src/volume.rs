@@ -256,14 +256,20 @@ impl Volume {
             return Err(Error::NameTooLong);
         }
         let parent = self.engine.directory(dir)?;
-        let find = || {
-            Ok(match name {
-                b"." => dir,
-                b".." => parent.meta.lock().item.parent,
-                _ => self.engine.present(dir, name)?.inode,
-            })
-        };
-        on_named(find, |number| self.getattr(*number))
+        match name {
+            b"." => self.getattr(dir),
+            b".." => self.getattr(parent.meta.lock().item.parent),
+            _ => {
+                let find = || Ok(self.engine.present(dir, name)?.inode);
+                on_named(find, |number| self.getattr_of_named(*number))
+            }
+        }
+    }
+
+    /// Attributes of an inode that was found under a name: one that has lost its last name since is gone, whoever may hold it.
+    fn getattr_of_named(&self, ino: u64) -> Result<Attr> {
+        let attr = self.getattr(ino)?;
+        if attr.links == 0 { Err(Error::NotFound) } else { Ok(attr) }
     }
 
     /// Attributes of an inode.
@@ -491,12 +497,12 @@ impl Volume {
 
     /// Attributes of what `path` names, symbolic links followed.
     pub fn metadata(&self, path: impl AsRef<[u8]>) -> Result<Attr> {
-        self.at_path(path, true, |number| self.getattr(number))
+        self.at_path(path, true, |number| self.getattr_of_named(number))
     }
 
     /// Attributes of what `path` names; a symbolic link at the end is not followed.
     pub fn symlink_metadata(&self, path: impl AsRef<[u8]>) -> Result<Attr> {
-        self.at_path(path, false, |number| self.getattr(number))
+        self.at_path(path, false, |number| self.getattr_of_named(number))
     }
 
     /// The inode that `path` names.

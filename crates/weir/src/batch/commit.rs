@@ -402,7 +402,8 @@ impl Engine {
 
 impl Engine {
     /// The `map` locks of all files, at a moment when no page that the batch changes is under writeback: but for those that are overwritten
-    /// where they live, since the log has them, while a newer version goes into the log.
+    /// where they live, since the log has them, while a newer version goes into the log. Not so the page that a cut ends in, nor any behind it:
+    /// what goes home says how far the file reached when it began.
     fn quiet_maps<'a>(
         &self,
         works: &'a [FileWork<'_>],
@@ -416,7 +417,12 @@ impl Engine {
                 maps.push(work.inode.map.lock());
                 let busy = {
                     let pages = work.inode.pages.read();
-                    ranges.iter().any(|range| pages.first_writeback(range.clone()).is_some())
+                    let cut = work.cut.map(|cut| cut / BLOCK_BYTES_U64..u64::MAX);
+                    ranges
+                        .iter()
+                        .cloned()
+                        .chain(cut)
+                        .any(|range| pages.first_writeback(range).is_some())
                         || work.logged.iter().any(|page| pages.is_moving(page.index))
                 };
                 if busy {

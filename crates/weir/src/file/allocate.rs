@@ -173,10 +173,10 @@ impl Engine {
             self.punch(inode, offset..end)?;
         }
         let first = offset / BLOCK_BYTES_U64;
-        if first == 0 {
-            self.leave_inode(inode)?;
-        }
         loop {
+            if first == 0 {
+                self.leave_inode(inode)?;
+            }
             self.settle_all(inode, first)?;
             let map = inode.map.lock();
             let quiet = {
@@ -184,7 +184,9 @@ impl Engine {
                 pages.dirty_runs(first..u64::MAX, 1, RunFilter::default()).next().is_none()
                     && pages.first_writeback(first..u64::MAX).is_none()
             };
-            if quiet {
+            // Writeback that had taken page 0 while the file was small has put it into the inode since.
+            let is_inline = first == 0 && inode.meta.lock().item.is_inline();
+            if quiet && !is_inline {
                 let distance = length / BLOCK_BYTES_U64;
                 match self.shift_extents(inode, first, distance, (shift, new_size)) {
                     Err(Error::WouldBlock) => {}

@@ -13,7 +13,6 @@ use crate::error::{Error, Result};
 use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64, Key, checksum};
 use crate::inode::Inode;
 use crate::sync::Arc;
-use crate::sync::atomic::Ordering;
 use crate::types::BackgroundMode;
 use std::ops::Range;
 
@@ -49,29 +48,31 @@ enum NoMemory {
 impl Engine {
     /// Reads up to `buffer.len()` bytes from `offset` on; less only at the end of the file.
     pub fn read(&self, inode: &Arc<Inode>, offset: u64, buffer: &mut [u8]) -> Result<usize> {
-        let length = readable(inode, offset, buffer.len());
-        let mut done = copy_cached(inode, offset, &mut buffer[..length]);
-        if done == length {
+        let Cached { mut copied, mut readable } = copy_cached(inode, offset, buffer);
+        if copied == readable {
             self.counters.cache_hits.add(1);
-            return Ok(length);
+            return Ok(copied);
         }
         self.counters.cache_misses.add(1);
-        while done < length {
-            let at = offset + done as u64;
+        while copied < readable {
+            let at = offset + copied as u64;
             let first = at / BLOCK_BYTES_U64;
-            let last = (offset + length as u64).div_ceil(BLOCK_BYTES_U64);
+            let last = (offset + readable as u64).div_ceil(BLOCK_BYTES_U64);
             self.fill(inode, first..last.min(first + self.miss_pages()), IoClass::SyncRead)?;
-            done += copy_cached(inode, at, &mut buffer[done..length]);
+            let more = copy_cached(inode, at, &mut buffer[copied..]);
+            // The file may have got longer or shorter meanwhile.
+            readable = copied + more.readable;
+            copied += more.copied;
         }
-        Ok(length)
+        Ok(copied)
     }
 
     /// As [`Engine::read`], from the cache only: [`Error::WouldBlock`] if anything is missing.
     pub fn read_nowait(&self, inode: &Inode, offset: u64, buffer: &mut [u8]) -> Result<usize> {
-        let length = readable(inode, offset, buffer.len());
-        if copy_cached(inode, offset, &mut buffer[..length]) == length {
+        let Cached { copied, readable } = copy_cached(inode, offset, buffer);
+        if copied == readable {
             self.counters.cache_hits.add(1);
-            return Ok(length);
+            return Ok(copied);
         }
         self.counters.cache_misses.add(1);
         Err(Error::WouldBlock)
@@ -316,25 +317,28 @@ impl Engine {
 /// Text of the error that a read answers when its page was changed under it.
 const STALE: &str = "changed while it was being read";
 
-/// How much of `wanted` bytes at `offset` lies within the file.
-fn readable(inode: &Inode, offset: u64, wanted: usize) -> usize {
-    let size = inode.size.load(Ordering::Acquire);
-    size.saturating_sub(offset).min(wanted as u64) as usize
+/// How far a read came without the device.
+struct Cached {
+    copied: usize,
+    /// How many of the bytes wanted the file has.
+    readable: usize,
 }
 
-/// Copies from the cache until a page is missing. Answers how many bytes that were.
-fn copy_cached(inode: &Inode, offset: u64, buffer: &mut [u8]) -> usize {
+/// Copies from the cache until a page is missing. What is copied, and the end of the file with it, is of one moment: a cut zeroes the rest of
+/// its last page and sets the size under the same lock.
+fn copy_cached(inode: &Inode, offset: u64, buffer: &mut [u8]) -> Cached {
     let pages = inode.pages.read();
-    let mut done = 0;
-    while done < buffer.len() {
-        let at = offset + done as u64;
+    let readable = inode.size().saturating_sub(offset).min(buffer.len() as u64) as usize;
+    let mut copied = 0;
+    while copied < readable {
+        let at = offset + copied as u64;
         let within = (at % BLOCK_BYTES_U64) as usize;
         let Some(page) = pages.get(at / BLOCK_BYTES_U64) else { break };
-        let count = (BLOCK_BYTES - within).min(buffer.len() - done);
-        buffer[done..done + count].copy_from_slice(&page[within..within + count]);
-        done += count;
+        let count = (BLOCK_BYTES - within).min(readable - copied);
+        buffer[copied..copied + count].copy_from_slice(&page[within..within + count]);
+        copied += count;
     }
-    done
+    Cached { copied, readable }
 }
 
 /// Gives up the pages of `plan` that are still being read.

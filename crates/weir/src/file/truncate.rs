@@ -27,8 +27,8 @@ use std::ops::Range;
 /// Extents that one operation takes away.
 const CUT_EXTENTS: usize = 64;
 
-/// Pages whose content an operation logs, because part of it became zero.
-type Zeroed = Vec<u64>;
+/// Parts of pages that become zero.
+type Zero = Vec<(u64, Range<usize>)>;
 
 impl Engine {
     /// Sets the size of a regular file. Bytes that are gained read as zeros.
@@ -67,15 +67,15 @@ impl Engine {
         let within = size % BLOCK_BYTES_U64;
         let partial =
             (within > 0).then_some((size / BLOCK_BYTES_U64, within as usize..BLOCK_BYTES));
-        let zero: Vec<_> = partial.into_iter().collect();
+        let zero: Zero = partial.into_iter().collect();
         let settled_from = size / BLOCK_BYTES_U64;
         // What only takes away needs no room.
         let added = if zero.is_empty() { 0 } else { OP_SPACE_BLOCKS };
         let admission = self.enter_cut(&zero, added)?;
-        let (map, zeroed) = self.zero_pages(inode, &zero, settled_from..u64::MAX)?;
+        let (map, zero) = self.hold_pages(inode, &zero, settled_from..u64::MAX)?;
         let step = CutStep {
             range: first_gone..u64::MAX,
-            zeroed,
+            zero,
             size: Some(size),
             settle: true,
             marker: false,
@@ -98,9 +98,9 @@ impl Engine {
         let admission = self.enter_cut(&zero, OP_SPACE_BLOCKS)?;
         let whole = range.start.div_ceil(BLOCK_BYTES_U64)..end / BLOCK_BYTES_U64;
         let touched = range.start / BLOCK_BYTES_U64..end.div_ceil(BLOCK_BYTES_U64);
-        let (map, zeroed) = self.zero_pages(inode, &zero, touched)?;
+        let (map, zero) = self.hold_pages(inode, &zero, touched)?;
         let step =
-            CutStep { range: whole, zeroed, size: None, settle: true, marker: false, began: false };
+            CutStep { range: whole, zero, size: None, settle: true, marker: false, began: false };
         self.cut_all(inode, step, (map, admission))
     }
 
@@ -124,8 +124,9 @@ impl Engine {
 
     /// One operation of a cut; true when it was the last. The caller holds `map`.
     ///
-    /// The pages leave the cache in the moment in which the mapping changes, under the `pages` lock: that
-    /// voids every read that has looked at the old mapping, which would bring cut data back.
+    /// The pages leave the cache, and parts of others become zero, in the moment in which the mapping and the size change, under the `pages`
+    /// lock: that voids every read that has looked at the old mapping, which would bring cut data back; and nobody sees
+    /// zeros within the old size. What may fail comes before.
     fn cut_step(
         &self,
         inode: &Arc<Inode>,
@@ -147,17 +148,8 @@ impl Engine {
             op.settled(number, range.0, reached - range.0);
         }
         step.settle &= step.size.is_none();
-        let mut zeroed = std::mem::take(&mut step.zeroed);
-        if mutation::active(Mutation::SkipZeroTail) {
-            zeroed.clear();
-        }
-        if step.size.is_none() {
-            // What lies behind the size that the log has is not there after a crash: such a page stays
-            // merely dirty.
-            let logged_size = inode.meta.lock().item.size;
-            zeroed.retain(|index| index * BLOCK_BYTES_U64 < logged_size);
-        }
-        self.log_zeroed(inode, &zeroed, &mut op)?;
+        let zero = std::mem::take(&mut step.zero);
+        let logged = self.pages_to_log(inode, &zero, step.size.is_some())?;
         if next.is_some() && !step.marker && step.size.is_some() {
             op.put(Key::orphan(number), &[]);
             step.marker = true;
@@ -165,6 +157,12 @@ impl Engine {
             op.delete(Key::orphan(number));
         }
         let mut pages = inode.pages.write();
+        self.zero_cached(&mut pages, &zero)?;
+        for &(index, home) in &logged {
+            if let Some(page) = pages.peek(index) {
+                op.payload(number, index, home, page.clone());
+            }
+        }
         let mut meta = inode.meta.lock();
         if meta.item.is_inline() && range.0 == 0 && range.1 > 0 {
             op.delete(Key::inline(number));
@@ -172,7 +170,7 @@ impl Engine {
         }
         if let Some(size) = step.size {
             meta.item.size = size;
-        } else if let Some(last) = zeroed.last() {
+        } else if let Some((last, _)) = logged.last() {
             // The page is logged as a whole: bytes of it behind the logged size would be left there.
             let covered = inode.size().min((last + 1) * BLOCK_BYTES_U64);
             meta.item.size = meta.item.size.max(covered);
@@ -189,7 +187,7 @@ impl Engine {
         if let Some(size) = step.size {
             inode.set_logged_size(size);
         }
-        for &index in &zeroed {
+        for &(index, _) in &logged {
             if let Some(older) = pages.set_logged(index, lsn) {
                 self.store.obligations.release(older);
             }
@@ -213,16 +211,17 @@ impl Engine {
         self.enter(OP_RECORD_BYTES, zero.len()).inspect_err(|_| self.pages_paid(pages))
     }
 
-    /// Zeroes parts of pages in the cache, and takes the `map` lock at a moment when no page of `quiet` is under
-    /// writeback. Answers the lock and the pages that were changed. The caller holds `ops` and what [`Engine::enter_cut`] gave.
-    fn zero_pages<'a>(
+    /// Has the pages of `zero` in the cache, dirty and for the cache alone, and takes the `map` lock at a moment when no page of `quiet` is
+    /// under writeback: as long as it is held, they stay like that. Answers the lock, and those parts that are no zeros in a hole.
+    /// The caller holds `ops` and what [`Engine::enter_cut`] gave.
+    fn hold_pages<'a>(
         &self,
         inode: &'a Arc<Inode>,
-        zero: &[(u64, Range<usize>)],
+        zero: &Zero,
         quiet: Range<u64>,
-    ) -> Result<(MutexGuard<'a, ()>, Zeroed)> {
+    ) -> Result<(MutexGuard<'a, ()>, Zero)> {
         let mut newly_dirty = 0;
-        let result = self.try_zero_pages(inode, zero, quiet, &mut newly_dirty);
+        let result = self.try_hold_pages(inode, zero, quiet, &mut newly_dirty);
         self.pages_paid(zero.len() as u64 - newly_dirty);
         if newly_dirty > 0 {
             self.dirty.add(inode);
@@ -230,13 +229,13 @@ impl Engine {
         result
     }
 
-    fn try_zero_pages<'a>(
+    fn try_hold_pages<'a>(
         &self,
         inode: &'a Arc<Inode>,
-        zero: &[(u64, Range<usize>)],
+        zero: &Zero,
         quiet: Range<u64>,
         newly_dirty: &mut u64,
-    ) -> Result<(MutexGuard<'a, ()>, Zeroed)> {
+    ) -> Result<(MutexGuard<'a, ()>, Zero)> {
         let mut shortage = Shortage::default();
         loop {
             let moment = inode.io_moment();
@@ -252,12 +251,12 @@ impl Engine {
             for (index, _) in zero {
                 has_content.push(self.has_content(inode, *index)?);
             }
-            let stopped = {
+            let held = {
                 let mut pages = inode.pages.write();
-                self.zero_cached(&mut pages, zero, &has_content, newly_dirty)
+                self.hold_cached(&mut pages, zero, &has_content, newly_dirty)
             };
-            match stopped {
-                Ok(zeroed) => return Ok((map, zeroed)),
+            match held {
+                Ok(held) => return Ok((map, held)),
                 Err(ZeroStop::Missing(index)) => {
                     drop(map);
                     self.fill(inode, index..index + 1, IoClass::SyncRead)?;
@@ -270,16 +269,14 @@ impl Engine {
         }
     }
 
-    fn zero_cached(
+    fn hold_cached(
         &self,
         pages: &mut PageMap,
-        zero: &[(u64, Range<usize>)],
+        zero: &Zero,
         has_content: &[bool],
         newly_dirty: &mut u64,
-    ) -> std::result::Result<Zeroed, ZeroStop> {
-        // All pages are had before a byte changes: the last of them may have to be read, and that may fail.
-        let mut zeroed = Vec::new();
-        let mut parts = Vec::new();
+    ) -> std::result::Result<Zero, ZeroStop> {
+        let mut held = Vec::new();
         for ((index, part), has_content) in zero.iter().zip(has_content) {
             let state = pages.state(*index);
             if !has_content && !state.dirty && !state.writeback {
@@ -287,13 +284,22 @@ impl Engine {
                 continue;
             }
             *newly_dirty += u64::from(self.page_to_zero(pages, *index)?.newly_dirty);
-            zeroed.push(*index);
-            parts.push(part.clone());
+            held.push((*index, part.clone()));
         }
-        for (&index, part) in zeroed.iter().zip(parts) {
-            self.page_to_zero(pages, index)?.bytes[part].fill(0);
+        Ok(held)
+    }
+
+    /// Zeroes the parts of pages that [`Engine::hold_pages`] has answered, all or none. The caller has held `map` since.
+    fn zero_cached(&self, pages: &mut PageMap, zero: &Zero) -> Result<()> {
+        let lost = |_| Error::TooLittleMemory("a page that was to be cut was taken away".into());
+        for (index, _) in zero {
+            let page = self.page_to_zero(pages, *index).map_err(lost)?;
+            debug_assert!(!page.newly_dirty, "page {index} went home under the map lock");
         }
-        Ok(zeroed)
+        for (index, part) in zero {
+            self.page_to_zero(pages, *index).map_err(lost)?.bytes[part.clone()].fill(0);
+        }
+        Ok(())
     }
 
     fn page_to_zero<'p>(
@@ -318,17 +324,21 @@ impl Engine {
         Ok(pieces.iter().any(|piece| !piece.unwritten))
     }
 
-    /// Adds the zeroed pages to `op` as payload. The caller holds `ops` and `map`.
-    fn log_zeroed(&self, inode: &Inode, zeroed: &[u64], op: &mut Op) -> Result<()> {
-        for &index in zeroed {
-            let (pieces, _) = extents::pieces(&self.store, inode, index, index + 1)?;
+    /// The pages of `zero` that the operation logs, and where they live. The caller holds `ops` and `map`.
+    fn pages_to_log(&self, inode: &Inode, zero: &Zero, is_cut: bool) -> Result<Vec<(u64, u64)>> {
+        // What lies behind the size that the log has is not there after a crash: of a hole, such a page stays merely dirty.
+        let logged_size = if is_cut { u64::MAX } else { inode.meta.lock().item.size };
+        let mut logged = Vec::new();
+        for (index, _) in zero.iter().filter(|(index, _)| index * BLOCK_BYTES_U64 < logged_size) {
+            if mutation::active(Mutation::SkipZeroTail) {
+                break;
+            }
+            let (pieces, _) = extents::pieces(&self.store, inode, *index, index + 1)?;
             let home =
                 pieces.first().filter(|piece| !piece.unwritten).map_or(0, |piece| piece.block);
-            if let Some(page) = inode.pages.read().peek(index) {
-                op.payload(inode.number, index, home, page.clone());
-            }
+            logged.push((*index, home));
         }
-        Ok(())
+        Ok(logged)
     }
 
     /// Takes away what lies beyond the end of a file whose cut was interrupted by a crash.
@@ -337,7 +347,7 @@ impl Engine {
         let size = inode.size();
         let mut step = CutStep {
             range: size.div_ceil(BLOCK_BYTES_U64)..u64::MAX,
-            zeroed: Vec::new(),
+            zero: Vec::new(),
             size: Some(size),
             settle: false,
             marker: true,
@@ -393,7 +403,7 @@ enum ZeroStop {
 /// What is left of a cut.
 struct CutStep {
     range: Range<u64>,
-    zeroed: Zeroed,
+    zero: Zero,
     size: Option<u64>,
     settle: bool,
     marker: bool,

@@ -27,6 +27,8 @@ use weir::log::schedules;
 use weir::sync::Clock;
 use weir::*;
 
+mod serial;
+
 const RANDOM_SCHEDULES: usize = 250;
 const PCT_SCHEDULES: usize = 150;
 const PAGE: usize = 4096;
@@ -76,6 +78,11 @@ fn open_with(device: &Arc<dyn Device>, memory_bytes: u64) -> Volume {
     Volume::open_device(device.clone(), options).expect("open")
 }
 
+/// `SCHEDULES=100` makes of each schedule a hundred.
+fn times() -> usize {
+    std::env::var("SCHEDULES").ok().and_then(|text| text.parse().ok()).unwrap_or(1)
+}
+
 fn explore(scenario: fn()) {
     let config = || {
         let mut config = Config::new();
@@ -84,8 +91,8 @@ fn explore(scenario: fn()) {
         config.max_steps = shuttle::MaxSteps::FailAfter(3_000_000);
         config
     };
-    Runner::new(RandomScheduler::new(RANDOM_SCHEDULES), config()).run(scenario);
-    Runner::new(PctScheduler::new(3, PCT_SCHEDULES), config()).run(scenario);
+    Runner::new(RandomScheduler::new(RANDOM_SCHEDULES * times()), config()).run(scenario);
+    Runner::new(PctScheduler::new(3, PCT_SCHEDULES * times()), config()).run(scenario);
 }
 
 /// Runs `bodies` at once.
