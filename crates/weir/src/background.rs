@@ -112,6 +112,8 @@ pub struct Background {
     progressed: Condvar,
     threads: Mutex<Vec<JoinHandle<()>>>,
     running: AtomicBool,
+    /// The volume was closed, or dropped.
+    ended: AtomicBool,
     jobs: Mutex<JobQueue<SyncJob>>,
     limits: Limits,
     debt: Mutex<DelayDebt>,
@@ -138,6 +140,7 @@ impl Background {
             progressed: Condvar::new(),
             threads: Mutex::new(Vec::new()),
             running: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
             jobs: Mutex::default(),
             limits,
             debt: Mutex::new(DelayDebt::default()),
@@ -219,14 +222,29 @@ impl Background {
     }
 
     /// Leaves a sync to the sync threads. `is_small`: what it has to write fits into a frame.
-    pub fn defer(&self, job: SyncJob, is_small: bool) {
-        self.jobs.lock().add(job, is_small);
+    ///
+    /// # Errors
+    /// The job, which nobody will do: see [`Background::end_jobs`].
+    pub fn defer(&self, job: SyncJob, is_small: bool) -> std::result::Result<(), SyncJob> {
+        self.jobs.lock().add(job, is_small)?;
         // Whoever was about to sleep has seen the job, or sleeps once it lets this lock go.
         drop(self.signals.lock());
         self.wake[Worker::Syncers as usize].notify_one();
         if is_small {
             self.wake[Worker::SmallSyncer as usize].notify_one();
         }
+        Ok(())
+    }
+
+    /// The threads have ended: nothing can be deferred any more. Answers what is left.
+    pub fn end_jobs(&self) -> Vec<SyncJob> {
+        self.ended.store(true, Ordering::Release);
+        self.jobs.lock().end()
+    }
+
+    /// The threads have ended for good.
+    pub fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
     }
 
     /// The oldest deferred sync among `jobs`.

@@ -90,8 +90,8 @@ pub struct Engine {
     pub shutdown: Mutex<Option<String>>,
     /// Fast check of `shutdown`.
     pub is_shutdown: AtomicBool,
-    /// Close has finished.
-    pub closed: AtomicBool,
+    /// Close has finished. Held while it goes on, outside of all other locks.
+    pub closed: Mutex<bool>,
     /// What is to be purged in the background.
     pub purges: Mutex<crate::namespace::remove::Purges>,
     /// The superblock as last written.

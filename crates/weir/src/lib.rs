@@ -71,6 +71,7 @@ mod prefetch;
 pub mod reclaim;
 #[doc(hidden)]
 pub mod recovery;
+mod running;
 pub mod stats;
 #[doc(hidden)]
 pub mod sync;

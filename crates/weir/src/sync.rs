@@ -34,10 +34,7 @@ mod base {
         std::time::Duration::from_micros(timeout_us)
     }
 
-    /// Starts a named thread of the engine.
-    ///
-    /// # Errors
-    /// The operating system's, when it has no thread to give.
+    /// See [`super::spawn`].
     pub fn spawn<F>(name: &str, body: F) -> std::io::Result<JoinHandle<()>>
     where
         F: FnOnce() + Send + 'static,
@@ -62,10 +59,7 @@ mod base {
         std::time::Duration::from_micros(1)
     }
 
-    /// Starts a thread under the scheduler; the name is ignored.
-    ///
-    /// # Errors
-    /// Never.
+    /// See [`super::spawn`]: a thread under the scheduler, without a name. Never fails.
     pub fn spawn<F>(_name: &str, body: F) -> std::io::Result<JoinHandle<()>>
     where
         F: FnOnce() + Send + 'static,
@@ -75,7 +69,31 @@ mod base {
 }
 
 use base::thread_local;
-pub use base::{JoinHandle, atomic, spawn, yield_now};
+pub use base::{JoinHandle, atomic, yield_now};
+use std::cell::Cell;
+
+thread_local! {
+    static IS_OWN: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Starts a named thread of the engine.
+///
+/// # Errors
+/// The operating system's, when it has no thread to give.
+pub fn spawn<F>(name: &str, body: F) -> std::io::Result<JoinHandle<()>>
+where
+    F: FnOnce() + Send + 'static,
+{
+    base::spawn(name, move || {
+        IS_OWN.with(|is_own| is_own.set(true));
+        body();
+    })
+}
+
+/// The calling thread was started by an engine: callbacks and wakers run there.
+pub fn is_own_thread() -> bool {
+    IS_OWN.with(Cell::get)
+}
 
 /// Where the engine gets time from; the simulator brings its own.
 pub trait Clock: Send + Sync {

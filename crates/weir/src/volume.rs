@@ -15,9 +15,10 @@ use crate::inode::Inode;
 use crate::log::stats::Histogram;
 use crate::namespace::path::{Located, on_named};
 use crate::namespace::xattr::XattrMode;
+use crate::running::Running;
 use crate::stats::Stats;
-use crate::sync::Arc;
 use crate::sync::atomic::Ordering;
+use crate::sync::{Arc, is_own_thread};
 use crate::ticket::SyncTicket;
 use crate::txn::checkpoint::Phase;
 use crate::types::{
@@ -32,23 +33,14 @@ use std::path::Path;
 /// point is never before the last call that an fsync, [`Volume::sync`] or [`Volume::checkpoint`]
 /// covered. (Data written to files obeys its own fsyncs.) None is durable by itself.
 ///
-/// Dropping the last clone without [`Volume::close`] is like a crash: what was made durable is there.
+/// A volume stays open as long as there is a clone of it, a [`File`], an [`InodeHold`] or a [`Batch`]. Dropping the last of them without
+/// [`Volume::close`] is like a crash: what was made durable is there.
 ///
 /// All calls may answer [`Error::Io`] or [`Error::Corrupt`]; changing calls also [`Error::ReadOnly`],
 /// [`Error::NoSpace`] and [`Error::Shutdown`].
 #[derive(Clone)]
 pub struct Volume {
-    engine: Arc<Engine>,
-    /// Stops the threads when the last clone goes.
-    _guard: Arc<Guard>,
-}
-
-struct Guard(Arc<Engine>);
-
-impl Drop for Guard {
-    fn drop(&mut self) {
-        self.0.stop_threads();
-    }
+    engine: Arc<Running>,
 }
 
 impl std::fmt::Debug for Volume {
@@ -100,17 +92,19 @@ impl Volume {
 
     /// As [`Volume::open`], on any device. The caller makes sure that nobody else uses it.
     pub fn open_device(device: Arc<dyn Device>, options: VolumeOptions) -> Result<Self> {
-        let engine = open::open(device, options)?;
-        let guard = Arc::new(Guard(engine.clone()));
-        Ok(Self { engine, _guard: guard })
+        Ok(Self { engine: Running::new(open::open(device, options)?) })
     }
 
     /// Makes everything durable, empties the log and marks the volume as cleanly closed. Files that are still open become
     /// read-only. Unlinked files that are still open are purged at the next opening.
     ///
+    /// All clones, files, holds and batches share that; the volume can be opened again when the last of them is gone. Whoever calls this beside
+    /// somebody else waits for the same end. Blocks.
+    ///
     /// # Errors
     /// What could not be made durable; or, if it is durable, why the log could not be emptied (see [`Volume::checkpoint`]): the next
-    /// opening replays it.
+    /// opening replays it. The volume is open as before then, and may be closed once more, unless it was shut down. [`Error::Invalid`] in a callback or
+    /// a waker that one of the volume's own threads calls.
     pub fn close(&self) -> Result<()> {
         self.engine.close()
     }
@@ -582,6 +576,9 @@ fn named_parent(engine: &Engine, path: &[u8]) -> Result<(u64, Vec<u8>)> {
     engine.resolve_parent(path)
 }
 
+/// Why a closed volume is shut down.
+const CLOSED: &str = "closed";
+
 impl Engine {
     /// See [`Volume::sync`].
     pub fn sync(&self) -> Result<()> {
@@ -620,30 +617,49 @@ impl Engine {
         }
     }
 
-    fn close(&self) -> Result<()> {
-        if self.closed.swap(true, Ordering::AcqRel) {
+    fn close(self: &Arc<Self>) -> Result<()> {
+        if is_own_thread() {
+            let what = "a callback or a waker cannot close its volume: do it on another thread";
+            return Err(Error::Invalid(what));
+        }
+        // Whoever comes second finds it closed, or tries again.
+        let mut is_closed = self.closed.lock();
+        if *is_closed {
             return Ok(());
         }
-        let result = self.close_writing();
-        self.stop_threads();
-        if result.is_ok() && !self.options.read_only {
-            self.shut_down("closed");
+        if let Err(error) = self.close_writing() {
+            // Nothing more comes of one that was shut down; any other is open as before.
+            if self.check_shutdown().is_err() {
+                self.stop_threads();
+            }
+            return Err(error);
         }
-        result
+        self.stop_threads();
+        *is_closed = true;
+        if !self.options.read_only {
+            self.shut_down(CLOSED);
+        }
+        Ok(())
     }
 
-    /// Ends all threads. Promises that wait for a barrier are kept.
-    fn stop_threads(&self) {
+    /// Ends all threads. Promises that wait for a barrier or for the log are kept; syncs that were deferred and that nobody does any more end
+    /// with an error.
+    pub fn stop_threads(self: &Arc<Self>) {
         self.stop_barriers();
         self.stop_background();
+        for job in self.background.end_jobs() {
+            self.refuse_job(job);
+        }
         while self.barrier_step() | self.log.drive() {}
     }
 
-    fn close_writing(&self) -> Result<()> {
+    fn close_writing(self: &Arc<Self>) -> Result<()> {
         if self.options.read_only {
             return Ok(());
         }
         self.check_shutdown()?;
+        // Where there are threads, they do that.
+        while !self.background.has_threads() && self.sync_step(Jobs::All) {}
         // A purge that went on beside the last checkpoint would leave something in a log that counts as empty.
         self.purge_all()?;
         self.sync()?;
@@ -653,11 +669,13 @@ impl Engine {
         }
         self.stop_threads();
         let superblock = self.superblock.lock().clone();
-        self.write_superblock(&crate::format::superblock::Superblock {
+        let closed = crate::format::superblock::Superblock {
             generation: superblock.generation + 1,
             clean: true,
             ..superblock
-        })
+        };
+        // Without its threads it cannot go on.
+        self.write_superblock(&closed).inspect_err(|error| self.shut_down_after(error))
     }
 
     fn background_step(self: &Arc<Self>, work: BackgroundWork) -> Result<bool> {

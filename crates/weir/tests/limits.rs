@@ -164,3 +164,18 @@ fn an_attribute_of_every_size_up_to_the_limit_is_kept() {
     }
     assert_eq!(volume.listxattr(ino), Ok(vec![]));
 }
+
+#[test]
+fn a_copy_into_a_file_of_another_volume_is_refused() {
+    let (first, second) = (small_volume(), small_volume());
+    let source = create(&first, "/s");
+    source.write_at(0, &[7; 40_000]).expect("write");
+    let victim = create(&first, "/victim");
+    victim.write_at(0, &[1; 5000]).expect("write");
+    create(&second, "/x");
+    let target = create(&second, "/t");
+    assert_eq!(target.ino(), victim.ino());
+    assert!(matches!(source.copy_range(0, &target, 0, 40_000), Err(Error::Invalid(_))));
+    first.sync().and(second.sync()).expect("sync");
+    assert!(contents(&victim) == [1; 5000] && contents(&target).is_empty());
+}

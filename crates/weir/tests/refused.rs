@@ -190,3 +190,16 @@ fn a_close_that_the_disk_refuses_says_so_and_the_next_opening_has_everything() {
         close_and_check(volume, &device, FILES);
     }
 }
+
+#[test]
+fn a_handle_that_writes_through_tells_an_error_once() {
+    let probe = Probe::new(formatted(64 * MIB, 0));
+    let device: Arc<dyn Device> = probe.clone();
+    let volume = open(&device, manual(16 * MIB));
+    let flags = OpenFlags { data_sync: true, ..OpenFlags::CREATE };
+    let file = volume.open_file("/f", flags).expect("open");
+    probe.fail_data_writes.store(true, Ordering::Relaxed);
+    assert!(file.write_at(0, &vec![1; 1 << 20]).is_err());
+    probe.fail_data_writes.store(false, Ordering::Relaxed);
+    assert_eq!(file.write_at(0, &vec![2; 1 << 20]), Ok(1 << 20), "told twice");
+}

@@ -18,11 +18,11 @@ mod data;
 mod patch;
 mod plan;
 
-use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::file::handle::File;
 use crate::namespace::check_name;
 use crate::namespace::create::check_target;
+use crate::running::Running;
 use crate::sync::Arc;
 use crate::ticket::SyncTicket;
 use crate::types::{FileType, NewInode, RenameMode, SetAttr};
@@ -91,7 +91,7 @@ enum Step {
 /// log, otherwise [`Error::Invalid`]: with a log of 64 MiB that is about 4 GiB of data, or 20,000 new files. All data is in
 /// memory until the commit.
 pub struct Batch {
-    engine: Arc<Engine>,
+    engine: Arc<Running>,
     steps: Vec<Step>,
     patches: BTreeMap<u64, Patch>,
     /// Keeps the files alive until the commit.
@@ -106,7 +106,7 @@ impl std::fmt::Debug for Batch {
 
 /// Content.
 impl Batch {
-    pub(crate) fn new(engine: Arc<Engine>) -> Self {
+    pub(crate) fn new(engine: Arc<Running>) -> Self {
         Self { engine, steps: Vec::new(), patches: BTreeMap::new(), files: BTreeMap::new() }
     }
 
@@ -144,7 +144,7 @@ impl Batch {
 
     fn keep(&mut self, file: &File) -> Result<()> {
         file.check_writable()?;
-        if !Arc::ptr_eq(&self.engine, file.engine()) {
+        if !Arc::ptr_eq(&**self.engine, file.engine()) {
             return Err(Error::Invalid("the file is of another volume than the batch"));
         }
         self.files.entry(file.ino()).or_insert_with(|| file.clone());

@@ -8,6 +8,7 @@ use crate::cache::write_behind::WriteBehind;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::inode::Inode;
+use crate::running::Running;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Arc, Mutex};
 use crate::ticket::SyncTicket;
@@ -15,12 +16,12 @@ use crate::types::{AllocateMode, Attr, FileType};
 
 /// Keeps an inode alive: an unlinked one is purged when its last hold (or file) is dropped.
 pub struct InodeHold {
-    engine: Arc<Engine>,
+    engine: Arc<Running>,
     inode: Arc<Inode>,
 }
 
 impl InodeHold {
-    pub(crate) fn new(engine: Arc<Engine>, inode: Arc<Inode>) -> Result<Self> {
+    pub(crate) fn new(engine: Arc<Running>, inode: Arc<Inode>) -> Result<Self> {
         {
             let meta = inode.meta.lock();
             if meta.purged {
@@ -84,7 +85,7 @@ impl std::fmt::Debug for File {
 
 impl File {
     pub(crate) fn new(
-        engine: Arc<Engine>,
+        engine: Arc<Running>,
         inode: Arc<Inode>,
         writable: bool,
         data_sync: bool,
@@ -192,9 +193,11 @@ impl File {
             return Ok(());
         }
         if self.handle.data_sync {
-            self.report_errors()?;
             let range = offset..offset.saturating_add(length);
-            return self.engine().fsync(self.inode(), range, SyncKind::Data);
+            let result = self.engine().fsync(self.inode(), range, SyncKind::Data);
+            // An error that this sync has met is told by this.
+            self.report_errors()?;
+            return result;
         }
         let behind = self.handle.write_behind.lock().on_write(offset, length);
         if let Some(pages) = behind {
@@ -335,7 +338,10 @@ impl File {
     }
 
     /// Copies up to `length` bytes to `target`; answers how many. Not durable by itself, unless `target` was opened
-    /// with `data_sync`.
+    /// with `data_sync`. Atomic neither towards who writes to the source nor towards who reads the target meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::NotWritable`]; [`Error::Invalid`] if the ranges overlap, or `target` is of another volume.
     pub fn copy_range(
         &self,
         offset: u64,
@@ -344,6 +350,9 @@ impl File {
         length: u64,
     ) -> Result<u64> {
         target.check_writable()?;
+        if !Arc::ptr_eq(self.engine(), target.engine()) {
+            return Err(Error::Invalid("source and target of a copy are of different volumes"));
+        }
         let from = (self.inode(), offset);
         let count = self.engine().copy_range(from, (target.inode(), target_offset), length)?;
         target.written(target_offset, count)?;

@@ -100,7 +100,7 @@ impl Engine {
             Ok(None) => {
                 let is_small = self.fits_frame(inode, &range);
                 let inode = inode.clone();
-                self.background.defer(SyncJob::File { inode, range, kind, promise }, is_small);
+                self.defer(SyncJob::File { inode, range, kind, promise }, is_small);
             }
             Err(error) => self.end_ticket(promise, Err(error)),
         }
@@ -115,7 +115,7 @@ impl Engine {
             return Ok(self.ended_ticket());
         }
         let (ticket, promise) = ticket(None);
-        self.background.defer(SyncJob::Volume { promise }, false);
+        self.defer(SyncJob::Volume { promise }, false);
         Ok(ticket)
     }
 
@@ -203,6 +203,23 @@ impl Engine {
         }
         let owner = Arc::<Self>::clone(self);
         self.log.commit_async(lsn, patient, OnDurable { owner, promise });
+        // Beside somebody who closes the volume: either he finds it, or it is done here.
+        if self.background.has_ended() {
+            while self.log.drive() {}
+        }
+    }
+
+    fn defer(&self, job: SyncJob, is_small: bool) {
+        if let Err(job) = self.background.defer(job, is_small) {
+            self.refuse_job(job);
+        }
+    }
+
+    /// The volume has no threads any more that could do `job`.
+    pub fn refuse_job(&self, job: SyncJob) {
+        let (SyncJob::File { promise, .. } | SyncJob::Volume { promise }) = job;
+        let reason = "the volume was closed, or dropped, before this sync was done";
+        self.end_ticket(promise, Err(Error::Shutdown(reason.to_owned())));
     }
 
     /// Does one deferred request of `jobs`. False: there is none.

@@ -185,7 +185,7 @@ pub(super) fn assemble(
         tickets: AtomicU64::new(0),
         shutdown: Mutex::new(None),
         is_shutdown: AtomicBool::new(false),
-        closed: AtomicBool::new(false),
+        closed: Mutex::new(false),
         purges: Mutex::default(),
         superblock: Mutex::new(superblock),
         device,

@@ -1,0 +1,41 @@
+//! Who keeps a volume open: every [`crate::Volume`], file, hold and batch has a share of its [`Running`], and the threads stop when the last one
+//! goes. So a ticket ends as long as there is anything that it could have been asked of.
+//!
+//! **Invariant:** no thread of the engine waits for the end of the engine's threads.
+
+use crate::engine::Engine;
+use crate::sync::{Arc, is_own_thread, spawn};
+use std::ops::Deref;
+
+/// An engine with its threads. The threads themselves hold the engine only.
+pub struct Running {
+    engine: Arc<Engine>,
+}
+
+impl Running {
+    /// The share of whoever has opened it.
+    pub fn new(engine: Arc<Engine>) -> Arc<Self> {
+        Arc::new(Self { engine })
+    }
+}
+
+impl Deref for Running {
+    type Target = Arc<Engine>;
+    fn deref(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if !is_own_thread() {
+            self.engine.stop_threads();
+            return;
+        }
+        // In a callback or a waker, on one of the threads that have to end.
+        let engine = self.engine.clone();
+        let stopping = spawn("weir-stop", move || engine.stop_threads());
+        // Where there is no thread to be had, the volume stays open until the process ends.
+        drop(stopping);
+    }
+}
