@@ -539,6 +539,7 @@ impl Engine {
                 return;
             }
             while matches!(self.purge_step(), Ok(true)) {}
+            self.end_owed_cuts();
         }
     }
 

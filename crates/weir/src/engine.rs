@@ -92,6 +92,8 @@ pub struct Engine {
     pub is_shutdown: AtomicBool,
     /// Close has finished. Held while it goes on, outside of all other locks.
     pub closed: Mutex<bool>,
+    /// Inodes whose cuts go on later. A leaf.
+    pub owed_cuts: Mutex<Vec<Arc<Inode>>>,
     /// What is to be purged in the background.
     pub purges: Mutex<crate::namespace::remove::Purges>,
     /// The superblock as last written.

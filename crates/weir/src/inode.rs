@@ -44,6 +44,8 @@ pub struct Meta {
     pub data_lsn: Lsn,
     /// An orphan item exists: the inode is unlinked and to be purged when nobody uses it.
     pub orphan: bool,
+    /// A cut is not at its end: there is an orphan item, whatever the names are.
+    pub cutting: bool,
     /// It was made without a name and may get one; what has lost its last name never gets another.
     pub linkable: bool,
     /// The purge has begun or is done; nothing may be written any more.
@@ -66,6 +68,8 @@ pub struct Inode {
     pub meta: Mutex<Meta>,
     /// Size that programs see.
     pub size: AtomicU64,
+    /// An operation of a cut has failed, and the rest of it is still to be done: see [`crate::engine::Engine::end_cut`].
+    pub owes_cut: AtomicBool,
     cuts: AtomicU64,
     /// Woken when writeback or a read of this inode has ended.
     pub io_done: Condvar,
@@ -103,6 +107,7 @@ impl Inode {
             map: Mutex::new(()),
             pages: RwLock::new(PageMap::new()),
             size: AtomicU64::new(item.size),
+            owes_cut: AtomicBool::new(false),
             cuts: AtomicU64::new(0),
             meta: Mutex::new(Meta {
                 item,
@@ -110,6 +115,7 @@ impl Inode {
                 last_lsn: 0,
                 data_lsn: 0,
                 orphan: item.links == 0,
+                cutting: false,
                 linkable: false,
                 purged: false,
             }),

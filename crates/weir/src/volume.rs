@@ -684,7 +684,10 @@ impl Engine {
                 Ok(self.barrier_step() | self.sync_step(Jobs::All) | self.log.drive())
             }
             BackgroundWork::Writeback => Ok(self.flush_batch()? > 0),
-            BackgroundWork::Purge => self.purge_step(),
+            BackgroundWork::Purge => {
+                self.end_owed_cuts();
+                self.purge_step()
+            }
             BackgroundWork::Checkpoint => self.checkpoint_step(),
             BackgroundWork::PartialCheckpoint => {
                 if self.checkpointer.phase() == Phase::Running {

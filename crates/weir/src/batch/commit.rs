@@ -233,6 +233,7 @@ impl Engine {
         patch: &'a Patch,
         (held, way): (&mut Held<'_>, Way),
     ) -> Result<FileWork<'a>> {
+        self.end_cut(&inode)?;
         let old_size = inode.size();
         let cut = patch.cut_of(old_size);
         let old = Old { engine: self, inode: &inode, end: cut.unwrap_or(old_size) };

@@ -14,6 +14,7 @@ use crate::namespace::OP_RECORD_BYTES;
 use crate::sync::Arc;
 use crate::sync::atomic::Ordering;
 use crate::txn::Op;
+use crate::txn::view::Overlay;
 use crate::types::AllocateMode;
 use std::ops::Range;
 
@@ -42,6 +43,7 @@ impl Engine {
         }
         self.check_writable()?;
         let _ops = inode.ops.lock();
+        self.end_cut(inode)?;
         match mode {
             AllocateMode::Extend => {
                 self.allocate_blocks(inode, offset..end)?;
@@ -50,37 +52,60 @@ impl Engine {
             AllocateMode::KeepSize => self.allocate_blocks(inode, offset..end),
             AllocateMode::PunchHole => self.punch(inode, offset..end),
             AllocateMode::ZeroRange => {
-                self.punch(inode, offset..end)?;
-                self.allocate_blocks(inode, offset..end)?;
+                self.zero_range(inode, offset..end)?;
                 if end > inode.size() { self.grow(inode, end) } else { Ok(()) }
             }
-            AllocateMode::ZeroRangeKeepSize => {
-                self.punch(inode, offset..end)?;
-                self.allocate_blocks(inode, offset..end)
-            }
+            AllocateMode::ZeroRangeKeepSize => self.zero_range(inode, offset..end),
             AllocateMode::CollapseRange => self.shift(inode, offset, length, Shift::Down),
             AllocateMode::InsertRange => self.shift(inode, offset, length, Shift::Up),
         }
     }
 
-    /// Gives every hole of the range unwritten blocks. The caller holds `ops`.
+    /// Takes the range out and gives it unwritten blocks. Room for all of them is had first: a volume without it refuses before anything
+    /// changes. (The blocks that hold the range now cannot be told to be unwritten where they are: what is written there next would
+    /// be found, after a crash before that is durable, in place of the old data.) The caller holds `ops`.
+    fn zero_range(&self, inode: &Arc<Inode>, bytes: Range<u64>) -> Result<()> {
+        let pages = page_range(bytes.start, bytes.end - bytes.start);
+        let blocks = pages.end - pages.start;
+        self.with_room(blocks, |left| {
+            self.punch(inode, bytes)?;
+            self.fill_all_holes(inode, pages, left)
+        })
+    }
+
+    /// Gives every hole of the range unwritten blocks; on a volume without room for all of them, none. The caller holds `ops`.
     fn allocate_blocks(&self, inode: &Arc<Inode>, bytes: Range<u64>) -> Result<()> {
         let pages = page_range(bytes.start, bytes.end - bytes.start);
+        let holes = self.holes(inode, pages.clone())?;
+        let blocks = holes.iter().map(|hole| hole.end - hole.start).sum();
+        self.with_room(blocks, |left| self.fill_all_holes(inode, pages, left))
+    }
+
+    /// Has `work` done with `blocks` reserved. It counts down what it has not taken of them.
+    fn with_room(&self, blocks: u64, work: impl FnOnce(&mut u64) -> Result<()>) -> Result<()> {
+        let mut left = blocks;
+        self.reserve(left)?;
+        let done = work(&mut left);
+        self.alloc.release(left);
+        done
+    }
+
+    /// The holes of `pages`, for which `left` blocks are reserved, a step at a time.
+    fn fill_all_holes(&self, inode: &Arc<Inode>, pages: Range<u64>, left: &mut u64) -> Result<()> {
         let mut from = pages.start;
         while from < pages.end {
             let to = from.saturating_add(STEP_BLOCKS).min(pages.end);
-            // Looking is cheap, and tells how much has to be reserved.
-            let wanted = self.holes(inode, from..to)?;
-            let blocks: u64 = wanted.iter().map(|hole| hole.end - hole.start).sum();
-            if blocks > 0 {
-                let admission = self.enter(OP_RECORD_BYTES, 0)?;
-                self.reserve(blocks)?;
-                let result = self.fill_holes(inode, from..to, admission);
-                self.alloc.release(blocks);
-                from = result?;
-            } else {
+            if self.holes(inode, from..to)?.is_empty() {
                 from = to;
+                continue;
             }
+            let admission = self.enter(OP_RECORD_BYTES, 0)?;
+            let (reached, added) = self.fill_holes(inode, from..to, admission)?;
+            // They are in use now.
+            let taken = added.min(*left);
+            *left -= taken;
+            self.alloc.release(taken);
+            from = reached;
         }
         Ok(())
     }
@@ -100,13 +125,13 @@ impl Engine {
         Ok(holes)
     }
 
-    /// One operation that fills holes of the range, as many as fit. Answers where to go on.
+    /// One operation that fills holes of the range, as many as fit. Answers where to go on, and how many blocks that took.
     fn fill_holes(
         &self,
         inode: &Arc<Inode>,
         pages: Range<u64>,
         admission: crate::log::Admission,
-    ) -> Result<u64> {
+    ) -> Result<(u64, u64)> {
         let _map = inode.map.lock();
         let mut op = Op::new();
         let mut added = 0;
@@ -118,8 +143,9 @@ impl Engine {
                     reached = at;
                     break 'holes;
                 }
-                let hint = extents::placement_hint(&self.store, inode.number, at)?;
-                let run = match self.alloc.allocate(hole.end - at, 1, hint, AllocKind::Data) {
+                let hint = extents::placement_hint(&self.store, inode.number, at);
+                let allocate = |hint| self.alloc.allocate(hole.end - at, 1, hint, AllocKind::Data);
+                let run = match hint.and_then(allocate) {
                     Ok(run) => run,
                     Err(error) if added == 0 => return Err(error),
                     Err(_) => {
@@ -135,7 +161,7 @@ impl Engine {
             }
         }
         if added == 0 {
-            return Ok(reached);
+            return Ok((reached, 0));
         }
         inode.unwritten.store(true, Ordering::Relaxed);
         let now = self.now();
@@ -145,7 +171,7 @@ impl Engine {
         op.put(Key::inode(inode.number), &meta.item.encode());
         let lsn = self.store.commit(op, admission)?;
         meta.logged(lsn, true);
-        Ok(reached)
+        Ok((reached, added))
     }
 
     /// Collapse or insert. Everything from `offset` on is brought home and out of the cache first, so that only
@@ -168,9 +194,6 @@ impl Engine {
         };
         if new_size > MAX_FILE_BYTES {
             return Err(Error::FileTooLarge);
-        }
-        if matches!(shift, Shift::Down) {
-            self.punch(inode, offset..end)?;
         }
         let first = offset / BLOCK_BYTES_U64;
         loop {
@@ -232,7 +255,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Moves the extents from file block `first` on, all or nothing. The caller holds `map`.
+    /// Moves the extents from file block `first` on, all or nothing; down, in place of what is there. The caller holds `map`.
     fn shift_extents(
         &self,
         inode: &Arc<Inode>,
@@ -242,10 +265,15 @@ impl Engine {
     ) -> Result<()> {
         let number = inode.number;
         let mut parts = Vec::new();
+        let mut overlay = Overlay::new(&self.store);
+        let (mut removed_blocks, mut from) = (0, first);
+        if matches!(shift, Shift::Down) {
+            from += distance;
+            removed_blocks = take_out(number, first..from, &mut overlay, &mut parts)?;
+        }
         let mut op = Op::new();
         // An extent that lies across the first block is split; its rest moves.
-        let (_, _) = extents::cut(&self.store, &mut op, number, (first, first), Unmapped::Kept, 1)?;
-        let pieces = extents::all_pieces(&self.store, number, first, u64::MAX)?;
+        let pieces = extents::all_pieces(&overlay, number, from, u64::MAX)?;
         if let Some(piece) = pieces.first() {
             let (key, whole) = piece.whole()?;
             if key.offset < first {
@@ -290,6 +318,7 @@ impl Engine {
         let mut meta = inode.meta.lock();
         debug_assert!(first > 0 || !meta.item.is_inline());
         meta.item.size = new_size;
+        meta.item.blocks = meta.item.blocks.saturating_sub(removed_blocks);
         meta.touch_data(now);
         op.put(Key::inode(number), &meta.item.encode());
         parts.push(op);
@@ -302,6 +331,29 @@ impl Engine {
         self.forget_removed(&removed);
         Ok(())
     }
+}
+
+/// Unmaps `pages` of a file, in operations of their own. Answers how many blocks become free.
+fn take_out(
+    number: u64,
+    pages: Range<u64>,
+    overlay: &mut Overlay<'_>,
+    parts: &mut Vec<Op>,
+) -> Result<u64> {
+    let (mut blocks, mut from) = (0, Some(pages.start));
+    while let Some(start) = from {
+        let mut op = Op::new();
+        let range = (start, pages.end);
+        let (count, next) =
+            extents::cut(overlay, &mut op, number, range, Unmapped::Freed, SHIFT_EXTENTS)?;
+        overlay.absorb(&op);
+        if !op.is_empty() {
+            parts.push(op);
+        }
+        blocks += count;
+        from = next;
+    }
+    Ok(blocks)
 }
 
 /// Ends the part under construction when it is large enough.

@@ -5,6 +5,9 @@
 //! several operations; until the last one an orphan item with a link count above 0 tells recovery
 //! to finish.
 //!
+//! **Invariant:** an inode has an orphan item as long as it has no name, or a cut of it is not at its end (`Meta::orphan`,
+//! `Meta::cutting`). **Invariant:** nothing is mapped behind the end of a file when it gets longer, but for what was allocated there.
+//!
 //! Writeback of the pages concerned is waited for: a block must not be freed while a write to it is under
 //! way.
 
@@ -14,7 +17,7 @@ use crate::device::IoClass;
 use crate::engine::{Engine, Room};
 use crate::error::{Error, Result};
 use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64, Key, MAX_FILE_BYTES};
-use crate::inode::Inode;
+use crate::inode::{Inode, Meta};
 use crate::log::Admission;
 use crate::mutation::{self, Mutation};
 use crate::namespace::{OP_RECORD_BYTES, OP_SPACE_BLOCKS};
@@ -41,6 +44,7 @@ impl Engine {
             // By number, without a hold: a size set now would bring the item back.
             return Err(Error::NotFound);
         }
+        self.end_cut(inode)?;
         // The same size again gives back what was allocated behind the end.
         if size <= inode.size() { self.shrink(inode, size) } else { self.grow(inode, size) }
     }
@@ -78,7 +82,6 @@ impl Engine {
             zero,
             size: Some(size),
             settle: true,
-            marker: false,
             began: false,
         };
         self.cut_all(inode, step, (map, admission))
@@ -99,25 +102,42 @@ impl Engine {
         let whole = range.start.div_ceil(BLOCK_BYTES_U64)..end / BLOCK_BYTES_U64;
         let touched = range.start / BLOCK_BYTES_U64..end.div_ceil(BLOCK_BYTES_U64);
         let (map, zero) = self.hold_pages(inode, &zero, touched)?;
-        let step =
-            CutStep { range: whole, zero, size: None, settle: true, marker: false, began: false };
+        let step = CutStep { range: whole, zero, size: None, settle: true, began: false };
         self.cut_all(inode, step, (map, admission))
     }
 
     /// All operations of a cut. The `map` lock is not held while log space is waited for: a checkpoint may need it.
     /// Nothing can become dirty in the range meanwhile, because the caller holds `ops`.
+    ///
+    /// With the first operation the file has its new size. If another one fails, what is left behind the end goes later: see
+    /// [`Engine::end_cut`].
     fn cut_all(
         &self,
         inode: &Arc<Inode>,
         mut step: CutStep,
         (map, admission): (MutexGuard<'_, ()>, Admission),
     ) -> Result<()> {
-        let mut done = self.cut_step(inode, &mut step, admission)?;
+        let done = self.cut_step(inode, &mut step, admission)?;
         drop(map);
+        if done {
+            return Ok(());
+        }
+        match self.cut_on(inode, &mut step) {
+            Err(_) if step.size.is_some() => {
+                self.owe_cut(inode);
+                Ok(())
+            }
+            ended => ended,
+        }
+    }
+
+    /// The operations of a cut behind the first.
+    fn cut_on(&self, inode: &Arc<Inode>, step: &mut CutStep) -> Result<()> {
+        let mut done = false;
         while !done {
             let admission = self.admit(OP_RECORD_BYTES, 0, Room::Normal)?;
             let _map = inode.map.lock();
-            done = self.cut_step(inode, &mut step, admission)?;
+            done = self.cut_step(inode, step, admission)?;
         }
         Ok(())
     }
@@ -150,12 +170,6 @@ impl Engine {
         step.settle &= step.size.is_none();
         let zero = std::mem::take(&mut step.zero);
         let logged = self.pages_to_log(inode, &zero, step.size.is_some())?;
-        if next.is_some() && !step.marker && step.size.is_some() {
-            op.put(Key::orphan(number), &[]);
-            step.marker = true;
-        } else if next.is_none() && step.marker && inode.meta.lock().item.links > 0 {
-            op.delete(Key::orphan(number));
-        }
         let mut pages = inode.pages.write();
         self.zero_cached(&mut pages, &zero)?;
         for &(index, home) in &logged {
@@ -164,6 +178,9 @@ impl Engine {
             }
         }
         let mut meta = inode.meta.lock();
+        if step.size.is_some() {
+            mark_cut(&mut meta, &mut op, number, next.is_some());
+        }
         if meta.item.is_inline() && range.0 == 0 && range.1 > 0 {
             op.delete(Key::inline(number));
             meta.item.flags &= !crate::format::item::INODE_INLINE;
@@ -344,22 +361,54 @@ impl Engine {
     /// Takes away what lies beyond the end of a file whose cut was interrupted by a crash.
     pub fn finish_cut(&self, inode: &Arc<Inode>) -> Result<()> {
         let _ops = inode.ops.lock();
+        inode.meta.lock().cutting = true;
+        self.cut_behind_end(inode)
+    }
+
+    /// The same. The caller holds `ops`.
+    fn cut_behind_end(&self, inode: &Arc<Inode>) -> Result<()> {
         let size = inode.size();
         let mut step = CutStep {
             range: size.div_ceil(BLOCK_BYTES_U64)..u64::MAX,
             zero: Vec::new(),
             size: Some(size),
             settle: false,
-            marker: true,
             began: false,
         };
-        let mut done = false;
-        while !done {
-            let admission = self.admit(OP_RECORD_BYTES, 0, Room::Normal)?;
-            let _map = inode.map.lock();
-            done = self.cut_step(inode, &mut step, admission)?;
+        self.cut_on(inode, &mut step)
+    }
+
+    /// A cut of `inode` goes on later.
+    fn owe_cut(&self, inode: &Arc<Inode>) {
+        inode.owes_cut.store(true, Ordering::Release);
+        self.owed_cuts.lock().push(inode.clone());
+    }
+
+    /// Goes on with a cut of which an operation failed, before the file gets any longer, or what lies behind its end is moved: it would show what
+    /// was cut off. The caller holds `ops`.
+    pub fn end_cut(&self, inode: &Arc<Inode>) -> Result<()> {
+        if !inode.owes_cut.load(Ordering::Acquire) {
+            return Ok(());
         }
+        if !inode.meta.lock().purged {
+            self.cut_behind_end(inode)?;
+        }
+        inode.owes_cut.store(false, Ordering::Release);
         Ok(())
+    }
+
+    /// Tries again what [`Engine::end_cut`] would have to do.
+    pub fn end_owed_cuts(&self) {
+        let owed = std::mem::take(&mut *self.owed_cuts.lock());
+        for inode in owed {
+            let ended = {
+                let _ops = inode.ops.lock();
+                self.end_cut(&inode)
+            };
+            if ended.is_err() {
+                self.owed_cuts.lock().push(inode);
+            }
+        }
     }
 
     /// Drops all cached pages from `first` on, whatever their state; for an inode that is being purged. Waits for their
@@ -400,13 +449,25 @@ enum ZeroStop {
     NoMemory,
 }
 
+/// Notes with an operation that sets a new size whether more has to follow: then an orphan item tells recovery, which goes when nothing is
+/// left to do, unless the inode has lost its name.
+fn mark_cut(meta: &mut Meta, op: &mut Op, number: u64, goes_on: bool) {
+    if meta.cutting != goes_on && !meta.orphan {
+        if goes_on {
+            op.put(Key::orphan(number), &[]);
+        } else {
+            op.delete(Key::orphan(number));
+        }
+    }
+    meta.cutting = goes_on;
+}
+
 /// What is left of a cut.
 struct CutStep {
     range: Range<u64>,
     zero: Zero,
     size: Option<u64>,
     settle: bool,
-    marker: bool,
     /// An operation of it has come before: nothing reaches the rest from before it.
     began: bool,
 }

@@ -53,6 +53,7 @@ impl Engine {
     /// Writes `data` at `offset`. Less than all is written only if an error struck in between.
     pub fn write(&self, inode: &Arc<Inode>, offset: u64, data: &[u8]) -> Result<usize> {
         let _ops = inode.ops.lock();
+        self.end_cut(inode)?;
         // As much as there is room for before the largest size.
         let room = MAX_FILE_BYTES.saturating_sub(offset).min(data.len() as u64) as usize;
         let fits = if room > 0 { &data[..room] } else { data };
@@ -64,6 +65,7 @@ impl Engine {
     pub fn append(&self, inode: &Arc<Inode>, data: &[u8]) -> Result<u64> {
         let _ops = inode.ops.lock();
         self.check_writable()?;
+        self.end_cut(inode)?;
         let offset = inode.size();
         let length = data.len() as u64;
         let pages = self.charged_pages(offset, length)?;

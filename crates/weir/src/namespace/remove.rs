@@ -166,7 +166,11 @@ impl Engine {
             if next.is_none() {
                 op.inode_removed();
                 op.delete(Key::inode(inode.number));
-                if inode.meta.lock().orphan {
+                let has_orphan_item = {
+                    let meta = inode.meta.lock();
+                    meta.orphan || meta.cutting
+                };
+                if has_orphan_item {
                     op.delete(Key::orphan(inode.number));
                 }
             }

@@ -145,10 +145,10 @@ pub fn link(
         return Err(Error::NotFound);
     }
     check_links(meta)?;
-    if meta.orphan {
+    if meta.orphan && !meta.cutting {
         op.delete(Key::orphan(inode.number));
-        meta.orphan = false;
     }
+    meta.orphan = false;
     meta.linkable = false;
     meta.item.links += 1;
     meta.touch_attributes(now);

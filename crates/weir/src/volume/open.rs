@@ -186,6 +186,7 @@ pub(super) fn assemble(
         shutdown: Mutex::new(None),
         is_shutdown: AtomicBool::new(false),
         closed: Mutex::new(false),
+        owed_cuts: Mutex::default(),
         purges: Mutex::default(),
         superblock: Mutex::new(superblock),
         device,

@@ -291,6 +291,11 @@ fn steps(op: Op, outcome: Outcome, name: u64) -> Vec<(Op, Outcome)> {
             let looked = (Op::Measure(from, count, name), Outcome::Done);
             vec![looked, (Op::Load(from, name), Outcome::Done), (Op::Store(to, name), copied)]
         }
+        // Zeros first, and then what makes the file longer.
+        (Op::Allocate(file, AllocateMode::ZeroRange, at, count), Outcome::Done) => {
+            let step = |mode| (Op::Allocate(file, mode, at, count), Outcome::Done);
+            vec![step(AllocateMode::PunchHole), step(AllocateMode::Extend)]
+        }
         step => vec![step],
     }
 }

@@ -1,0 +1,255 @@
+//! Cuts, holes and allocations that fail: on the way, because of the disk, or because the volume has no room.
+
+mod common;
+
+use common::*;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use weir::device::memory::MemoryDevice;
+use weir::device::{Device, DeviceInfo, DeviceResult, IoClass, OnDone, Request};
+use weir::*;
+
+const PAGE: u64 = 4096;
+
+/// A disk one of whose reads fails.
+struct OneRead {
+    inner: Arc<dyn Device>,
+    left: AtomicI64,
+}
+
+impl OneRead {
+    fn look(&self) -> DeviceResult<()> {
+        if self.left.fetch_sub(1, Ordering::Relaxed) != 1 {
+            return Ok(());
+        }
+        let (operation, reason) = ("read", "injected".into());
+        Err(weir::device::DeviceError {
+            operation,
+            offset_bytes: 0,
+            length_bytes: 0,
+            reason,
+            no_space: false,
+        })
+    }
+}
+
+impl Device for OneRead {
+    fn info(&self) -> DeviceInfo {
+        self.inner.info()
+    }
+    fn read(&self, offset: u64, buffers: &mut [&mut [u8]], class: IoClass) -> DeviceResult<()> {
+        self.look()?;
+        self.inner.read(offset, buffers, class)
+    }
+    fn write(&self, offset: u64, buffers: &[&[u8]], class: IoClass, fua: bool) -> DeviceResult<()> {
+        self.inner.write(offset, buffers, class, fua)
+    }
+    fn flush(&self) -> DeviceResult<()> {
+        self.inner.flush()
+    }
+    fn discard(&self, offset: u64, length: u64) -> DeviceResult<()> {
+        self.inner.discard(offset, length)
+    }
+    fn submit(&self, request: Request, on_done: OnDone) {
+        self.inner.submit(request, on_done);
+    }
+}
+
+/// The image of a volume with a file `/f`, made by `fill`.
+fn image(size_bytes: u64, fill: impl Fn(&Volume, &File)) -> Vec<u8> {
+    let device = Arc::new(MemoryDevice::new(size_bytes));
+    let generic: Arc<dyn Device> = device.clone();
+    format(&generic, 512);
+    let volume = open(&generic, manual(16 * MIB));
+    let file = create(&volume, "/f");
+    fill(&volume, &file);
+    drop(file);
+    volume.close().expect("close");
+    device.image()
+}
+
+/// The volume of `image`, and its file, with nothing in memory. The disk's read number `failing` from now on fails.
+fn with_failing_read(image: &[u8], failing: i64) -> (Arc<OneRead>, Volume, File) {
+    let inner = Arc::new(MemoryDevice::from_image(image));
+    let disk = Arc::new(OneRead { inner, left: AtomicI64::new(0) });
+    let device: Arc<dyn Device> = disk.clone();
+    let volume = open(&device, manual(MIB));
+    let file = volume.open_file("/f", OpenFlags::READ_WRITE).expect("open");
+    disk.left.store(failing, Ordering::Relaxed);
+    (disk, volume, file)
+}
+
+/// 1,500 pages, each an extent of its own.
+fn scattered(_: &Volume, file: &File) {
+    for number in 0..1500 {
+        file.write_at(number * 2 * PAGE, &[number as u8 | 1; PAGE as usize]).expect("write");
+    }
+}
+
+#[test]
+fn a_cut_is_done_or_not_whichever_read_fails_and_what_the_file_gains_afterwards_is_zeros() {
+    let image = image(32 * MIB, scattered);
+    let (size, cut_to) = (1499 * 2 * PAGE + PAGE, 100 * 2 * PAGE + 1000);
+    let (mut refused, mut owed) = (0, 0);
+    for failing in 1..200 {
+        let (disk, volume, file) = with_failing_read(&image, failing);
+        let cut = file.truncate(cut_to);
+        let was_struck = disk.left.swap(0, Ordering::Relaxed) <= 0;
+        let mut page = [0xee; PAGE as usize];
+        if cut.is_err() {
+            refused += 1;
+            assert_eq!(file.size(), size, "read {failing}");
+            file.read_at(100 * 2 * PAGE, &mut page).expect("read");
+            assert!(page == [101; PAGE as usize], "read {failing}: refused, and it is cut");
+        } else {
+            owed += u64::from(was_struck);
+            assert_eq!(file.size(), cut_to);
+            file.truncate(size).expect("grow");
+            for number in [100, 101, 102, 700, 1499] {
+                file.read_at(number * 2 * PAGE, &mut page).expect("read");
+                let kept = if number == 100 { 1000 } else { 0 };
+                assert!(page[..kept].iter().all(|&byte| byte == 101));
+                assert!(page[kept..].iter().all(|&byte| byte == 0), "cut off, and there again");
+            }
+        }
+        // In a crash too, and with nothing left over.
+        volume.sync().expect("sync");
+        let content = contents(&file);
+        drop((file, volume));
+        let device: Arc<dyn Device> = disk;
+        let report = weir::check::check_device(&device, &weir::check::CheckOptions::default());
+        let report = report.expect("check");
+        assert!(report.is_clean(), "read {failing}: {:#?}", report.problems);
+        let volume = open(&device, manual(MIB));
+        let file = volume.open_file("/f", OpenFlags::READ).expect("open");
+        assert!(contents(&file) == content, "read {failing}");
+        if !was_struck {
+            assert!(refused > 0 && owed > 0, "{refused} refused, {owed} done in part");
+            return;
+        }
+    }
+    panic!("a read failed each time");
+}
+
+#[test]
+fn what_a_cut_has_left_behind_becomes_free_later() {
+    let image = image(32 * MIB, scattered);
+    for failing in 1..200 {
+        let (disk, volume, file) = with_failing_read(&image, failing);
+        let cut = file.truncate(0);
+        let was_struck = disk.left.swap(0, Ordering::Relaxed) <= 0;
+        if !was_struck {
+            return;
+        }
+        if cut.is_ok() {
+            volume.background_step(BackgroundWork::Purge).expect("purge");
+            volume.checkpoint().expect("checkpoint");
+            assert_eq!(file.attr().expect("attributes").blocks, 0, "read {failing}");
+        }
+    }
+    panic!("a read failed each time");
+}
+
+#[test]
+fn an_allocation_that_fails_loses_no_blocks() {
+    let image = image(256 * MIB, |volume, file| {
+        for number in 0..200_u64 {
+            file.write_at(number * 201 * PAGE, &vec![7; 200 * PAGE as usize]).expect("write");
+            if number % 20 == 0 {
+                volume.checkpoint().expect("checkpoint");
+            }
+        }
+    });
+    let mut refused = 0;
+    for failing in (1..120).step_by(4) {
+        let (disk, volume, file) = with_failing_read(&image, failing);
+        let allocated = file.allocate(AllocateMode::KeepSize, 0, 200 * 201 * PAGE);
+        disk.left.store(0, Ordering::Relaxed);
+        if allocated.is_ok() {
+            break;
+        }
+        refused += 1;
+        volume.checkpoint().and_then(|()| volume.checkpoint()).expect("checkpoint");
+        let free_blocks = volume.statfs().free_blocks;
+        drop((file, volume));
+        let device: Arc<dyn Device> = disk;
+        let found = open(&device, manual(MIB)).statfs().free_blocks;
+        assert_eq!(free_blocks, found, "read {failing}");
+    }
+    assert!(refused > 0);
+}
+
+#[test]
+fn a_collapse_that_is_refused_changes_nothing() {
+    let device = formatted(32 * MIB, 64);
+    let volume = open(&device, manual(MIB));
+    let file = create(&volume, "/f");
+    scattered(&volume, &file);
+    scattered(&volume, &file);
+    let before = contents(&file);
+    let collapsed = file.allocate(AllocateMode::CollapseRange, 0, 2 * PAGE);
+    assert!(matches!(collapsed, Err(Error::NotSupported(_))), "{collapsed:?}");
+    assert!(contents(&file) == before, "refused, and the range is gone");
+}
+
+#[test]
+fn a_collapse_gives_back_the_blocks_of_the_range() {
+    let device = formatted(32 * MIB, 0);
+    let volume = open(&device, manual(4 * MIB));
+    let file = create(&volume, "/f");
+    let old = pattern(3, 100 * PAGE as usize);
+    file.write_at(0, &old).expect("write");
+    volume.checkpoint().expect("checkpoint");
+    // In the middle of an extent, at its start, and up to the last page.
+    let mut expected = old;
+    for (first, count) in [(10, 5), (0, 7), (20, 60)] {
+        let (offset, length) = (first * PAGE, count * PAGE);
+        file.allocate(AllocateMode::CollapseRange, offset, length).expect("collapse");
+        expected.drain(offset as usize..(offset + length) as usize);
+        assert!(contents(&file) == expected);
+    }
+    volume.sync().expect("sync");
+    assert_eq!(file.attr().expect("attributes").blocks, 28);
+    drop((file, volume));
+    let report = weir::check::check_device(&device, &weir::check::CheckOptions::default());
+    let report = report.expect("check");
+    assert!(report.is_clean(), "{:#?}", report.problems);
+    let file = open(&device, manual(4 * MIB)).open_file("/f", OpenFlags::READ).expect("open");
+    assert!(contents(&file) == expected);
+}
+
+#[test]
+fn zeroing_a_range_on_a_volume_without_room_is_refused_and_changes_nothing() {
+    let volume = open(&formatted(32 * MIB, 512), manual(4 * MIB));
+    let file = create(&volume, "/f");
+    let half = volume.statfs().available_blocks / 2 * PAGE;
+    let old = pattern(5, half as usize + (MIB as usize));
+    file.write_at(0, &old).expect("write");
+    volume.sync().expect("sync");
+    for mode in [AllocateMode::ZeroRange, AllocateMode::ZeroRangeKeepSize] {
+        assert_eq!(file.allocate(mode, 0, old.len() as u64), Err(Error::NoSpace));
+        assert_eq!(file.allocate(mode, 100, 1 << 40), Err(Error::NoSpace));
+        assert!(contents(&file) == old, "refused, and it is gone");
+    }
+    // Of what there is room for, it is done.
+    file.allocate(AllocateMode::ZeroRange, 100, MIB).expect("zero");
+    let mut expected = old;
+    expected[100..100 + MIB as usize].fill(0);
+    assert!(contents(&file) == expected);
+}
+
+#[test]
+fn an_allocation_that_a_volume_has_no_room_for_takes_none() {
+    let volume = open(&formatted(32 * MIB, 512), manual(4 * MIB));
+    let file = create(&volume, "/f");
+    volume.sync().expect("sync");
+    let available = volume.statfs().available_blocks;
+    for mode in [AllocateMode::Extend, AllocateMode::KeepSize] {
+        assert_eq!(file.allocate(mode, 0, 1 << 40), Err(Error::NoSpace));
+        assert_eq!(file.allocate(mode, 0, (available + 1) * PAGE), Err(Error::NoSpace));
+        assert_eq!((file.size(), file.attr().expect("attributes").blocks), (0, 0));
+    }
+    assert_eq!(volume.statfs().available_blocks, available);
+    // Nearly all of it can be had.
+    file.allocate(AllocateMode::Extend, 0, available * 9 / 10 * PAGE).expect("allocate");
+}
