@@ -343,6 +343,6 @@ fn what_is_written_is_as_if_one_call_came_after_the_other() {
 
 #[test]
 fn one_caller_finds_what_the_model_says() {
-    crate::explore(|| scenario(Reach { cells: PAGE_CELLS, pages: false }, 12, 1));
-    crate::explore(|| scenario(Reach { cells: 4 * PAGE_CELLS, pages: true }, 12, 1));
+    crate::explore_some(|| scenario(Reach { cells: PAGE_CELLS, pages: false }, 12, 1), 4);
+    crate::explore_some(|| scenario(Reach { cells: 4 * PAGE_CELLS, pages: true }, 12, 1), 4);
 }
