@@ -81,7 +81,7 @@ fn checkpoint(table: &File, pages: u64, generation: u64, strategy: Strategy) -> 
     for number in scattered(pages) {
         page[..8].copy_from_slice(&number.to_le_bytes());
         page[8..16].copy_from_slice(&generation.to_le_bytes());
-        table.write_at(number * PAGE_BYTES, &page)?;
+        table.write_all_at(number * PAGE_BYTES, &page)?;
         batch.push(number);
         if batch.len() == BATCH_PAGES {
             hand_on(&mut batch)?;

@@ -253,3 +253,16 @@ fn an_allocation_that_a_volume_has_no_room_for_takes_none() {
     // Nearly all of it can be had.
     file.allocate(AllocateMode::Extend, 0, available * 9 / 10 * PAGE).expect("allocate");
 }
+
+#[test]
+fn a_write_of_all_says_when_a_part_was_left() {
+    let volume = open(&formatted(32 * MIB, 512), manual(4 * MIB));
+    let file = create(&volume, "/f");
+    file.write_all_at(100, &pattern(1, 300_000)).expect("write");
+    assert!(contents(&file)[100..] == pattern(1, 300_000));
+    let much = vec![7; (volume.statfs().available_blocks * PAGE) as usize + (4 << 20)];
+    assert_eq!(file.write_all_at(0, &much), Err(Error::NoSpace));
+    assert!(file.size() > 1 << 20, "a part was written");
+    let reader = volume.open_file("/f", OpenFlags::READ).expect("open");
+    assert_eq!(reader.write_all_at(0, b"x"), Err(Error::NotWritable));
+}

@@ -178,6 +178,18 @@ impl File {
         Ok(count)
     }
 
+    /// As [`File::write_at`], all of `data`: where a part was written, what is left is written as well.
+    ///
+    /// # Errors
+    /// As [`File::write_at`]: the one that has struck, and then a part may have been written.
+    pub fn write_all_at(&self, offset: u64, data: &[u8]) -> Result<()> {
+        let mut done = 0;
+        while done < data.len() {
+            done += self.write_at(offset.saturating_add(done as u64), &data[done..])?;
+        }
+        Ok(())
+    }
+
     /// Writes `data` at the end of the file, atomically with respect to other appends; answers
     /// the offset. Otherwise as [`File::write_at`].
     pub fn append(&self, data: &[u8]) -> Result<u64> {
