@@ -67,6 +67,9 @@ pub struct Timestamp {
 }
 
 impl Timestamp {
+    /// The most nanoseconds below a second.
+    pub const MAX_NANOSECONDS: u32 = 999_999_999;
+
     /// From nanoseconds since 1970.
     pub const fn from_ns(ns: i64) -> Self {
         Self {
@@ -129,7 +132,7 @@ pub struct SetAttr {
     pub gid: Option<u32>,
     /// New size: regular files only.
     pub size_bytes: Option<u64>,
-    /// Access time.
+    /// Access time. (Of both: [`crate::Error::Invalid`] if there are more nanoseconds than make a second.)
     pub atime: Option<SetTime>,
     /// Modification time.
     pub mtime: Option<SetTime>,
