@@ -123,10 +123,7 @@ impl Engine {
                     newborn.committed = true;
                     held.committed(newly_dirty);
                     for victim in victims {
-                        // The batch has happened. A failure leaves the orphan item, and the next recovery purges the inode.
-                        if self.purge_if_unused(&victim).is_err() {
-                            self.counters.purge_errors.add(1);
-                        }
+                        self.purge_or_leave(&victim);
                     }
                     return Ok(lsn);
                 }
