@@ -127,7 +127,7 @@ impl File {
 
     /// Current size in bytes. Does not block.
     pub fn size(&self) -> u64 {
-        self.inode().size()
+        self.inode().settled_size()
     }
 
     /// Reads up to `buffer.len()` bytes at `offset`; fewer only at the end of the file. Cached data is copied under

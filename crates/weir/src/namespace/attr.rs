@@ -87,6 +87,10 @@ impl Engine {
         drop(meta);
         if let Some(inode) = self.inodes.find(inode.number) {
             self.dirty.add(&inode);
+            // It may have been purged, and taken off the list, before it was put there.
+            if inode.meta.lock().purged {
+                return self.dirty.remove(&inode);
+            }
             // Inodes with news are kept in memory: they must not be more than fit.
             if self.inodes.is_over_limit(inode.number) && self.check_writable().is_ok() {
                 // A failure is none of the reader's: the time stays in memory for the next attempt.

@@ -27,6 +27,7 @@ use weir::log::schedules;
 use weir::sync::Clock;
 use weir::*;
 
+mod isolation;
 mod serial;
 
 const RANDOM_SCHEDULES: usize = 250;
