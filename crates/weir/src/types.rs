@@ -196,21 +196,22 @@ pub enum RenameMode {
     },
 }
 
-/// How a file is opened by path.
+/// How a file is opened by path. Begin with one of the constants: `OpenFlags { create: true, ..OpenFlags::default() }` opens for reading
+/// only, and what it makes has no permission bits (mode 0000), while [`OpenFlags::CREATE`] writes and makes files of mode 0644.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[allow(clippy::struct_excessive_bools)]
 pub struct OpenFlags {
     /// Writes are allowed.
     pub write: bool,
-    /// Create it when it does not exist (with `permissions`).
+    /// Create it when it does not exist (with `permissions`). Does not imply `write`.
     pub create: bool,
-    /// With `create`: refuse when it exists.
+    /// With `create`: refuse when it exists, also as a symbolic link, whether that leads anywhere or not. Without: nothing.
     pub exclusive: bool,
-    /// Cut it to length 0.
+    /// Cut it to length 0. Needs `write`: [`crate::Error::Invalid`] without.
     pub truncate: bool,
     /// Every write is durable when it returns (data and what is needed to find it).
     pub data_sync: bool,
-    /// Permission bits of a new file.
+    /// Permission bits of a new file (07777); 0 by default, 0644 in the constants. Later opens of the file do not look at them.
     pub permissions: u32,
 }
 

@@ -442,10 +442,17 @@ impl Volume {
 /// The namespace by path: `/`-separated from the root; symbolic links are followed, at the end only where it says so. A directory on the way that
 /// another one replaces meanwhile is looked up again.
 impl Volume {
-    /// Opens a regular file, creating it if the flags say so.
+    /// Opens a regular file, creating it if the flags say so. A symbolic link at the end is followed, unless the file has to be a new one.
+    ///
+    /// # Errors
+    /// [`Error::Exists`] if it has to be a new one; [`Error::IsDirectory`]; [`Error::Invalid`] for what is no regular file either,
+    /// and for `truncate` without `write`.
     pub fn open_file(&self, path: impl AsRef<[u8]>, flags: OpenFlags) -> Result<File> {
+        if flags.truncate && !flags.write {
+            return Err(Error::Invalid("who cuts a file opens it for writing: set `write` too"));
+        }
         let file = self.open_or_make(path.as_ref(), flags)?;
-        if flags.truncate && flags.write && file.size() > 0 {
+        if flags.truncate && file.size() > 0 {
             file.truncate(0)?;
         }
         Ok(file)
@@ -454,10 +461,11 @@ impl Volume {
     /// What others do to the name meanwhile is no reason to fail: then it is looked up again.
     fn open_or_make(&self, path: &[u8], flags: OpenFlags) -> Result<File> {
         let open = |inode| self.open_handle(inode, flags.write, flags.data_sync);
+        let must_be_new = flags.create && flags.exclusive;
         let (mut gone, mut gone_dir) = (None, None);
         loop {
-            match self.engine.locate(path, !flags.exclusive)? {
-                Located::Present(_) if flags.create && flags.exclusive => {
+            match self.engine.locate(path, !must_be_new)? {
+                Located::Present(_) if must_be_new => {
                     return Err(Error::Exists);
                 }
                 Located::Present(number) => match self.engine.inode(number).and_then(open) {

@@ -877,6 +877,24 @@ fn opening_with_truncate_empties_the_file() {
 }
 
 #[test]
+fn exclusive_means_something_only_with_create_and_truncate_only_with_write() {
+    let volume = small_volume();
+    create(&volume, "/f").write_at(0, b"abc").expect("write");
+    volume.symlink(Volume::ROOT, b"l", b"f", 0, 0).expect("symlink");
+    let exclusive = OpenFlags { exclusive: true, ..OpenFlags::READ };
+    let file = volume.open_file("/l", exclusive).expect("the link is followed");
+    assert_eq!(contents(&file), b"abc");
+    let refused = |flags| volume.open_file("/l", flags).map(|file| file.ino());
+    assert_eq!(refused(OpenFlags::CREATE_NEW), Err(Error::Exists));
+    let cutting = OpenFlags { truncate: true, ..OpenFlags::READ };
+    assert!(matches!(refused(cutting), Err(Error::Invalid(_))));
+    let making = OpenFlags { create: true, ..cutting };
+    assert!(matches!(volume.open_file("/new", making), Err(Error::Invalid(_))));
+    assert_eq!(volume.metadata("/new"), Err(Error::NotFound), "nothing was made");
+    assert_eq!(contents(&file), b"abc");
+}
+
+#[test]
 fn a_time_that_cannot_be_is_refused() {
     let device = formatted(32 * MIB, 0);
     let volume = open(&device, manual(4 * MIB));

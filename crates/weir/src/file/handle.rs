@@ -263,10 +263,14 @@ impl File {
     }
 
     /// Hands the dirty pages that cover bytes `range` to background writeback and answers at once, whatever is handed over
-    /// already: the caller does not need them in memory dirty any longer. Makes nothing durable.
+    /// already: the caller does not need them in memory dirty any longer. Makes nothing durable. On a volume that is open for reading
+    /// only there are none.
     pub fn expire(&self, range: std::ops::Range<u64>) -> Result<()> {
         let pages =
             super::writeback::page_range(range.start, range.end.saturating_sub(range.start));
+        if self.engine().options.read_only {
+            return self.engine().check_shutdown();
+        }
         self.engine().check_writable()?;
         self.engine().hand_over(self.inode(), &pages);
         Ok(())

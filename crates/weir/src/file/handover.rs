@@ -252,6 +252,9 @@ impl Engine {
         range: Range<u64>,
         flags: SyncRangeFlags,
     ) -> Result<()> {
+        if self.options.read_only {
+            return self.check_shutdown();
+        }
         self.check_writable()?;
         let pages = page_range(range.start, range.end.saturating_sub(range.start));
         if flags.wait_before {
