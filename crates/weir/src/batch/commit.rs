@@ -333,7 +333,6 @@ impl Engine {
         let mut maps: Vec<_> = works.iter().map(|work| work.inode.pages.write()).collect();
         let concerned: Vec<_> = plan.concerned.values().collect();
         let mut metas = MetaLocks::new(&concerned);
-        let saved = metas.save();
         let applied = apply_names(plan, works, &data.mapped, &mut metas, now);
         let committed = applied.and_then(|names| {
             let DataOps { mut ops, payloads, .. } = data;
@@ -348,7 +347,7 @@ impl Engine {
         let (lsn, payloads) = match committed {
             Ok(committed) => committed,
             Err(error) => {
-                metas.restore(saved);
+                metas.restore();
                 return Err(error);
             }
         };
