@@ -302,7 +302,7 @@ pub struct Capabilities {
 pub struct CreateOptions {
     /// Size of the volume in bytes, rounded down to blocks; `None`: the size of the device or file.
     pub size_bytes: Option<u64>,
-    /// Size of the log ring; `None`: 1/32 of the volume within [64 MiB, 2 GiB], at most 1/8.
+    /// Size of the log ring; `None`: 1/32 of the volume within [256 MiB, 2 GiB], at most 1/8.
     pub log_bytes: Option<u64>,
     /// Write the whole volume with zeros, so that later flushes never pay for the host file system's
     /// journal.

@@ -48,6 +48,12 @@ impl Drop for InodeHold {
     }
 }
 
+impl std::fmt::Debug for InodeHold {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("InodeHold").field("ino", &self.ino()).finish_non_exhaustive()
+    }
+}
+
 struct Handle {
     hold: InodeHold,
     writable: bool,
@@ -125,7 +131,7 @@ impl File {
         Ok(self.inode().attr())
     }
 
-    /// Current size in bytes. Does not block.
+    /// Current size in bytes. Does not block on I/O. Of a batch, the sizes of all files change at once.
     pub fn size(&self) -> u64 {
         self.inode().settled_size()
     }
@@ -178,7 +184,8 @@ impl File {
     }
 
     /// Writes `data` at the end of the file, atomically with respect to other appends; answers
-    /// the offset. Otherwise as [`File::write_at`].
+    /// the offset. All of it or nothing: where the volume has no space for all of it, or an error strikes amid it, the file stays as long as it
+    /// was. Otherwise as [`File::write_at`].
     pub fn append(&self, data: &[u8]) -> Result<u64> {
         self.check_writable()?;
         let offset = self.engine().append(self.inode(), data)?;
@@ -301,6 +308,9 @@ impl File {
 
     /// As [`crate::Volume::barrier`], for namespace operations and the data of this file: what was written to other files may
     /// become durable later. What comes after the barrier is everything, in any file.
+    ///
+    /// # Errors
+    /// [`Error::NotWritable`]: the file was opened for reading; [`crate::Volume::barrier`] needs no file.
     pub fn barrier(&self) -> Result<u64> {
         self.check_writable()?;
         self.engine().barrier(Some(self.inode()))
