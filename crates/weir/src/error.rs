@@ -111,7 +111,7 @@ impl Error {
             Self::IsDirectory => 21,
             Self::NotEmpty => 39,
             Self::NameTooLong => 36,
-            Self::Invalid(_) => 22,
+            Self::Invalid(_) | Self::NotAVolume(_) => 22,
             Self::FileTooLarge => 27,
             Self::NoSpace | Self::HostFull(_) => 28,
             Self::NotPermitted => 1,
@@ -128,13 +128,58 @@ impl Error {
             Self::NoSuchExtent => 6,
             Self::InUse(_) | Self::RootDirectory => 16,
             Self::NotSupported(_) => 95,
-            Self::Io(_) | Self::Corrupt(_) | Self::NotAVolume(_) | Self::Shutdown(_) => 5,
+            Self::Io(_) | Self::Corrupt(_) | Self::Shutdown(_) => 5,
         }
     }
 }
 
+/// Of the host, for the few calls to it that have no error of their own: what a program would tell apart stays apart.
 impl From<std::io::Error> for Error {
     fn from(error: std::io::Error) -> Self {
-        Self::Io(error.to_string())
+        match error.raw_os_error() {
+            Some(libc::ENOENT) => Self::NotFound,
+            Some(libc::ENOTDIR) => Self::NotDirectory,
+            Some(libc::EEXIST) => Self::Exists,
+            Some(libc::EACCES) => Self::AccessDenied,
+            Some(libc::EROFS) => Self::ReadOnly,
+            // The host's space, not that of the volume.
+            Some(libc::ENOSPC) => Self::HostFull(error.to_string()),
+            _ => Self::Io(error.to_string()),
+        }
+    }
+}
+
+/// For programs whose functions answer [`std::io::Result`]: of the kind that belongs to [`Error::errno`], with the text and the error
+/// itself, which `get_ref` and `downcast_ref` find again.
+impl From<Error> for std::io::Error {
+    fn from(error: Error) -> Self {
+        Self::new(Self::from_raw_os_error(error.errno()).kind(), error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Error;
+    use std::io;
+
+    #[test]
+    fn an_error_becomes_one_of_the_standard_library_and_keeps_its_kind_its_text_and_its_number() {
+        let shutdown = Error::Shutdown("flush".into());
+        for error in [Error::NotFound, Error::NoSpace, Error::Exists, Error::ReadOnly, shutdown] {
+            let outer = io::Error::from(error.clone());
+            assert_eq!(outer.kind(), io::Error::from_raw_os_error(error.errno()).kind());
+            assert_eq!(outer.to_string(), error.to_string());
+            let inner = outer.get_ref().and_then(|inner| inner.downcast_ref::<Error>());
+            assert_eq!(inner, Some(&error));
+        }
+    }
+
+    #[test]
+    fn what_the_host_says_keeps_its_number() {
+        for number in [2, 20, 17, 13, 28, 30, 5] {
+            assert_eq!(Error::from(io::Error::from_raw_os_error(number)).errno(), number);
+        }
+        assert_eq!(Error::from(io::Error::other("text")), Error::Io("text".into()));
+        assert_eq!(Error::NotAVolume("text".into()).errno(), 22);
     }
 }

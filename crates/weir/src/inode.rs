@@ -158,15 +158,33 @@ impl Inode {
         self.size.load(Ordering::Acquire)
     }
 
+    /// As [`Inode::size`], not amid a batch: who has seen the new size of one of its files sees that of all, since it sets them with the
+    /// attributes of all locked.
+    pub fn settled_size(&self) -> u64 {
+        let _meta = self.meta.lock();
+        self.size()
+    }
+
     /// Attributes that programs see.
     pub fn attr(&self) -> Attr {
-        let dirty = if self.file_type == FileType::Regular {
+        let dirty = self.dirty_pages();
+        let meta = self.meta.lock();
+        self.attr_of(&meta, dirty)
+    }
+
+    /// As [`Inode::attr`], of an inode that is there: not purged, and not yet to be made by a batch.
+    pub fn attr_unless_purged(&self) -> Result<Attr> {
+        let dirty = self.dirty_pages();
+        let meta = self.meta.lock();
+        if meta.purged { Err(Error::NotFound) } else { Ok(self.attr_of(&meta, dirty)) }
+    }
+
+    fn dirty_pages(&self) -> u64 {
+        if self.file_type == FileType::Regular {
             self.pages.read().counts().dirty as u64
         } else {
             0
-        };
-        let meta = self.meta.lock();
-        self.attr_of(&meta, dirty)
+        }
     }
 
     /// As [`Inode::attr`], with the attributes at hand.

@@ -358,7 +358,11 @@ impl Engine {
             let Some(value) = value else {
                 return Err(Error::Corrupt(format!("orphan {number} has no inode: run fsck")));
             };
-            let links = InodeItem::decode(&value)?.links;
+            // One that cannot be read stays an orphan, which takes nothing but its space: no reason to refuse the volume.
+            let Ok(InodeItem { links, .. }) = InodeItem::decode(&value) else {
+                self.counters.purge_errors.add(1);
+                continue;
+            };
             let inode = self.inode(number)?;
             if links > 0 {
                 self.finish_cut(&inode)?;
@@ -407,5 +411,47 @@ fn drop_payloads(payloads: &mut Payloads, inode: u64, first: u64, count: u64) {
         .collect();
     for place in gone {
         payloads.remove(&place);
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+    use crate::device::Device;
+    use crate::device::memory::MemoryDevice;
+    use crate::inode::for_tests::item;
+    use crate::sync::Arc;
+    use crate::txn::Op;
+    use crate::types::Timestamp;
+    use crate::{BackgroundMode, CreateOptions, OpenFlags, Volume, VolumeOptions};
+
+    #[test]
+    fn an_orphan_that_cannot_be_read_keeps_nobody_from_opening_the_volume() {
+        let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(32 << 20));
+        Volume::format_device(&device, &CreateOptions::default()).expect("format");
+        let open = || {
+            let background = BackgroundMode::Manual;
+            let options = VolumeOptions { background, ..VolumeOptions::default() };
+            Volume::open_device(device.clone(), options).expect("open")
+        };
+        let volume = open();
+        let file = volume.open_file("/f", OpenFlags::CREATE).expect("create");
+        let engine = file.engine();
+        let mtime = Timestamp { seconds: 0, nanoseconds: u32::MAX };
+        let number = engine.store.allocate_inode();
+        let mut op = Op::new();
+        op.inode_added();
+        op.put(Key::inode(number), &InodeItem { mtime, ..item(0) }.encode());
+        op.put(Key::orphan(number), &[]);
+        let admission = engine.enter(4096, 0).expect("enter");
+        engine.store.commit(op, admission).expect("commit");
+        volume.sync().expect("sync");
+        drop((file, volume));
+        for _ in 0..2 {
+            let volume = open();
+            assert_eq!(volume.stats().purge_errors, 1);
+            assert!(volume.metadata("/f").is_ok());
+            volume.close().expect("close");
+        }
     }
 }

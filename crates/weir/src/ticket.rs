@@ -6,7 +6,7 @@
 //!
 //! While nobody waits for a ticket, the log may gather it with others for up to two milliseconds, if tickets have come many at
 //! a time: that is what makes a deep queue share frames and flushes. Whoever waits ends that at once: [`SyncTicket::wait`],
-//! awaiting, a callback, [`CompletionQueue::wait`], a second [`CompletionQueue::take`] in vain, or a delivery to a
+//! awaiting, a callback, [`CompletionQueue::wait`] before or after the delivery, a second [`CompletionQueue::take`] in vain, or a delivery to a
 //! queue whose file descriptor is in use. [`SyncTicket::poll`] only looks.
 //!
 //! Whoever makes many tickets end at once puts the wake-ups of queues off until the last ([`gather_wakes`]): a thread that waits for
@@ -20,6 +20,7 @@ use crate::sync::{Arc, Condvar, Mutex, MutexGuard, wait_for};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::future::Future;
+use std::marker::PhantomData;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::pin::Pin;
 use std::sync::Weak;
@@ -55,7 +56,16 @@ struct Shared {
     done: Condvar,
 }
 
-/// A request for durability. See the module's head.
+/// A request for durability, a promise: what it covers is durable when the ticket ends, or it ends with an error. Wait for it
+/// ([`SyncTicket::wait`]), look at it ([`SyncTicket::poll`]), await it as a future on any executor, have it delivered to a
+/// [`CompletionQueue`] ([`SyncTicket::deliver`]), or give it a callback ([`SyncTicket::on_completion`]).
+///
+/// Dropping a ticket cancels nothing: what was asked for becomes durable all the same, and only whether it failed stays untold.
+///
+/// While nobody waits for it, a ticket may be gathered with others for up to two milliseconds, if tickets have come many at a time: that is how a
+/// deep queue shares writes and flushes. Whoever waits ends that at once, by any of the ways above but `poll`, which only looks: a
+/// loop around `poll` may take two milliseconds longer than `wait`. A delivery counts as waiting once somebody waits for the queue,
+/// looks twice in vain, or has asked for its file descriptor.
 #[must_use = "a ticket that is dropped is not cancelled, but nobody learns whether it failed"]
 pub struct SyncTicket(Arc<Shared>);
 
@@ -98,7 +108,7 @@ impl std::fmt::Debug for SyncTicket {
 }
 
 impl SyncTicket {
-    /// The result, if the request has ended. Does not block.
+    /// The result, if the request has ended. Does not block, and only looks: the request may go on being gathered with others.
     pub fn poll(&self) -> Option<Result<()>> {
         self.0.state.lock().result.clone()
     }
@@ -257,7 +267,8 @@ impl CompletionQueue {
     /// A ticket under way will be delivered here.
     fn expect(&self, hurry: &Arc<dyn Hurry>) {
         let mut entries = self.entries.lock();
-        if self.watched.load(Ordering::Relaxed) {
+        // Who sleeps in `wait` has said so before this ticket came, and does not again.
+        if self.watched.load(Ordering::Relaxed) || entries.waiters > 0 {
             drop(entries);
             return hurry.hurry();
         }
@@ -347,12 +358,15 @@ impl PutOff {
 
 /// See [`gather_wakes`].
 #[must_use = "wake-ups are put off for as long as it lives"]
-pub struct GatheredWakes(());
+pub struct GatheredWakes {
+    /// It belongs to its thread: only that has what was put off.
+    not_send: PhantomData<*const ()>,
+}
 
 /// As long as the answer lives, threads that wait for queues are not woken by what this thread delivers there, but at its end.
 pub fn gather_wakes() -> GatheredWakes {
     PUT_OFF.with(|put_off| put_off.borrow_mut().depth += 1);
-    GatheredWakes(())
+    GatheredWakes { not_send: PhantomData }
 }
 
 impl Drop for GatheredWakes {
@@ -494,6 +508,38 @@ mod tests {
             seen.sort_unstable();
             assert_eq!(seen, [0, 1, 2, 3]);
         });
+    }
+
+    #[test]
+    fn a_ticket_for_a_queue_that_somebody_waits_for_is_not_gathered() {
+        let told = Arc::new(Told::default());
+        let queue = CompletionQueue::new().expect("an eventfd");
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| queue.wait().user_data);
+            while queue.entries.lock().waiters == 0 {
+                std::thread::yield_now();
+            }
+            let (ticket, promise) = patient(&told);
+            ticket.deliver(&queue, 7);
+            let times = told.times();
+            promise.complete(Ok(()));
+            assert_eq!(waiter.join().expect("no panic"), 7);
+            assert_eq!(times, 1);
+        });
+    }
+
+    /// Which of the two is meant is open for a type that may be sent to other threads: then this does not compile.
+    #[test]
+    fn gathered_wakes_stay_with_their_thread() {
+        trait Which<Case> {
+            fn is_decided() -> bool {
+                true
+            }
+        }
+        struct Sendable;
+        impl<T> Which<()> for T {}
+        impl<T: Send> Which<Sendable> for T {}
+        assert!(<GatheredWakes as Which<_>>::is_decided());
     }
 
     #[test]

@@ -67,6 +67,9 @@ pub struct Timestamp {
 }
 
 impl Timestamp {
+    /// The most nanoseconds below a second.
+    pub const MAX_NANOSECONDS: u32 = 999_999_999;
+
     /// From nanoseconds since 1970.
     pub const fn from_ns(ns: i64) -> Self {
         Self {
@@ -129,7 +132,7 @@ pub struct SetAttr {
     pub gid: Option<u32>,
     /// New size: regular files only.
     pub size_bytes: Option<u64>,
-    /// Access time.
+    /// Access time. (Of both: [`crate::Error::Invalid`] if there are more nanoseconds than make a second.)
     pub atime: Option<SetTime>,
     /// Modification time.
     pub mtime: Option<SetTime>,
@@ -193,21 +196,22 @@ pub enum RenameMode {
     },
 }
 
-/// How a file is opened by path.
+/// How a file is opened by path. Begin with one of the constants: `OpenFlags { create: true, ..OpenFlags::default() }` opens for reading
+/// only, and what it makes has no permission bits (mode 0000), while [`OpenFlags::CREATE`] writes and makes files of mode 0644.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[allow(clippy::struct_excessive_bools)]
 pub struct OpenFlags {
     /// Writes are allowed.
     pub write: bool,
-    /// Create it when it does not exist (with `permissions`).
+    /// Create it when it does not exist (with `permissions`). Does not imply `write`.
     pub create: bool,
-    /// With `create`: refuse when it exists.
+    /// With `create`: refuse when it exists, also as a symbolic link, whether that leads anywhere or not. Without: nothing.
     pub exclusive: bool,
-    /// Cut it to length 0.
+    /// Cut it to length 0. Needs `write`: [`crate::Error::Invalid`] without.
     pub truncate: bool,
     /// Every write is durable when it returns (data and what is needed to find it).
     pub data_sync: bool,
-    /// Permission bits of a new file.
+    /// Permission bits of a new file (07777); 0 by default, 0644 in the constants. Later opens of the file do not look at them.
     pub permissions: u32,
 }
 
@@ -298,7 +302,7 @@ pub struct Capabilities {
 pub struct CreateOptions {
     /// Size of the volume in bytes, rounded down to blocks; `None`: the size of the device or file.
     pub size_bytes: Option<u64>,
-    /// Size of the log ring; `None`: 1/32 of the volume within [64 MiB, 2 GiB], at most 1/8.
+    /// Size of the log ring; `None`: 1/32 of the volume within [256 MiB, 2 GiB], at most 1/8.
     pub log_bytes: Option<u64>,
     /// Write the whole volume with zeros, so that later flushes never pay for the host file system's
     /// journal.

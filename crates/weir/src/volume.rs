@@ -266,9 +266,9 @@ impl Volume {
         if attr.links == 0 { Err(Error::NotFound) } else { Ok(attr) }
     }
 
-    /// Attributes of an inode.
+    /// Attributes of an inode. One that a batch makes exists once that is committed.
     pub fn getattr(&self, ino: u64) -> Result<Attr> {
-        Ok(Self::attr(&self.engine.inode(ino)?))
+        self.engine.inode(ino)?.attr_unless_purged()
     }
 
     /// Changes attributes; a size change is an operation of its own before the rest.
@@ -433,12 +433,20 @@ impl Volume {
     }
 }
 
-/// The namespace by path: `/`-separated from the root; symbolic links are followed, at the end only where it says so.
+/// The namespace by path: `/`-separated from the root; symbolic links are followed, at the end only where it says so. A directory on the way that
+/// another one replaces meanwhile is looked up again.
 impl Volume {
-    /// Opens a regular file, creating it if the flags say so.
+    /// Opens a regular file, creating it if the flags say so. A symbolic link at the end is followed, unless the file has to be a new one.
+    ///
+    /// # Errors
+    /// [`Error::Exists`] if it has to be a new one; [`Error::IsDirectory`]; [`Error::Invalid`] for what is no regular file either,
+    /// and for `truncate` without `write`.
     pub fn open_file(&self, path: impl AsRef<[u8]>, flags: OpenFlags) -> Result<File> {
+        if flags.truncate && !flags.write {
+            return Err(Error::Invalid("who cuts a file opens it for writing: set `write` too"));
+        }
         let file = self.open_or_make(path.as_ref(), flags)?;
-        if flags.truncate && flags.write && file.size() > 0 {
+        if flags.truncate && file.size() > 0 {
             file.truncate(0)?;
         }
         Ok(file)
@@ -447,10 +455,11 @@ impl Volume {
     /// What others do to the name meanwhile is no reason to fail: then it is looked up again.
     fn open_or_make(&self, path: &[u8], flags: OpenFlags) -> Result<File> {
         let open = |inode| self.open_handle(inode, flags.write, flags.data_sync);
-        let mut gone = None;
+        let must_be_new = flags.create && flags.exclusive;
+        let (mut gone, mut gone_dir) = (None, None);
         loop {
-            match self.engine.locate(path, !flags.exclusive)? {
-                Located::Present(_) if flags.create && flags.exclusive => {
+            match self.engine.locate(path, !must_be_new)? {
+                Located::Present(_) if must_be_new => {
                     return Err(Error::Exists);
                 }
                 Located::Present(number) => match self.engine.inode(number).and_then(open) {
@@ -467,6 +476,8 @@ impl Volume {
                         // Made by somebody else after it was not found; or removed after it was made.
                         Err(Error::Exists) if !flags.exclusive => {}
                         Ok(Err(Error::NotFound)) => {}
+                        // The directory was replaced, or removed, after it was found.
+                        Err(Error::NotFound) if gone_dir != Some(dir) => gone_dir = Some(dir),
                         made => return made?,
                     }
                 }
@@ -512,24 +523,27 @@ impl Volume {
     /// Makes a directory.
     pub fn create_dir(&self, path: impl AsRef<[u8]>, permissions: u32) -> Result<Attr> {
         let path = path.as_ref();
-        let (dir, name) = match self.engine.resolve_parent(path) {
+        let find = || match self.engine.resolve_parent(path) {
             // The root, `.` and `..` have no name, but are there.
             Err(Error::NotFound | Error::Invalid(_)) if self.resolve(path, true).is_ok() => {
-                return Err(Error::Exists);
+                Err(Error::Exists)
             }
-            split => split?,
+            split => split,
         };
-        self.make(dir, &name, &NewInode::new(FileType::Directory, permissions))
+        let new = NewInode::new(FileType::Directory, permissions);
+        on_named(find, |(dir, name)| self.make(*dir, name, &new))
     }
 
     /// Removes a name of something that is no directory.
     pub fn remove_file(&self, path: impl AsRef<[u8]>) -> Result<()> {
-        let (dir, name) = match named_parent(&self.engine, path.as_ref()) {
+        let find = || match named_parent(&self.engine, path.as_ref()) {
             Err(Error::RootDirectory) => Err(Error::IsDirectory),
             split => split,
-        }?;
-        self.check_slash(path.as_ref(), dir, &name)?;
-        self.unlink(dir, &name)
+        };
+        on_named(find, |(dir, name)| {
+            self.check_slash(path.as_ref(), *dir, name)?;
+            self.unlink(*dir, name)
+        })
     }
 
     /// A slash at the end of `path` says that `name` in `dir` is a directory.
@@ -542,17 +556,19 @@ impl Volume {
 
     /// Removes an empty directory.
     pub fn remove_dir(&self, path: impl AsRef<[u8]>) -> Result<()> {
-        let (dir, name) = named_parent(&self.engine, path.as_ref())?;
-        self.rmdir(dir, &name)
+        let find = || named_parent(&self.engine, path.as_ref());
+        on_named(find, |(dir, name)| self.rmdir(*dir, name))
     }
 
     /// Renames, replacing what is there.
     pub fn rename_path(&self, from: impl AsRef<[u8]>, to: impl AsRef<[u8]>) -> Result<()> {
-        let (dir, name) = named_parent(&self.engine, from.as_ref())?;
-        let (new_dir, new_name) = named_parent(&self.engine, to.as_ref())?;
-        self.check_slash(from.as_ref(), dir, &name)?;
-        self.check_slash(to.as_ref(), dir, &name)?;
-        self.rename(dir, &name, new_dir, &new_name, RenameMode::Replace)
+        let parent_of = |path: &[u8]| named_parent(&self.engine, path);
+        let find = || Ok((parent_of(from.as_ref())?, parent_of(to.as_ref())?));
+        on_named(find, |((dir, name), (new_dir, new_name))| {
+            self.check_slash(from.as_ref(), *dir, name)?;
+            self.check_slash(to.as_ref(), *dir, name)?;
+            self.rename(*dir, name, *new_dir, new_name, RenameMode::Replace)
+        })
     }
 
     /// All entries of a directory.

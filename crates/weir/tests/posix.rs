@@ -875,3 +875,48 @@ fn opening_with_truncate_empties_the_file() {
     let flags = OpenFlags { truncate: true, ..OpenFlags::READ_WRITE };
     assert_eq!(volume.open_file("/f", flags).expect("open").size(), 0);
 }
+
+#[test]
+fn exclusive_means_something_only_with_create_and_truncate_only_with_write() {
+    let volume = small_volume();
+    create(&volume, "/f").write_at(0, b"abc").expect("write");
+    volume.symlink(Volume::ROOT, b"l", b"f", 0, 0).expect("symlink");
+    let exclusive = OpenFlags { exclusive: true, ..OpenFlags::READ };
+    let file = volume.open_file("/l", exclusive).expect("the link is followed");
+    assert_eq!(contents(&file), b"abc");
+    let refused = |flags| volume.open_file("/l", flags).map(|file| file.ino());
+    assert_eq!(refused(OpenFlags::CREATE_NEW), Err(Error::Exists));
+    let cutting = OpenFlags { truncate: true, ..OpenFlags::READ };
+    assert!(matches!(refused(cutting), Err(Error::Invalid(_))));
+    let making = OpenFlags { create: true, ..cutting };
+    assert!(matches!(volume.open_file("/new", making), Err(Error::Invalid(_))));
+    assert_eq!(volume.metadata("/new"), Err(Error::NotFound), "nothing was made");
+    assert_eq!(contents(&file), b"abc");
+}
+
+#[test]
+fn a_time_that_cannot_be_is_refused() {
+    let device = formatted(32 * MIB, 0);
+    let volume = open(&device, manual(4 * MIB));
+    let file = create(&volume, "/f");
+    file.write_at(0, b"abc").expect("write");
+    let at = |nanoseconds| Some(SetTime::At(Timestamp { seconds: -5, nanoseconds }));
+    let times = [
+        SetAttr { mtime: at(1_000_000_000), ..SetAttr::default() },
+        SetAttr { atime: at(u32::MAX), size_bytes: Some(1), ..SetAttr::default() },
+    ];
+    for change in &times {
+        let refused = volume.setattr(file.ino(), change);
+        assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
+        let mut batch = volume.batch();
+        let refused = batch.setattr(file.ino(), change);
+        assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
+        assert!(batch.is_empty());
+    }
+    let last = SetAttr { mtime: at(999_999_999), ..SetAttr::default() };
+    volume.setattr(file.ino(), &last).expect("a time that can be");
+    volume.close().expect("close");
+    drop((file, volume));
+    let attr = open(&device, manual(4 * MIB)).metadata("/f").expect("it can be read back");
+    assert_eq!((attr.size_bytes, Some(SetTime::At(attr.mtime))), (3, at(999_999_999)));
+}

@@ -172,3 +172,20 @@ fn what_can_be_written_nowhere_stays_in_the_log_and_nobody_waits_for_it_for_ever
         holds(probe, &bytes);
     }
 }
+
+#[test]
+fn every_kind_of_sync_succeeds_on_a_volume_that_is_open_for_reading_only() {
+    let device = formatted(64 * MIB, 0);
+    let volume = open(&device, manual(16 * MIB));
+    let file = create(&volume, "/f");
+    file.write_at(0, &[1; 100]).expect("write");
+    file.fsync().expect("fsync");
+    drop((file, volume));
+    let volume = open(&device, VolumeOptions { read_only: true, ..manual(16 * MIB) });
+    let file = volume.open_file("/f", OpenFlags::READ).expect("open");
+    assert_eq!((volume.sync(), file.fsync(), file.fdatasync()), (Ok(()), Ok(()), Ok(())));
+    let all = SyncRangeFlags::WAIT_BEFORE | SyncRangeFlags::WRITE | SyncRangeFlags::WAIT_AFTER;
+    assert_eq!(file.sync_range(0..u64::MAX, all), Ok(()));
+    assert_eq!(file.expire(0..u64::MAX), Ok(()));
+    assert_eq!(file.fsync_if_durable(0..10, SyncKind::Data), Some(Ok(())));
+}

@@ -123,10 +123,7 @@ impl Engine {
                     newborn.committed = true;
                     held.committed(newly_dirty);
                     for victim in victims {
-                        // The batch has happened. A failure leaves the orphan item, and the next recovery purges the inode.
-                        if self.purge_if_unused(&victim).is_err() {
-                            self.counters.purge_errors.add(1);
-                        }
+                        self.purge_or_leave(&victim);
                     }
                     return Ok(lsn);
                 }
@@ -337,7 +334,6 @@ impl Engine {
         let mut maps: Vec<_> = works.iter().map(|work| work.inode.pages.write()).collect();
         let concerned: Vec<_> = plan.concerned.values().collect();
         let mut metas = MetaLocks::new(&concerned);
-        let saved = metas.save();
         let applied = apply_names(plan, works, &data.mapped, &mut metas, now);
         let committed = applied.and_then(|names| {
             let DataOps { mut ops, payloads, .. } = data;
@@ -352,7 +348,7 @@ impl Engine {
         let (lsn, payloads) = match committed {
             Ok(committed) => committed,
             Err(error) => {
-                metas.restore(saved);
+                metas.restore();
                 return Err(error);
             }
         };

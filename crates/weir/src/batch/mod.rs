@@ -20,6 +20,7 @@ mod plan;
 
 use crate::error::{Error, Result};
 use crate::file::handle::File;
+use crate::namespace::attr::check_times;
 use crate::namespace::check_name;
 use crate::namespace::create::check_target;
 use crate::running::Running;
@@ -276,8 +277,9 @@ impl Batch {
     /// Changes attributes, and the size.
     ///
     /// # Errors
-    /// As [`Batch::truncate`].
+    /// As [`Batch::truncate`]; [`Error::Invalid`] for a time that cannot be.
     pub fn setattr(&mut self, ino: u64, change: &SetAttr) -> Result<()> {
+        check_times(change)?;
         if let Some(size_bytes) = change.size_bytes {
             self.truncate_inode(ino, size_bytes)?;
         }

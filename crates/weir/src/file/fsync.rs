@@ -69,11 +69,11 @@ impl Engine {
         self.commit_log(lsn)
     }
 
-    /// A sync of `range` that finds everything durable already, and is counted as one. False: there is something to do, or the volume
-    /// cannot be written; nothing was done. Never waits for anything.
+    /// A sync of `range` that finds everything durable already, and is counted as one; on a volume that is open for reading only,
+    /// everything is. False: there is something to do, or the volume was shut down; nothing was done. Never waits for anything.
     pub fn fsync_if_durable(&self, inode: &Inode, range: Range<u64>, kind: SyncKind) -> bool {
         if self.options.read_only || self.check_writable().is_err() {
-            return false;
+            return self.check_shutdown().is_ok();
         }
         let began_ns = self.clock.monotonic_ns();
         let pages = page_range(range.start, range.end.saturating_sub(range.start));

@@ -49,6 +49,12 @@ impl Drop for InodeHold {
     }
 }
 
+impl std::fmt::Debug for InodeHold {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("InodeHold").field("ino", &self.ino()).finish_non_exhaustive()
+    }
+}
+
 struct Handle {
     hold: InodeHold,
     writable: bool,
@@ -126,9 +132,9 @@ impl File {
         Ok(self.inode().attr())
     }
 
-    /// Current size in bytes. Does not block.
+    /// Current size in bytes. Does not block on I/O. Of a batch, the sizes of all files change at once.
     pub fn size(&self) -> u64 {
-        self.inode().size()
+        self.inode().settled_size()
     }
 
     /// Reads up to `buffer.len()` bytes at `offset`; fewer only at the end of the file. Cached data is copied under
@@ -191,7 +197,8 @@ impl File {
     }
 
     /// Writes `data` at the end of the file, atomically with respect to other appends; answers
-    /// the offset. Otherwise as [`File::write_at`].
+    /// the offset. All of it or nothing: where the volume has no space for all of it, or an error strikes amid it, the file stays as long as it
+    /// was. Otherwise as [`File::write_at`].
     pub fn append(&self, data: &[u8]) -> Result<u64> {
         self.check_writable()?;
         let offset = self.engine().append(self.inode(), data)?;
@@ -278,10 +285,14 @@ impl File {
     }
 
     /// Hands the dirty pages that cover bytes `range` to background writeback and answers at once, whatever is handed over
-    /// already: the caller does not need them in memory dirty any longer. Makes nothing durable.
+    /// already: the caller does not need them in memory dirty any longer. Makes nothing durable. On a volume that is open for reading
+    /// only there are none.
     pub fn expire(&self, range: std::ops::Range<u64>) -> Result<()> {
         let pages =
             super::writeback::page_range(range.start, range.end.saturating_sub(range.start));
+        if self.engine().options.read_only {
+            return self.engine().check_shutdown();
+        }
         self.engine().check_writable()?;
         self.engine().hand_over(self.inode(), &pages);
         Ok(())
@@ -312,6 +323,9 @@ impl File {
 
     /// As [`crate::Volume::barrier`], for namespace operations and the data of this file: what was written to other files may
     /// become durable later. What comes after the barrier is everything, in any file.
+    ///
+    /// # Errors
+    /// [`Error::NotWritable`]: the file was opened for reading; [`crate::Volume::barrier`] needs no file.
     pub fn barrier(&self) -> Result<u64> {
         self.check_writable()?;
         self.engine().barrier(Some(self.inode()))

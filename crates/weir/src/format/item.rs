@@ -132,7 +132,7 @@ impl InodeItem {
             return Err(error("unknown mode bits"));
         }
         let time = |seconds: I64, nanoseconds: U32| {
-            if nanoseconds.get() > 999_999_999 {
+            if nanoseconds.get() > Timestamp::MAX_NANOSECONDS {
                 return Err(error("nanoseconds out of range"));
             }
             Ok(Timestamp { seconds: seconds.get(), nanoseconds: nanoseconds.get() })

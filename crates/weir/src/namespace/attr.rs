@@ -16,6 +16,7 @@ const DAY_SECONDS: i64 = 86_400;
 impl Engine {
     /// Changes attributes, and the size. A size change comes first; all else is one operation.
     pub fn setattr(&self, number: u64, change: &SetAttr) -> Result<Arc<Inode>> {
+        check_times(change)?;
         let inode = self.inode(number)?;
         if let Some(size_bytes) = change.size_bytes {
             match inode.file_type {
@@ -86,6 +87,10 @@ impl Engine {
         drop(meta);
         if let Some(inode) = self.inodes.find(inode.number) {
             self.dirty.add(&inode);
+            // It may have been purged, and taken off the list, before it was put there.
+            if inode.meta.lock().purged {
+                return self.dirty.remove(&inode);
+            }
             // Inodes with news are kept in memory: they must not be more than fit.
             if self.inodes.is_over_limit(inode.number) && self.check_writable().is_ok() {
                 // A failure is none of the reader's: the time stays in memory for the next attempt.
@@ -95,6 +100,16 @@ impl Engine {
             }
         }
     }
+}
+
+/// Refuses times that no inode item can hold: what was logged of them could not be read back.
+pub(crate) fn check_times(change: &SetAttr) -> Result<()> {
+    let cannot_be =
+        |set| matches!(set, Some(SetTime::At(at)) if at.nanoseconds > Timestamp::MAX_NANOSECONDS);
+    if cannot_be(change.atime) || cannot_be(change.mtime) {
+        return Err(Error::Invalid("the nanoseconds of a time must be at most 999,999,999"));
+    }
+    Ok(())
 }
 
 /// Whether something was changed.

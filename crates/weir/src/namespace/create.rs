@@ -103,8 +103,16 @@ impl Engine {
         op.inode_added();
         op.put(Key::inode(number), &item.encode());
         op.put(Key::orphan(number), &[]);
-        self.store.commit(op, admission)?;
-        let inode = self.inode(number)?;
+        // Nothing can fail once it is committed: it would be left behind without a name.
+        let mut commit = Some((op, admission));
+        let inode = self.inode_with(number, || match commit.take() {
+            Some((op, admission)) => {
+                let lsn = self.store.commit(op, admission)?;
+                Ok(Inode::committed(number, item, lsn))
+            }
+            // It was found by its number, changed and forgotten already.
+            None => self.load_inode(number),
+        })?;
         inode.meta.lock().linkable = true;
         Ok(inode)
     }

@@ -43,18 +43,25 @@ pub const OP_RECORD_BYTES: usize = 8192;
 pub const OP_SPACE_BLOCKS: u64 = 4;
 
 /// The `meta` locks of some inodes, taken in the order of their numbers.
+///
+/// **Invariant:** an operation that the log has not taken leaves nothing behind: the attributes are as they were when they were locked.
 pub struct MetaLocks<'a> {
     /// In the order of their numbers. The first needs no memory of its own: most operations lock one.
     first: Option<Locked<'a>>,
     others: Vec<Locked<'a>>,
 }
 
-type Locked<'a> = (&'a Inode, MutexGuard<'a, Meta>);
+/// An inode, its attributes, and what they were when they were locked.
+type Locked<'a> = (&'a Inode, MutexGuard<'a, Meta>, Meta);
 
 impl<'a> MetaLocks<'a> {
     /// Locks all of `inodes`; one that is named twice is locked once.
     pub fn new(inodes: &[&'a Arc<Inode>]) -> Self {
-        let lock = |inode: &'a Inode| (inode, inode.meta.lock());
+        let lock = |inode: &'a Inode| {
+            let meta = inode.meta.lock();
+            let before = meta.clone();
+            (inode, meta, before)
+        };
         if let [only] = *inodes {
             return Self { first: Some(lock(only)), others: Vec::new() };
         }
@@ -73,42 +80,38 @@ impl<'a> MetaLocks<'a> {
         self.first.iter_mut().chain(&mut self.others)
     }
 
-    /// Copies of all of them, for [`MetaLocks::restore`].
-    pub fn save(&self) -> Vec<Meta> {
-        self.all().map(|(_, meta)| (**meta).clone()).collect()
-    }
-
-    /// Takes everything back that happened since they were saved.
-    pub fn restore(&mut self, saved: Vec<Meta>) {
-        for ((_, meta), saved) in self.all_mut().zip(saved) {
-            **meta = saved;
+    /// Takes everything back that happened to them since they were locked.
+    pub fn restore(&mut self) {
+        for (_, meta, before) in self.all_mut() {
+            (**meta).clone_from(before);
         }
     }
 
     /// The item of inode `number`, one of those locked, if it still has one.
     pub fn item_to_log(&self, number: u64) -> Option<&InodeItem> {
-        let is_first = self.first.as_ref().is_some_and(|(inode, _)| inode.number == number);
-        let place = || self.others.binary_search_by_key(&number, |(inode, _)| inode.number).ok();
-        let (_, meta) = if is_first { self.first.as_ref() } else { self.others.get(place()?) }?;
+        let is_first = self.first.as_ref().is_some_and(|(inode, ..)| inode.number == number);
+        let place = || self.others.binary_search_by_key(&number, |(inode, ..)| inode.number).ok();
+        let (_, meta, _) = if is_first { self.first.as_ref() } else { self.others.get(place()?) }?;
         (!meta.purged).then_some(&meta.item)
     }
 
     /// The items of all of them were committed as of `lsn`.
     pub fn logged(&mut self, lsn: Lsn) {
-        for (inode, meta) in self.all_mut() {
+        for (inode, meta, _) in self.all_mut() {
             inode.atime_settled.store(false, Ordering::Relaxed);
             meta.logged(lsn, true);
         }
     }
 
-    /// Adds the items of all locked inodes to `op`, commits it, and notes the LSN in each.
+    /// Adds the items of all locked inodes to `op`, commits it, and notes the LSN in each. If that fails, they are as they were.
     pub fn commit(&mut self, engine: &Engine, mut op: Op, admission: Admission) -> Result<Lsn> {
-        for (inode, meta) in self.all() {
+        for (inode, meta, _) in self.all() {
             if !meta.purged {
                 op.put(Key::inode(inode.number), &meta.item.encode());
             }
         }
-        let lsn = engine.store.commit(op, admission)?;
+        let committed = engine.store.commit(op, admission);
+        let lsn = committed.inspect_err(|_| self.restore())?;
         self.logged(lsn);
         Ok(lsn)
     }
@@ -118,9 +121,9 @@ impl Metas for MetaLocks<'_> {
     /// The attributes of `inode`, which must be one of those locked.
     fn of(&mut self, inode: &Inode) -> &mut Meta {
         let number = inode.number;
-        let place = self.others.binary_search_by_key(&number, |(locked, _)| locked.number);
+        let place = self.others.binary_search_by_key(&number, |(locked, ..)| locked.number);
         match (&mut self.first, place) {
-            (Some((first, meta)), _) if first.number == number => meta,
+            (Some((first, meta, _)), _) if first.number == number => meta,
             (_, Ok(place)) => &mut self.others[place].1,
             _ => unreachable!("inode {number} is not among the locked ones"),
         }
@@ -147,4 +150,41 @@ pub fn check_name(name: &[u8]) -> Result<()> {
         return Err(Error::Invalid("a name cannot be . or .. or contain / or NUL"));
     }
     Ok(())
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+    use crate::device::Device;
+    use crate::device::memory::MemoryDevice;
+    use crate::{BackgroundMode, CreateOptions, OpenFlags, Volume, VolumeOptions};
+
+    #[test]
+    fn an_operation_that_the_log_does_not_take_leaves_names_and_attributes_as_they_were() {
+        let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(32 << 20));
+        Volume::format_device(&device, &CreateOptions::default()).expect("format");
+        let options =
+            VolumeOptions { background: BackgroundMode::Manual, ..VolumeOptions::default() };
+        let volume = Volume::open_device(device, options).expect("open");
+        let file = volume.open_file("/f", OpenFlags::CREATE).expect("create");
+        let before = (volume.metadata("/f"), volume.metadata("/"));
+        let engine = file.engine();
+        // An unlink that was let in, and then the volume is shut down.
+        let admission = engine.enter(OP_RECORD_BYTES, 0).expect("enter");
+        let parent = engine.directory(Volume::ROOT).expect("root");
+        let inode = engine.inode(file.ino()).expect("inode");
+        let found = engine.present(Volume::ROOT, b"f").expect("entry");
+        engine.shut_down("a flush failed");
+        {
+            let mut op = Op::new();
+            let mut metas = MetaLocks::new(&[&parent, &inode]);
+            rules::unlink(&mut metas, &mut op, (&parent, found.key), &inode, engine.now());
+            let refused = metas.commit(engine, op, admission);
+            assert!(matches!(refused, Err(Error::Shutdown(_))), "{refused:?}");
+        }
+        assert!(before.0.is_ok());
+        assert_eq!((volume.metadata("/f"), volume.metadata("/")), before);
+        let meta = inode.meta.lock();
+        assert!(!meta.orphan && !meta.dirty);
+    }
 }

@@ -2,7 +2,8 @@
 //!
 //! An inode that loses its last name gets an orphan item in the same operation. The purge then
 //! takes its items away in bounded steps, each an operation of its own, the inode item and the
-//! orphan item last: after a crash in between, recovery goes on from what is left.
+//! orphan item last: after a crash in between, recovery goes on from what is left. A purge that fails is no error of the call that
+//! took the name away, which has happened: it is counted (`purge_errors`) and tried again with the next purges, at most once at a time.
 
 use super::{MetaLocks, OP_RECORD_BYTES, check_name, rules};
 use crate::alloc::Run;
@@ -15,16 +16,18 @@ use crate::sync::Arc;
 use crate::sync::atomic::Ordering;
 use crate::txn::Op;
 use crate::types::FileType;
+use std::collections::VecDeque;
 
 /// Items that one step of a purge removes.
 const PURGE_ITEMS: usize = 64;
 /// An inode with more blocks than this is purged in the background.
 const INLINE_PURGE_BLOCKS: u64 = 4096;
 
-/// Unlinked inodes that are too large to be purged by the call that removed them.
+/// Unlinked inodes that are too large to be purged by the call that removed them, or whose purge has failed.
 #[derive(Default)]
 pub struct Purges {
-    waiting: Vec<Arc<Inode>>,
+    /// The next one first; what has failed goes to the end.
+    waiting: VecDeque<Arc<Inode>>,
     /// So many were taken and are not gone yet.
     under_way: usize,
 }
@@ -40,7 +43,7 @@ impl Drop for UnderWay<'_> {
 }
 
 impl Engine {
-    /// Takes the name of something that is no directory away.
+    /// Takes the name of something that is no directory away. What fails of the purge is tried again.
     pub fn unlink(&self, dir: u64, name: &[u8]) -> Result<()> {
         check_name(name)?;
         let admission = self.enter(OP_RECORD_BYTES, 0)?;
@@ -58,7 +61,8 @@ impl Engine {
             rules::unlink(&mut metas, &mut op, (&parent, found.key), &inode, self.now());
             metas.commit(self, op, admission)?;
         }
-        self.purge_if_unused(&inode)
+        self.purge_or_leave(&inode);
+        Ok(())
     }
 
     /// Removes an empty directory.
@@ -87,10 +91,21 @@ impl Engine {
             rules::rmdir(&mut metas, &mut op, (&parent, found.key), &inode, self.now())?;
             metas.commit(self, op, admission)?;
         }
-        self.purge_if_unused(&inode)
+        self.purge_or_leave(&inode);
+        Ok(())
+    }
+
+    /// As [`Engine::purge_if_unused`], after an operation that has happened, whatever comes of the purge.
+    pub fn purge_or_leave(&self, inode: &Arc<Inode>) {
+        if self.purge_if_unused(inode).is_err() {
+            self.counters.purge_errors.add(1);
+        }
     }
 
     /// Purges `inode` if it has no name and no user: at once if it is small, in the background otherwise.
+    ///
+    /// # Errors
+    /// Why it failed, for the caller to count: the purge is tried again in the background, and by the next recovery.
     pub fn purge_if_unused(&self, inode: &Arc<Inode>) -> Result<()> {
         {
             let mut meta = inode.meta.lock();
@@ -105,34 +120,63 @@ impl Engine {
         }
         let most_blocks = self.options.purge_at_once_blocks.unwrap_or(INLINE_PURGE_BLOCKS);
         if inode.meta.lock().item.blocks > most_blocks {
-            self.purges.lock().waiting.push(inode.clone());
+            self.purges.lock().waiting.push_front(inode.clone());
             self.background.wake_cleaner();
             return Ok(());
         }
-        self.purge(inode)
+        self.purge(inode).inspect_err(|_| self.purges.lock().waiting.push_back(inode.clone()))
     }
 
     /// Purges one inode that waits for it. False: none does, though others may be purging one.
+    ///
+    /// # Errors
+    /// Why it failed. It waits behind all others then.
     pub fn purge_step(&self) -> Result<bool> {
+        match self.purge_next() {
+            None => Ok(false),
+            Some((_, Ok(()))) => Ok(true),
+            Some((inode, Err(error))) => {
+                self.purges.lock().waiting.push_back(inode);
+                Err(error)
+            }
+        }
+    }
+
+    /// Purges the next inode that waits, if one does; and how that went.
+    fn purge_next(&self) -> Option<(Arc<Inode>, Result<()>)> {
         let (inode, _under_way) = {
             let mut purges = self.purges.lock();
-            let Some(inode) = purges.waiting.pop() else { return Ok(false) };
+            let inode = purges.waiting.pop_front()?;
             purges.under_way += 1;
             (inode, UnderWay(self))
         };
-        self.purge(&inode)?;
-        Ok(true)
+        let result = self.purge(&inode);
+        Some((inode, result))
     }
 
     /// Purges all that wait for it, and waits for the purges of others: after this, what was removed before is gone, and its
     /// space free with the next checkpoint. The caller holds at most `ops` locks.
     ///
+    /// What cannot be purged is none of the caller's, who has removed other things, or nothing: it is counted, and goes on waiting.
+    ///
     /// # Errors
-    /// Those of a purge of its own. The inode is gone after the next recovery then.
+    /// [`Error::Shutdown`].
     pub fn purge_all(&self) -> Result<()> {
+        let mut failed = Vec::new();
+        let result = self.purge_waiting(&mut failed);
+        self.counters.purge_errors.add(failed.len() as u64);
+        self.purges.lock().waiting.extend(failed);
+        result
+    }
+
+    /// Tries each inode that waits, once: those whose purge fails go to `failed`.
+    fn purge_waiting(&self, failed: &mut Vec<Arc<Inode>>) -> Result<()> {
         loop {
             let moment = self.background.moment();
-            if self.purge_step()? {
+            if let Some((inode, result)) = self.purge_next() {
+                if result.is_err() {
+                    failed.push(inode);
+                }
                 continue;
             }
             if self.purges.lock().under_way == 0 {

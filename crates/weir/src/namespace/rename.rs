@@ -98,7 +98,9 @@ impl Engine {
         };
         drop(ops);
         drop(tree);
-        replaced.map_or(Ok(()), |victim| self.purge_if_unused(&victim))?;
+        if let Some(victim) = replaced {
+            self.purge_or_leave(&victim);
+        }
         Ok(true)
     }
 

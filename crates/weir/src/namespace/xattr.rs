@@ -7,6 +7,7 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::format::item::{Xattr, name_hash};
 use crate::format::{Key, Kind, MAX_NAME_BYTES, MAX_XATTR_BYTES};
+use crate::inode::Inode;
 use crate::txn::Op;
 
 /// Whether an attribute may or must exist before it is set.
@@ -38,6 +39,11 @@ fn check_attribute(name: &[u8]) -> Result<()> {
     }
 }
 
+/// After a look at attributes, none of which may have been left: the last name of `inode` was taken away since, or it may be true.
+fn check_not_purged(inode: &Inode) -> Result<()> {
+    if inode.meta.lock().purged { Err(Error::NotFound) } else { Ok(()) }
+}
+
 impl Engine {
     /// The attribute's item if it exists, else a place for it.
     fn find_xattr(&self, number: u64, name: &[u8]) -> Result<(Key, Option<Vec<u8>>)> {
@@ -63,8 +69,10 @@ impl Engine {
     /// The value of attribute `name`.
     pub fn getxattr(&self, number: u64, name: &[u8]) -> Result<Vec<u8>> {
         check_attribute(name)?;
-        self.inode(number)?;
-        self.find_xattr(number, name)?.1.ok_or(Error::NoAttribute)
+        let inode = self.inode(number)?;
+        let (_, found) = self.find_xattr(number, name)?;
+        check_not_purged(&inode)?;
+        found.ok_or(Error::NoAttribute)
     }
 
     /// Sets attribute `name`.
@@ -98,7 +106,7 @@ impl Engine {
 
     /// Names of all attributes.
     pub fn listxattr(&self, number: u64) -> Result<Vec<Vec<u8>>> {
-        self.inode(number)?;
+        let inode = self.inode(number)?;
         let last = Key::new(number, Kind::Xattr, u64::MAX);
         let mut next = Some(Key::new(number, Kind::Xattr, 0));
         let mut names = Vec::new();
@@ -109,6 +117,7 @@ impl Engine {
             }
             next = more;
         }
+        check_not_purged(&inode)?;
         Ok(names)
     }
 

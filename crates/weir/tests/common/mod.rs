@@ -160,6 +160,8 @@ pub struct Probe {
     pub fail_data_writes: AtomicBool,
     pub fail_flushes: AtomicBool,
     pub fail_reads: AtomicBool,
+    /// So many reads to come fail.
+    pub failing_reads: AtomicU64,
     /// Writes that have failed.
     pub failed_writes: AtomicU64,
     amid_data_write: Mutex<Option<Box<dyn FnOnce() + Send>>>,
@@ -182,6 +184,7 @@ impl Probe {
             fail_data_writes: AtomicBool::new(false),
             fail_flushes: AtomicBool::new(false),
             fail_reads: AtomicBool::new(false),
+            failing_reads: AtomicU64::new(0),
             failed_writes: AtomicU64::new(0),
             amid_data_write: Mutex::new(None),
             refused: Mutex::new(None),
@@ -297,7 +300,10 @@ impl Device for Probe {
         class: IoClass,
     ) -> DeviceResult<()> {
         self.count(buffers.iter().map(|buffer| buffer.len() as u64).sum());
-        if self.fail_reads.load(Ordering::Relaxed) {
+        let one_less = |left: u64| left.checked_sub(1);
+        let fails =
+            self.failing_reads.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok();
+        if fails || self.fail_reads.load(Ordering::Relaxed) {
             return injected("read");
         }
         self.inner.read(offset_bytes, buffers, class)

@@ -28,6 +28,7 @@ use weir::sync::Clock;
 use weir::*;
 
 mod cuts;
+mod isolation;
 mod serial;
 
 const RANDOM_SCHEDULES: usize = 250;
