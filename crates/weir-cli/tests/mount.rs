@@ -202,6 +202,41 @@ fn a_third_interrupt_ends_it_with_the_volume_closed() {
     assert_eq!(done(&["cat", &format!("{}:/f", bench.volume())]), "written");
 }
 
+/// Overwrites each of these blocks of a volume's file with something else.
+fn spoil(volume: &str, block: &[u8; 4096]) {
+    let file = OpenOptions::new().read(true).write(true).open(volume).unwrap();
+    let content = fs::read(volume).unwrap();
+    let places = content.chunks(4096).enumerate().filter(|(_, found)| found == block);
+    let places: Vec<u64> = places.map(|(at, _)| at as u64 * 4096).collect();
+    assert!(!places.is_empty(), "the block is nowhere in the volume");
+    for place in places {
+        file.write_all_at(&[0; 4096], place).unwrap();
+    }
+}
+
+#[test]
+fn a_server_that_cannot_tell_of_an_error_goes_on_and_ends_when_asked() {
+    for options in [&[][..], &["-o", "no_io_uring"]] {
+        let Some(bench) = Bench::mounted(&[]) else { return };
+        let block = [0xA7; 4096];
+        fs::write(bench.at("spoiled"), block.repeat(64)).unwrap();
+        bench.unmount();
+        spoil(&bench.volume(), &block);
+        let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let mut server = bench.foreground_saying(options, full.into());
+        // More often than there are threads that serve.
+        for _ in 0..8 {
+            let error = fs::read(bench.at("spoiled")).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::EIO));
+        }
+        fs::write(bench.at("after"), "kept").unwrap();
+        assert_eq!(fs::read_to_string(bench.at("after")).unwrap(), "kept");
+        server.signal(SIGTERM);
+        assert_eq!(server.0.wait().unwrap().code(), Some(0), "{options:?}");
+        assert_eq!(done(&["cat", &format!("{}:/after", bench.volume())]), "kept");
+    }
+}
+
 #[test]
 fn an_unmount_by_other_means_ends_the_server_with_success() {
     for program in [&["umount"][..], &["fusermount3", "-u"]] {

@@ -7,7 +7,11 @@
 //!
 //! - `ready LINE`: the mount is usable; the starter prints LINE and ends with 0;
 //! - anything else is passed on to standard error (progress of a recovery, an error).
+//!
+//! A log that cannot be written is no reason to stop serving: lines for people are lost then
+//! ([`say`]), nothing else.
 
+use std::fmt::Display;
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -103,14 +107,19 @@ pub fn run(args: &MountArgs) -> Result<ExitCode, Failure> {
         // Before anything happens in a process that nobody watches.
         return start_server(args);
     }
-    let result = serve(args, &options);
-    if args.serve
-        && let Err(failure) = &result
-    {
-        // The starter passes it on if it still listens; the log has it in any case.
-        report(&format!("weir: {failure}"));
-    }
-    result
+    serve(args, &options).or_else(|failure| {
+        if args.serve {
+            // The starter passes it on if it still listens; the log has it in any case.
+            report(&format!("weir: {failure}"));
+        }
+        say(&failure);
+        Ok(ExitCode::from(failure.code))
+    })
+}
+
+/// A line for people on standard error, which may be a log on a disk that is full.
+fn say(what: impl Display) {
+    let _ = writeln!(std::io::stderr().lock(), "weir: {what}");
 }
 
 fn mount_options(args: &MountArgs) -> Outcome<MountOptions> {
@@ -195,7 +204,7 @@ fn start_server(args: &MountArgs) -> Result<ExitCode, Failure> {
             open::print(format!("{ready}\n").as_bytes())?;
             return Ok(ExitCode::SUCCESS);
         }
-        eprintln!("{line}");
+        let _ = writeln!(std::io::stderr().lock(), "{line}");
     }
     // It ended without being ready, and has said why.
     let status = server.wait().map_err(|error| fail("weir: the server", error))?;
@@ -248,7 +257,7 @@ fn serve(args: &MountArgs, options: &MountOptions) -> Result<ExitCode, Failure> 
         Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(|error| Failure::new("signals", error))?;
     let volume = open_volume(args, options)?;
     let shown = args.dir.display().to_string();
-    let log = Box::new(move |text: &str| eprintln!("weir: {shown}: {text}"));
+    let log = Box::new(move |text: &str| say(format_args!("{shown}: {text}")));
     let posix_acl = options.transport.posix_acl;
     let fs = WeirFs::new(volume.clone(), posix_acl, log)
         .map_err(|error| Failure::volume(&args.volume, &error));
@@ -311,12 +320,11 @@ fn conclude(
     let closed = fs.close().map_err(|error| Failure::volume(&args.volume, &error));
     let trouble = fs.trouble();
     if let Some(first) = trouble.first_panic {
-        eprintln!(
-            "weir: {}: {} internal errors while mounted, the first: {first}: run weir fsck {}",
-            args.volume.display(),
+        let volume = args.volume.display();
+        say(format_args!(
+            "{volume}: {} internal errors while mounted, the first: {first}: run weir fsck {volume}",
             trouble.panics,
-            args.volume.display()
-        );
+        ));
     }
     served.map_err(|error| mount_failure(&args.dir, &error))?;
     closed?;
@@ -358,29 +366,29 @@ fn watch_signals(mut signals: Signals, controller: Controller, fs: &Arc<WeirFs>,
                 Ask::Politely => match controller.unmount(false) {
                     Ok(()) | Err(UnmountError::NotMounted) => {}
                     Err(error @ UnmountError::Busy(_)) => {
-                        eprintln!("weir: {dir}: {error}: Ctrl-C again detaches it");
+                        say(format_args!("{dir}: {error}: Ctrl-C again detaches it"));
                     }
-                    Err(error) => eprintln!("weir: {dir}: cannot unmount: {error}"),
+                    Err(error) => say(format_args!("{dir}: cannot unmount: {error}")),
                 },
                 Ask::Lazily => {
                     // Clean if it can be, and away in any case.
                     match controller.unmount(false).or_else(|_| controller.unmount(true)) {
                         Ok(()) | Err(UnmountError::NotMounted) => {}
-                        Err(error) => eprintln!("weir: {dir}: cannot detach: {error}"),
+                        Err(error) => say(format_args!("{dir}: cannot detach: {error}")),
                     }
                     let (_, files) = fs.in_use();
                     if files > 0 {
-                        eprintln!(
-                            "weir: {dir}: detached, {files} files still open: ends when they are \
+                        say(format_args!(
+                            "{dir}: detached, {files} files still open: ends when they are \
                              closed; Ctrl-C again ends it now"
-                        );
+                        ));
                     }
                 }
                 Ask::End => {
                     let code = match fs.close() {
                         Ok(()) => 130,
                         Err(error) => {
-                            eprintln!("weir: {dir}: {error}");
+                            say(format_args!("{dir}: {error}"));
                             FAILED.into()
                         }
                     };

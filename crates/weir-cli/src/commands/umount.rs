@@ -1,6 +1,7 @@
 //! `weir umount`: takes a mount off and waits until its volume is closed.
 
 use std::fs::File;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -94,7 +95,11 @@ fn wait_until_closed(dir: &Path, volume: &Path) -> Outcome {
             Ok(()) | Err(std::fs::TryLockError::Error(_)) => return Ok(()),
         }
         if began.elapsed() > PATIENCE && !told {
-            eprintln!("weir: {}: unmounted, writing what is left", dir.display());
+            let _ = writeln!(
+                std::io::stderr().lock(),
+                "weir: {}: unmounted, writing what is left",
+                dir.display()
+            );
             told = true;
         }
         if began.elapsed() > CLOSE_LIMIT {
