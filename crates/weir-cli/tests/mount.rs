@@ -61,6 +61,91 @@ fn what_was_synced_survives_a_kill() {
     bench.unmount();
 }
 
+const TRANSPORTS: [&str; 2] = ["io_uring", "no_io_uring"];
+
+/// Serves `bench` with mount `options` while `change` is made, and takes the server away as a power cut would.
+fn changed_and_killed(bench: &Bench, options: &str, change: impl FnOnce()) {
+    let server = bench.foreground_with(&["-o", options]);
+    change();
+    server.signal(9);
+    server.end();
+    let _ = weir_mount::mount_point::detach(Path::new(&bench.dir()), true);
+    bench.mount(&[]);
+}
+
+#[test]
+fn changes_of_directories_survive_a_kill_where_the_mount_is_synchronous() {
+    for transport in TRANSPORTS {
+        for option in ["dirsync", "sync"] {
+            let Some(bench) = Bench::new() else { return };
+            changed_and_killed(&bench, &format!("{option},{transport}"), || {
+                fs::create_dir(bench.at("d")).unwrap();
+                drop(File::create(bench.at("d/f")).unwrap());
+                fs::rename(bench.at("d/f"), bench.at("d/g")).unwrap();
+            });
+            assert!(bench.at("d/g").exists(), "{option},{transport}");
+            bench.unmount();
+        }
+    }
+}
+
+#[test]
+fn every_change_survives_a_kill_where_the_mount_is_synchronous() {
+    for transport in TRANSPORTS {
+        let Some(bench) = Bench::mounted(&[]) else { return };
+        for name in ["mode", "written", "allocated"] {
+            fs::write(bench.at(name), "old").unwrap();
+        }
+        bench.unmount();
+        let options = format!("sync,{transport}");
+        let lost = |what: &str| format!("{what} is lost, {transport}");
+        changed_and_killed(&bench, &options, || {
+            fs::set_permissions(bench.at("mode"), fs::Permissions::from_mode(0o751)).unwrap();
+        });
+        let mode = fs::metadata(bench.at("mode")).unwrap().mode();
+        assert_eq!(mode & 0o777, 0o751, "{}", lost("a mode"));
+        bench.unmount();
+        changed_and_killed(&bench, &options, || fs::write(bench.at("written"), "new").unwrap());
+        assert_eq!(fs::read_to_string(bench.at("written")).unwrap(), "new", "{}", lost("data"));
+        bench.unmount();
+        changed_and_killed(&bench, &options, || {
+            let file = OpenOptions::new().write(true).open(bench.at("allocated")).unwrap();
+            rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, 1 << 20).unwrap();
+        });
+        let size = fs::metadata(bench.at("allocated")).unwrap().len();
+        assert_eq!(size, 1 << 20, "{}", lost("a size"));
+        bench.unmount();
+    }
+}
+
+#[test]
+fn what_a_synchronous_descriptor_allocates_or_is_copied_to_survives_a_kill() {
+    for transport in TRANSPORTS {
+        for flag in [libc::O_DSYNC, libc::O_SYNC] {
+            let Some(bench) = Bench::mounted(&[]) else { return };
+            fs::write(bench.at("from"), vec![7; 300_000]).unwrap();
+            fs::write(bench.at("f"), "old").unwrap();
+            bench.unmount();
+            let open = || {
+                OpenOptions::new().write(true).custom_flags(flag).open(bench.at("f")).unwrap()
+            };
+            changed_and_killed(&bench, transport, || {
+                rustix::fs::fallocate(open(), FallocateFlags::empty(), 0, 1 << 20).unwrap();
+            });
+            assert_eq!(fs::metadata(bench.at("f")).unwrap().len(), 1 << 20, "{transport}");
+            bench.unmount();
+            changed_and_killed(&bench, transport, || {
+                let from = File::open(bench.at("from")).unwrap();
+                let copied = rustix::fs::copy_file_range(from, None, open(), None, 300_000);
+                assert_eq!(copied, Ok(300_000));
+            });
+            let found = fs::read(bench.at("f")).unwrap();
+            assert!(found[..300_000].iter().all(|byte| *byte == 7), "{transport}, {flag:#o}");
+            bench.unmount();
+        }
+    }
+}
+
 /// What container runtimes do with a file system: it takes what programs change, on top of layers that they share.
 #[test]
 fn a_mount_is_the_upper_layer_of_an_overlay() {

@@ -7,10 +7,10 @@ use fuser::{
     ReplyData, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyWrite, ReplyXattr, Request, TimeOrNow,
     WriteFlags,
 };
-use weir::{AllocateMode, Attr, FileType, RenameMode, SetTime, Timestamp};
+use weir::{AllocateMode, Attr, FileType, RenameMode, SetTime, SyncKind, Timestamp};
 
 use crate::errno::Errno;
-use crate::ops::{Caller, Done, Open, WriteMode};
+use crate::ops::{Caller, Change, Done, FileSystemOps, OpResult, Open, WriteMode};
 
 /// Inode numbers are never given out twice.
 pub(crate) const GENERATION: Generation = Generation(0);
@@ -139,6 +139,26 @@ pub(crate) fn reply_empty(reply: ReplyEmpty, result: Result<(), Errno>) {
     }
 }
 
+/// Answers what has made a name.
+pub(crate) fn answer_entry(
+    ops: &dyn FileSystemOps,
+    reply: ReplyEntry,
+    valid: Duration,
+    result: OpResult<Attr>,
+) {
+    answer_durably(ops, Change::Names, result, move |result| reply_entry(reply, valid, result));
+}
+
+/// Answers what has made `change`, and has no result of its own.
+pub(crate) fn answer_change(
+    ops: &dyn FileSystemOps,
+    change: Change,
+    reply: ReplyEmpty,
+    result: OpResult<()>,
+) {
+    answer_durably(ops, change, result, move |result| reply_empty(reply, result));
+}
+
 pub(crate) fn reply_xattr(reply: ReplyXattr, size_bytes: u32, result: Result<Vec<u8>, Errno>) {
     match result {
         Ok(value) if size_bytes == 0 => reply.size(value.len() as u32),
@@ -152,6 +172,26 @@ pub(crate) fn open_mode(flags: OpenFlags) -> Open {
     Open {
         write: flags.acc_mode() != OpenAccMode::O_RDONLY,
         truncate: flags.0 & libc::O_TRUNC != 0,
+        sync: match flags.0 & libc::O_SYNC {
+            libc::O_SYNC => Some(SyncKind::Full),
+            libc::O_DSYNC => Some(SyncKind::Data),
+            _ => None,
+        },
+    }
+}
+
+/// Answers what made `change`: at once, or when that is durable, on whichever thread that is known.
+pub(crate) fn answer_durably<T: Send + 'static>(
+    ops: &dyn FileSystemOps,
+    change: Change,
+    result: OpResult<T>,
+    answer: impl FnOnce(OpResult<T>) + Send + 'static,
+) {
+    match result {
+        Ok(value) if ops.must_be_durable(change) => {
+            ops.make_durable(Box::new(move |durable| answer(durable.map(|()| value))));
+        }
+        result => answer(result),
     }
 }
 

@@ -45,13 +45,14 @@ use weir::{FileType, SetAttr};
 use crate::dispatch::{Class, Dispatcher, Here};
 use crate::errno::Errno;
 use crate::fuser_convert::{
-    BLOCK_BYTES, GENERATION, allocate_mode, answer_ioctl, answer_later, answer_read, answer_write,
+    BLOCK_BYTES, GENERATION, allocate_mode, answer_change, answer_durably, answer_entry, answer_ioctl, answer_later, answer_read, answer_write,
     caller, dir_flags, errno, fuser_attr, fuser_type, negative_attr, open_flags, open_mode,
     rename_mode, reply_attr, reply_empty, reply_entry, reply_xattr, set_time, write_mode,
 };
 use crate::ioctl::{self, Command};
 use crate::ops::{
-    ControlTarget, Done, FileSystemOps, Handle, Make, Seek, SetXattr, SyncTarget, Wait, WriteMode,
+    Change, ControlTarget, Done, FileSystemOps, Handle, Make, OpResult, Seek, SetXattr, SyncTarget,
+    Wait, WriteMode,
 };
 use crate::options::TransportOptions;
 
@@ -268,7 +269,12 @@ impl fuser::Filesystem for FuserTransport {
             kill_suid_sgid: owner_changes || (size.is_some() && caller.uid != 0),
         };
         let class = if size.is_some() { Class::Blocking } else { Class::Normal };
-        self.run(class, move |ops| reply_attr(reply, valid, ops.setattr(caller, ino.0, &change)));
+        self.run(class, move |ops| {
+            let result = ops.setattr(caller, ino.0, &change);
+            answer_durably(ops, Change::Attributes, result, move |result| {
+                reply_attr(reply, valid, result);
+            });
+        });
     }
 
     fn readlink(&self, _request: &Request, ino: INodeNo, reply: ReplyData) {
@@ -296,7 +302,7 @@ impl fuser::Filesystem for FuserTransport {
         let new = Make { file_type, permissions: mode & 0o7777, umask, rdev };
         let (caller, name) = (caller(request), name.as_bytes().to_vec());
         self.run(Class::Normal, move |ops| {
-            reply_entry(reply, valid, ops.make(caller, parent.0, &name, &new));
+            answer_entry(ops, reply, valid, ops.make(caller, parent.0, &name, &new));
         });
     }
 
@@ -314,18 +320,22 @@ impl fuser::Filesystem for FuserTransport {
         let new = Make { file_type, permissions: mode & 0o7777, umask, rdev: 0 };
         let (caller, name) = (caller(request), name.as_bytes().to_vec());
         self.run(Class::Normal, move |ops| {
-            reply_entry(reply, valid, ops.make(caller, parent.0, &name, &new));
+            answer_entry(ops, reply, valid, ops.make(caller, parent.0, &name, &new));
         });
     }
 
     fn unlink(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let name = name.as_bytes().to_vec();
-        self.run(Class::Normal, move |ops| reply_empty(reply, ops.unlink(parent.0, &name)));
+        self.run(Class::Normal, move |ops| {
+            answer_change(ops, Change::Names, reply, ops.unlink(parent.0, &name));
+        });
     }
 
     fn rmdir(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let name = name.as_bytes().to_vec();
-        self.run(Class::Normal, move |ops| reply_empty(reply, ops.rmdir(parent.0, &name)));
+        self.run(Class::Normal, move |ops| {
+            answer_change(ops, Change::Names, reply, ops.rmdir(parent.0, &name));
+        });
     }
 
     fn symlink(
@@ -340,7 +350,7 @@ impl fuser::Filesystem for FuserTransport {
         let (caller, name) = (caller(request), name.as_bytes().to_vec());
         let target = target.as_os_str().as_bytes().to_vec();
         self.run(Class::Normal, move |ops| {
-            reply_entry(reply, valid, ops.symlink(caller, parent.0, &name, &target));
+            answer_entry(ops, reply, valid, ops.symlink(caller, parent.0, &name, &target));
         });
     }
 
@@ -360,7 +370,8 @@ impl fuser::Filesystem for FuserTransport {
         };
         let (name, new_name) = (name.as_bytes().to_vec(), new_name.as_bytes().to_vec());
         self.run(Class::Normal, move |ops| {
-            reply_empty(reply, ops.rename(parent.0, &name, new_parent.0, &new_name, mode));
+            let result = ops.rename(parent.0, &name, new_parent.0, &new_name, mode);
+            answer_change(ops, Change::Names, reply, result);
         });
     }
 
@@ -375,7 +386,7 @@ impl fuser::Filesystem for FuserTransport {
         let valid = self.valid;
         let name = name.as_bytes().to_vec();
         self.run(Class::Normal, move |ops| {
-            reply_entry(reply, valid, ops.link(ino.0, parent.0, &name));
+            answer_entry(ops, reply, valid, ops.link(ino.0, parent.0, &name));
         });
     }
 
@@ -383,9 +394,17 @@ impl fuser::Filesystem for FuserTransport {
         let (caller, open) = (caller(request), open_mode(flags));
         let open_flags = open_flags(flags, false, self.options.new_past_cache());
         let class = if open.truncate { Class::Blocking } else { Class::Normal };
-        self.run(class, move |ops| match ops.open(caller, ino.0, open) {
-            Ok(handle) => reply.opened(FileHandle(handle.0), open_flags),
-            Err(error) => reply.error(errno(error)),
+        self.run(class, move |ops| {
+            let result = ops.open(caller, ino.0, open);
+            let answer = move |result: OpResult<Handle>| match result {
+                Ok(handle) => reply.opened(FileHandle(handle.0), open_flags),
+                Err(error) => reply.error(errno(error)),
+            };
+            if open.truncate {
+                answer_durably(ops, Change::Attributes, result, answer);
+            } else {
+                answer(result);
+            }
         });
     }
 
@@ -405,16 +424,14 @@ impl fuser::Filesystem for FuserTransport {
         let (open, exclusive) = (open_mode(OpenFlags(flags)), flags & libc::O_EXCL != 0);
         let open_flags = open_flags(OpenFlags(flags), true, self.options.new_past_cache());
         self.run(Class::Normal, move |ops| {
-            match ops.create(caller, parent.0, &name, &new, open, exclusive) {
-                Ok((attr, handle)) => reply.created(
-                    &valid,
-                    &fuser_attr(&attr),
-                    GENERATION,
-                    FileHandle(handle.0),
-                    open_flags,
-                ),
+            let result = ops.create(caller, parent.0, &name, &new, open, exclusive);
+            answer_durably(ops, Change::Names, result, move |result| match result {
+                Ok((attr, handle)) => {
+                    let (attr, handle) = (fuser_attr(&attr), FileHandle(handle.0));
+                    reply.created(&valid, &attr, GENERATION, handle, open_flags);
+                }
                 Err(error) => reply.error(errno(error)),
-            }
+            });
         });
     }
 
@@ -633,7 +650,8 @@ impl fuser::Filesystem for FuserTransport {
         let caller = caller(request);
         let (name, value) = (name.as_bytes().to_vec(), value.to_vec());
         self.run(Class::Normal, move |ops| {
-            reply_empty(reply, ops.setxattr(caller, ino.0, &name, &value, mode));
+            let result = ops.setxattr(caller, ino.0, &name, &value, mode);
+            answer_change(ops, Change::Attributes, reply, result);
         });
     }
 
@@ -672,7 +690,9 @@ impl fuser::Filesystem for FuserTransport {
 
     fn removexattr(&self, _request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let name = name.as_bytes().to_vec();
-        self.run(Class::Normal, move |ops| reply_empty(reply, ops.removexattr(ino.0, &name)));
+        self.run(Class::Normal, move |ops| {
+            answer_change(ops, Change::Attributes, reply, ops.removexattr(ino.0, &name));
+        });
     }
 
     fn ioctl(

@@ -17,7 +17,7 @@ use std::sync::Weak;
 
 use crate::errno::Errno;
 use crate::ioctl::Command;
-use weir::{AllocateMode, Attr, DirEntry, FileType, RenameMode, SetAttr, StatFs};
+use weir::{AllocateMode, Attr, DirEntry, FileType, RenameMode, SetAttr, StatFs, SyncKind};
 
 /// Result of every operation.
 pub type OpResult<T> = Result<T, Errno>;
@@ -51,6 +51,18 @@ pub struct Open {
     pub write: bool,
     /// Cut the file to length 0 first.
     pub truncate: bool,
+    /// What it changes is durable before the reply (`O_DSYNC`, `O_SYNC`). Writes say so themselves ([`WriteMode`]); this is for
+    /// `allocate` and `copy_range`.
+    pub sync: Option<SyncKind>,
+}
+
+/// What an operation has changed, of what a mount can promise to make durable before the answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    /// Names of a directory.
+    Names,
+    /// Attributes of an inode, extended ones and its size included.
+    Attributes,
 }
 
 /// What a write asks beyond storing its bytes.
@@ -224,6 +236,16 @@ pub trait FileSystemOps: Send + Sync + 'static {
     fn submit_sync(&self, target: &SyncTarget, done: Done) -> Result<(), Done> {
         let _ = target;
         Err(done)
+    }
+    /// Programs were promised that such a change is durable when they hear of it: so [`FileSystemOps::make_durable`] comes between a
+    /// call that has made one and its answer.
+    fn must_be_durable(&self, change: Change) -> bool {
+        let _ = change;
+        false
+    }
+    /// Makes all names and attributes as they are now durable and tells `done`. Does not wait.
+    fn make_durable(&self, done: Done) {
+        done(Ok(()));
     }
     /// Has the kernel send what it holds of `only` (`None`: of all files that are open for writing) and has not sent: what was
     /// stored through mappings, or is kept by `writeback_cache`. Waits for the kernel, which waits for requests: not for a

@@ -78,9 +78,9 @@ pub struct MountOptions {
     pub exec: bool,
     /// Access times.
     pub atime: Atime,
-    /// Every write is synchronous.
+    /// Every change is durable before it is answered; the file system has to be told as well: [`crate::weir_fs::Synchronous`].
     pub sync: bool,
-    /// Every change of a directory is synchronous.
+    /// The same for every change of a directory.
     pub dirsync: bool,
     /// The kernel's side.
     pub transport: TransportOptions,

@@ -9,6 +9,7 @@
 //! - The attribute `weir.status` of the root directory says how the mount is: `ok`, or what went
 //!   wrong since it was mounted. (It is neither stored nor listed.)
 //! - What FUSE has no request for are commands: see [`crate::ioctl`].
+//! - The kernel's client leaves it to the server what `sync` and `dirsync` mean for everything but writes: see [`Synchronous`].
 //!
 //! Creating an inode in a directory with a default ACL is two steps of the log (the inode, then its
 //! lists). The inode is created with the permission bits of the list, so that a crash in between
@@ -39,7 +40,7 @@ use crate::forgetting::Forgetting;
 use crate::ioctl::{self, Command};
 use crate::leftover::Leftover;
 use crate::ops::{
-    Answer, Caller, ControlTarget, Done, FileSystemOps, Handle, KernelCache, Make, OpResult, Open,
+    Answer, Caller, Change, ControlTarget, Done, FileSystemOps, Handle, KernelCache, Make, OpResult, Open,
     Seek, SetXattr, SyncTarget, Visit, VisitPlus, Wait, WriteMode,
 };
 use crate::tables::{Fact, Facts, HandleTable, InodeTable, OpenFile};
@@ -72,10 +73,20 @@ pub struct Trouble {
     pub device_errors: u64,
 }
 
+/// What is durable before its answer, by options of the mount. (Writes say so themselves.)
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Synchronous {
+    /// `sync`: every change.
+    pub all: bool,
+    /// `dirsync`: every change of a directory.
+    pub names: bool,
+}
+
 /// A mounted volume.
 pub struct WeirFs {
     volume: Volume,
     posix_acl: bool,
+    synchronous: Synchronous,
     inodes: Arc<InodeTable>,
     handles: HandleTable,
     first_panic: Mutex<Option<String>>,
@@ -105,6 +116,7 @@ impl WeirFs {
             snapshots: Mutex::default(),
             volume,
             posix_acl,
+            synchronous: Synchronous::default(),
             inodes,
             handles: HandleTable::default(),
             first_panic: Mutex::new(None),
@@ -115,6 +127,12 @@ impl WeirFs {
             batches: Batches::default(),
             kernel: OnceLock::new(),
         })
+    }
+
+    /// The same with such changes durable before they are answered.
+    #[must_use]
+    pub fn synchronous(self, synchronous: Synchronous) -> Self {
+        Self { synchronous, ..self }
     }
 
     /// The volume served.
@@ -311,7 +329,7 @@ impl WeirFs {
     }
 
     /// Makes everything up to operation `lsn` durable and tells `done`. Does not wait.
-    fn make_durable(&self, lsn: u64, done: Done) {
+    fn make_durable_to(&self, lsn: u64, done: Done) {
         match self.volume.ticket_for(lsn) {
             Ok(ticket) => {
                 let errors = Arc::clone(&self.errors);
@@ -321,6 +339,15 @@ impl WeirFs {
             }
             Err(error) => done(Err(self.fail(error))),
         }
+    }
+
+    /// After a change of a file's content that is no write: syncs the file where its handle, or the mount, promises that.
+    fn sync_if_promised(&self, open: &OpenFile) -> OpResult<()> {
+        let kind = if self.synchronous.all { Some(SyncKind::Full) } else { open.how.sync };
+        kind.map_or(Ok(()), |kind| {
+            open.unsynced_bytes.store(0, Ordering::Relaxed);
+            self.check(sync_file(&open.file, &(0..u64::MAX), kind == SyncKind::Data))
+        })
     }
 
     fn dots(&self, dir: u64, cookie: u64, visit: Visit<'_>) -> OpResult<bool> {
@@ -477,7 +504,9 @@ impl FileSystemOps for WeirFs {
         self.store_lists(attr.ino, &planned)?;
         let attr = self.entry(attr)?;
         let facts = self.inodes.facts(attr.ino);
-        Ok((attr, self.handles.insert(OpenFile::new(file, facts, false))))
+        // The transport does not say how it is opened; until it has a name, nothing of it can be durable.
+        let open = Open { write: true, ..Open::default() };
+        Ok((attr, self.handles.insert(OpenFile::new(file, facts, open, false))))
     }
 
     fn symlink(&self, caller: Caller, parent: u64, name: &[u8], target: &[u8]) -> OpResult<Attr> {
@@ -655,6 +684,14 @@ impl FileSystemOps for WeirFs {
         Ok(())
     }
 
+    fn must_be_durable(&self, change: Change) -> bool {
+        self.synchronous.all || change == Change::Names && self.synchronous.names
+    }
+
+    fn make_durable(&self, done: Done) {
+        self.make_durable_to(self.volume.last_lsn(), done);
+    }
+
     fn allocate(
         &self,
         caller: Caller,
@@ -665,7 +702,8 @@ impl FileSystemOps for WeirFs {
     ) -> OpResult<()> {
         let open = self.handles.get(handle)?;
         self.end_privileges(open.file.ino(), &open.facts, !is_privileged(caller))?;
-        self.check(open.file.allocate(mode, offset, length))
+        self.check(open.file.allocate(mode, offset, length))?;
+        self.sync_if_promised(&open)
     }
 
     fn seek(&self, handle: Handle, offset: u64, seek: Seek) -> OpResult<u64> {
@@ -687,7 +725,11 @@ impl FileSystemOps for WeirFs {
     ) -> OpResult<u64> {
         let (from, to) = (self.handles.get(from)?, self.handles.get(to)?);
         self.end_privileges(to.file.ino(), &to.facts, !is_privileged(caller))?;
-        self.check(from.file.copy_range(offset, &to.file, to_offset, length))
+        let copied = self.check(from.file.copy_range(offset, &to.file, to_offset, length))?;
+        if copied > 0 {
+            self.sync_if_promised(&to)?;
+        }
+        Ok(copied)
     }
 
     fn getxattr(&self, ino: u64, name: &[u8]) -> OpResult<Vec<u8>> {
@@ -817,12 +859,14 @@ impl FileSystemOps for WeirFs {
         });
         match lsn {
             Err(error) => done(Err(error)),
-            Ok(lsn) if !sync => done(Ok(ioctl::encode_batch(id, lsn))),
+            Ok(lsn) if !sync && !self.must_be_durable(Change::Names) => {
+                done(Ok(ioctl::encode_batch(id, lsn)));
+            }
             Ok(lsn) => {
                 let durable = move |result: OpResult<()>| {
                     done(result.map(|()| ioctl::encode_batch(id, lsn)));
                 };
-                self.make_durable(lsn, Box::new(durable));
+                self.make_durable_to(lsn, Box::new(durable));
             }
         }
     }
@@ -840,7 +884,7 @@ impl FileSystemOps for WeirFs {
         if !push {
             return self.watcher.watch(lsn, Duration::from_micros(timeout_us), done);
         }
-        self.make_durable(lsn, done);
+        self.make_durable_to(lsn, done);
     }
 
     fn panicked(&self, what: &str) {

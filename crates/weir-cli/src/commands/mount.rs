@@ -22,6 +22,7 @@ use clap::Args;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use weir::{AtimePolicy, Volume, VolumeOptions};
+use weir_mount::weir_fs::Synchronous;
 use weir_mount::{Atime, Controller, MountError, MountOptions, UnmountError, WeirFs, mount_point};
 
 use crate::commands::create::{self, FormatArgs};
@@ -43,7 +44,8 @@ const READY: &str = "ready ";
         allow_other noallow_other  other users may enter (default: when mounted by root)\n  \
         suid nosuid dev nodev exec noexec\n  \
         relatime noatime strictatime\n  \
-        sync dirsync               every write, every change of a directory is synchronous\n  \
+        sync dirsync               every change, every change of a directory is durable before\n  \
+                                   the call that makes it returns: a flush each\n  \
         acl noacl                  POSIX access control lists (default: acl)\n  \
         xattr noxattr              extended attributes (without: new files are made faster)\n  \
         io_uring no_io_uring       requests come through a ring for each core instead of\n  \
@@ -262,7 +264,8 @@ fn serve(args: &MountArgs, options: &MountOptions) -> Result<ExitCode, Failure> 
     let fs = WeirFs::new(volume.clone(), posix_acl, log)
         .map_err(|error| Failure::volume(&args.volume, &error));
     let attached = fs.and_then(|fs| {
-        let fs = Arc::new(fs);
+        let synchronous = Synchronous { all: options.sync, names: options.dirsync };
+        let fs = Arc::new(fs.synchronous(synchronous));
         let session = weir_mount::mount(&args.dir, Arc::clone(&fs) as _, options)
             .map_err(|error| mount_failure(&args.dir, &error))?;
         Ok((fs, session))

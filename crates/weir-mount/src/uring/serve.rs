@@ -17,12 +17,12 @@ use super::queue::Held;
 use crate::dispatch::{Class, Dispatcher, Here};
 use crate::errno::Errno;
 use crate::fuser_convert::{
-    BLOCK_BYTES, allocate_mode, open_flags, open_mode, rename_mode, write_mode,
+    BLOCK_BYTES, allocate_mode, answer_durably, open_flags, open_mode, rename_mode, write_mode,
 };
 use crate::fuser_transport::valid_for;
 use crate::ioctl::{self, Command};
 use crate::ops::{
-    Caller, ControlTarget, Done, FileSystemOps, Handle, Make, OpResult, Seek, SetXattr, SyncTarget,
+    Caller, Change, ControlTarget, Done, FileSystemOps, Handle, Make, OpResult, Seek, SetXattr, SyncTarget,
     Wait, WriteMode,
 };
 use crate::options::TransportOptions;
@@ -383,9 +383,14 @@ fn answer(ops: &dyn FileSystemOps, context: Context, mut held: Held) {
     let result = Request::of(&held).and_then(|request| {
         let mut writer = Writer::new(held.space());
         request.serve(ops, context, &mut writer)?;
-        Ok(writer.used())
+        Ok((writer.used(), request.change()))
     });
-    held.answer(result);
+    match result {
+        Ok((used, Some(change))) => {
+            answer_durably(ops, change, Ok(used), move |result| held.answer(result));
+        }
+        result => held.answer(result.map(|(used, _)| used)),
+    }
 }
 
 /// A request that owns what it needs.
@@ -484,6 +489,27 @@ impl Request {
             op::COPY_FILE_RANGE => to.u32s(&[self.copy_range(ops)? as u32, 0]),
             // The kernel stops asking for what it need not have.
             _ => Err(Errno::ENOSYS),
+        }
+    }
+
+    /// What it changes, of what may have to be durable before the answer.
+    fn change(&self) -> Option<Change> {
+        match self.opcode {
+            op::SYMLINK
+            | op::MKNOD
+            | op::MKDIR
+            | op::CREATE
+            | op::LINK
+            | op::UNLINK
+            | op::RMDIR
+            | op::RENAME
+            | op::RENAME2 => Some(Change::Names),
+            op::SETATTR | op::SETXATTR | op::REMOVEXATTR => Some(Change::Attributes),
+            op::OPEN => {
+                let flags = self.fields().u32(0).unwrap_or(0) as i32;
+                (flags & libc::O_TRUNC != 0).then_some(Change::Attributes)
+            }
+            _ => None,
         }
     }
 

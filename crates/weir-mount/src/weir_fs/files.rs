@@ -9,10 +9,10 @@ use crate::ops::{Caller, FileSystemOps, Handle, OpResult, Open};
 use crate::tables::OpenFile;
 
 impl WeirFs {
-    fn open_file(&self, ino: u64, write: bool, is_new: bool) -> OpResult<Handle> {
-        let file = self.check(self.volume.open_inode(ino, write))?;
+    fn open_file(&self, ino: u64, how: Open, is_new: bool) -> OpResult<Handle> {
+        let file = self.check(self.volume.open_inode(ino, how.write || how.truncate))?;
         let facts = self.inodes.facts(ino);
-        Ok(self.handles.insert(OpenFile::new(file, facts, is_new)))
+        Ok(self.handles.insert(OpenFile::new(file, facts, how, is_new)))
     }
 
     /// As [`FileSystemOps::open`].
@@ -23,8 +23,7 @@ impl WeirFs {
         open: Open,
         is_new: bool,
     ) -> OpResult<Handle> {
-        let write = open.write || open.truncate;
-        let handle = self.open_file(ino, write, is_new || open.truncate)?;
+        let handle = self.open_file(ino, open, is_new || open.truncate)?;
         if open.truncate {
             let change = SetAttr {
                 size_bytes: Some(0),
@@ -82,7 +81,7 @@ mod tests {
     /// Opens `name`, which is made if it is not there, writes a piece, and closes it.
     fn write(fs: &WeirFs, name: &str, sync: bool) {
         let new = Make { file_type: FileType::Regular, permissions: 0o644, umask: 0, rdev: 0 };
-        let open = Open { write: true, truncate: false };
+        let open = Open { write: true, ..Open::default() };
         let made = fs.create(CALLER, Volume::ROOT, name.as_bytes(), &new, open, false);
         let (_, handle) = made.unwrap();
         fs.write(handle, 0, &vec![7; PIECE_BYTES], WriteMode::default()).unwrap();

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
@@ -14,7 +14,7 @@ use weir::{
     AllocateMode, Attr, DirEntry, FileType, RenameMode, SetAttr, SetTime, StatFs, Timestamp,
 };
 use weir_mount::ops::{
-    Caller, Handle, Make, OpResult, Open, Seek, SetXattr, SyncTarget, Visit, VisitPlus, Wait,
+    Caller, Change, Done, Handle, Make, OpResult, Open, Seek, SetXattr, SyncTarget, Visit, VisitPlus, Wait,
     WriteMode,
 };
 use weir_mount::{Controller, Errno, FileSystemOps, MountError, MountOptions, mount};
@@ -49,6 +49,10 @@ pub struct MemoryFs {
     changed: Condvar,
     pub waiting_fsyncs: AtomicU64,
     pub xattr_reads: AtomicU64,
+    /// Every change is promised to be durable before its answer.
+    pub is_synchronous: AtomicBool,
+    /// How often something was made durable for that.
+    pub made_durable: AtomicU64,
 }
 
 fn attr(ino: u64, file_type: FileType, permissions: u32, caller: Caller) -> Attr {
@@ -135,6 +139,8 @@ impl MemoryFs {
             changed: Condvar::new(),
             waiting_fsyncs: AtomicU64::new(0),
             xattr_reads: AtomicU64::new(0),
+            is_synchronous: AtomicBool::new(false),
+            made_durable: AtomicU64::new(0),
         })
     }
     fn state(&self) -> MutexGuard<'_, State> {
@@ -383,6 +389,14 @@ impl FileSystemOps for MemoryFs {
         }
         self.waiting_fsyncs.fetch_sub(1, Ordering::SeqCst);
         Ok(())
+    }
+    fn must_be_durable(&self, _change: Change) -> bool {
+        self.is_synchronous.load(Ordering::SeqCst)
+    }
+    fn make_durable(&self, done: Done) {
+        self.made_durable.fetch_add(1, Ordering::SeqCst);
+        // On another thread, as it is where a disk is waited for.
+        std::thread::spawn(move || done(Ok(())));
     }
     fn allocate(
         &self,

@@ -147,6 +147,52 @@ fn synchronous_opens_reach_the_file_system_as_synchronous_writes() {
 }
 
 #[test]
+fn where_it_is_promised_each_change_is_made_durable_before_its_answer() {
+    let ops = MemoryFs::new();
+    let Some(mount) = mounted(Arc::clone(&ops) as _, "") else { return };
+    let at = |name: &str| mount.path().join(name);
+    let rename_to_m = || fs::rename(at("l"), at("m"));
+    let set = || rustix::fs::setxattr(at("f"), "user.k", b"v", XattrFlags::empty());
+    let changes: [(&str, &dyn Fn()); 13] = [
+        ("mkdir", &|| fs::create_dir(at("d")).unwrap()),
+        ("create", &|| drop(File::create_new(at("f")).unwrap())),
+        ("open to truncate", &|| drop(File::create(at("f")).unwrap())),
+        ("mknod", &|| {
+            let mode = rustix::fs::Mode::RUSR;
+            let fifo = rustix::fs::FileType::Fifo;
+            rustix::fs::mknodat(rustix::fs::CWD, at("p"), fifo, mode, 0).unwrap();
+        }),
+        ("symlink", &|| symlink("x", at("s")).unwrap()),
+        ("link", &|| fs::hard_link(at("f"), at("l")).unwrap()),
+        ("rename", &|| rename_to_m().unwrap()),
+        ("rename with flags", &|| {
+            let (from, to) = (at("m"), at("n"));
+            let (cwd, flags) = (rustix::fs::CWD, rustix::fs::RenameFlags::NOREPLACE);
+            rustix::fs::renameat_with(cwd, from, cwd, to, flags).unwrap();
+        }),
+        ("unlink", &|| fs::remove_file(at("n")).unwrap()),
+        ("rmdir", &|| fs::remove_dir(at("d")).unwrap()),
+        ("chmod", &|| fs::set_permissions(at("f"), fs::Permissions::from_mode(0o600)).unwrap()),
+        ("setxattr", &|| set().unwrap()),
+        ("removexattr", &|| rustix::fs::removexattr(at("f"), "user.k").unwrap()),
+    ];
+    // The first round is without the promise, and undone.
+    for promised in [false, true] {
+        ops.is_synchronous.store(promised, Ordering::SeqCst);
+        for (name, change) in changes {
+            let before = ops.made_durable.load(Ordering::SeqCst);
+            change();
+            let made = ops.made_durable.load(Ordering::SeqCst) - before;
+            assert_eq!(made, u64::from(promised), "{name}, promised: {promised}");
+        }
+        ops.is_synchronous.store(false, Ordering::SeqCst);
+        for left in ["f", "p", "s"] {
+            fs::remove_file(at(left)).unwrap();
+        }
+    }
+}
+
+#[test]
 fn a_blocked_fsync_on_every_thread_stops_nobody_else() {
     let ops = MemoryFs::new();
     let Some(mount) = mounted(Arc::clone(&ops) as _, "threads=2") else { return };
