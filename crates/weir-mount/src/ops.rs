@@ -253,7 +253,8 @@ pub trait FileSystemOps: Send + Sync + 'static {
     fn fetch_mapped(&self, only: Option<u64>) {
         let _ = only;
     }
-    /// Reserves, frees or zeroes a range.
+    /// Reserves, frees or zeroes a range. After an error the kernel may be told that it knows nothing of the file, which waits for it
+    /// as [`FileSystemOps::fetch_mapped`] does.
     fn allocate(
         &self,
         caller: Caller,

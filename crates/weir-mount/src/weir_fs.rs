@@ -702,7 +702,11 @@ impl FileSystemOps for WeirFs {
     ) -> OpResult<()> {
         let open = self.handles.get(handle)?;
         self.end_privileges(open.file.ino(), &open.facts, !is_privileged(caller))?;
-        self.check(open.file.allocate(mode, offset, length))?;
+        if let Err(error) = self.check(open.file.allocate(mode, offset, length)) {
+            // Some of it may be done: what the kernel remembers of the file need not be so any more.
+            self.fetch_mapped(Some(open.file.ino()));
+            return Err(error);
+        }
         self.sync_if_promised(&open)
     }
 
