@@ -215,6 +215,24 @@ def acl_grants_denies_and_follows_chmod(top):
 
 
 @check
+def an_access_list_leaves_setgid_to_members_of_the_group(top):
+    directory = os.path.join(top, "d")
+    os.mkdir(directory)
+    os.chown(directory, ANOTHER_USER, 7777)
+
+    def share():
+        nobody = 0xFFFFFFFF
+        entries = ((1, 7, nobody), (2, 7, 4242), (4, 7, nobody), (16, 7, nobody), (32, 0, nobody))
+        value = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+        os.setxattr(directory, "system.posix_acl_access", value)
+    os.chmod(directory, 0o2770)
+    as_user(share, groups=[4321, 7777])
+    equal(oct(mode_of(directory)), oct(0o2770), "mode after a list of a member of the group")
+    as_user(share, groups=[4321])
+    equal(oct(mode_of(directory)), oct(0o770), "mode after a list of somebody else")
+
+
+@check
 def extended_attributes_hold_their_limits(top):
     path = os.path.join(top, "f")
     write_file(path)

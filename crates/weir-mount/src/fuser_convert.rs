@@ -9,6 +9,7 @@ use fuser::{
 };
 use weir::{AllocateMode, Attr, FileType, RenameMode, SetTime, SyncKind, Timestamp};
 
+use crate::acl;
 use crate::errno::Errno;
 use crate::ops::{Caller, Change, Done, FileSystemOps, OpResult, Open, WriteMode};
 
@@ -28,6 +29,35 @@ pub(crate) fn errno(error: Errno) -> fuser::Errno {
 
 pub(crate) fn caller(request: &Request) -> Caller {
     Caller { uid: request.uid(), gid: request.gid() }
+}
+
+/// The caller as a member of the group of file `ino`, where they are one and are about to set its access list: whether a file may stay
+/// set-group-id depends on it, and a request tells the first group only.
+///
+/// (`FUSE_SETXATTR_EXT` would tell what the kernel thinks of it, but `fuser` cannot decode such requests.) The caller waits for the
+/// answer, so that it is still there to be looked at; of a caller whom this process cannot see, the other groups count for nothing.
+pub(crate) fn as_member(
+    ops: &dyn FileSystemOps,
+    caller: Caller,
+    thread: u32,
+    ino: u64,
+    name: &[u8],
+) -> Caller {
+    if name != acl::ACCESS || caller.uid == 0 {
+        return caller;
+    }
+    let Ok(attr) = ops.getattr(ino) else { return caller };
+    if attr.gid == caller.gid || !groups_of(thread).contains(&attr.gid) {
+        return caller;
+    }
+    Caller { gid: attr.gid, ..caller }
+}
+
+/// The supplementary groups of a thread; none, if that cannot be seen.
+fn groups_of(thread: u32) -> Vec<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
+    let groups = status.lines().find_map(|line| line.strip_prefix("Groups:")).unwrap_or_default();
+    groups.split_whitespace().filter_map(|group| group.parse().ok()).collect()
 }
 
 pub(crate) fn system_time(time: Timestamp) -> SystemTime {

@@ -45,7 +45,7 @@ use weir::{FileType, SetAttr};
 use crate::dispatch::{Class, Dispatcher, Here};
 use crate::errno::Errno;
 use crate::fuser_convert::{
-    BLOCK_BYTES, GENERATION, allocate_mode, answer_change, answer_durably, answer_entry, answer_ioctl, answer_later, answer_read, answer_write,
+    BLOCK_BYTES, GENERATION, allocate_mode, answer_change, answer_durably, answer_entry, answer_ioctl, as_member, answer_later, answer_read, answer_write,
     caller, dir_flags, errno, fuser_attr, fuser_type, negative_attr, open_flags, open_mode,
     rename_mode, reply_attr, reply_empty, reply_entry, reply_xattr, set_time, write_mode,
 };
@@ -647,9 +647,10 @@ impl fuser::Filesystem for FuserTransport {
             libc::XATTR_REPLACE => SetXattr::Replace,
             _ => return reply.error(errno(Errno::EINVAL)),
         };
-        let caller = caller(request);
+        let (caller, thread) = (caller(request), request.pid());
         let (name, value) = (name.as_bytes().to_vec(), value.to_vec());
         self.run(Class::Normal, move |ops| {
+            let caller = as_member(ops, caller, thread, ino.0, &name);
             let result = ops.setxattr(caller, ino.0, &name, &value, mode);
             answer_change(ops, Change::Attributes, reply, result);
         });

@@ -312,7 +312,7 @@ impl WeirFs {
         let list = Acl::parse(value).ok_or(Errno::EINVAL)?;
         let attr = self.check(self.volume.getattr(ino))?;
         let mut permissions = attr.permissions & !0o777 | list.mode_bits();
-        // Someone outside of the file's group must not leave it set-group-id.
+        // Someone outside of the file's group must not leave it set-group-id. (Of a caller's groups, the transport has picked the file's.)
         if !is_privileged(caller) && caller.gid != attr.gid {
             permissions &= !SGID;
         }

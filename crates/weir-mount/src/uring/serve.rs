@@ -17,7 +17,7 @@ use super::queue::Held;
 use crate::dispatch::{Class, Dispatcher, Here};
 use crate::errno::Errno;
 use crate::fuser_convert::{
-    BLOCK_BYTES, allocate_mode, answer_durably, open_flags, open_mode, rename_mode, write_mode,
+    BLOCK_BYTES, allocate_mode, answer_durably, as_member, open_flags, open_mode, rename_mode, write_mode,
 };
 use crate::fuser_transport::valid_for;
 use crate::ioctl::{self, Command};
@@ -398,6 +398,8 @@ struct Request {
     opcode: u32,
     ino: u64,
     caller: Caller,
+    /// The caller's.
+    thread: u32,
     operation: [u8; 128],
     payload: Vec<u8>,
 }
@@ -409,6 +411,7 @@ impl Request {
             opcode: held.request.opcode,
             ino: held.request.ino,
             caller: caller(held),
+            thread: held.request.pid,
             operation: operation.0.try_into().map_err(|_| Errno::EIO)?,
             payload: payload.to_vec(),
         })
@@ -608,7 +611,8 @@ impl Request {
         };
         let (name, value) = Fields(&self.payload).string()?;
         let value = value.0.get(..fields.u32(0)? as usize).ok_or(Errno::EIO)?;
-        ops.setxattr(self.caller, self.ino, name, value, mode)
+        let caller = as_member(ops, self.caller, self.thread, self.ino, name);
+        ops.setxattr(caller, self.ino, name, value, mode)
     }
 
     fn seek(&self, ops: &dyn FileSystemOps) -> OpResult<u64> {
