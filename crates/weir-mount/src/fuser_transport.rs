@@ -12,6 +12,8 @@
 //!   the kernel drops what is written past it.
 //! - `opendir` answers ENOSYS when the kernel then stops asking (`FUSE_NO_OPENDIR_SUPPORT`):
 //!   directory reading has no state here.
+//! - The kernel asks where data and holes are without sending first what programs have stored through mappings: a file that somebody
+//!   may have mapped for writing is fetched before the answer.
 //! - With `FUSE_HANDLE_KILLPRIV_V2` the kernel asks for `security.capability` not before each write,
 //!   but before the first one after it learned an inode's attributes (any refresh makes it forget,
 //!   so each new file costs one such round trip; `-o noxattr` ends that), and we clear set-user-id
@@ -740,7 +742,7 @@ impl fuser::Filesystem for FuserTransport {
     fn lseek(
         &self,
         _request: &Request,
-        _ino: INodeNo,
+        ino: INodeNo,
         handle: FileHandle,
         offset: i64,
         whence: i32,
@@ -754,10 +756,19 @@ impl fuser::Filesystem for FuserTransport {
         let Ok(offset) = u64::try_from(offset) else {
             return reply.error(errno(Errno::ENXIO));
         };
-        self.run(Class::Normal, move |ops| match ops.seek(Handle(handle.0), offset, seek) {
+        let answer = move |ops: &dyn FileSystemOps| match ops.seek(Handle(handle.0), offset, seek) {
             Ok(found) => reply.offset(found as i64),
             Err(error) => reply.error(errno(error)),
-        });
+        };
+        if self.ops.is_written(ino.0) {
+            let ops = Arc::clone(&self.ops);
+            self.dispatcher.submit(move || {
+                ops.fetch_mapped(Some(ino.0));
+                answer(&*ops);
+            });
+        } else {
+            self.run(Class::Normal, answer);
+        }
     }
 
     fn copy_file_range(

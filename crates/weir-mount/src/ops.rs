@@ -263,7 +263,13 @@ pub trait FileSystemOps: Send + Sync + 'static {
         offset: u64,
         length: u64,
     ) -> OpResult<()>;
-    /// The next data or hole.
+    /// Somebody has the file open for writing, so the kernel may hold what was stored through a mapping: a transport has it fetched
+    /// ([`FileSystemOps::fetch_mapped`]) before it seeks.
+    fn is_written(&self, ino: u64) -> bool {
+        let _ = ino;
+        false
+    }
+    /// The next data or hole, of what the kernel has sent.
     fn seek(&self, handle: Handle, offset: u64, seek: Seek) -> OpResult<u64>;
     /// Copies a range between two files of the volume; returns the bytes copied.
     fn copy_range(

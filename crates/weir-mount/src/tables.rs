@@ -352,6 +352,13 @@ impl HandleTable {
         inodes
     }
 
+    /// Whether somebody has this inode open for writing.
+    pub fn is_written(&self, ino: u64) -> bool {
+        self.shards.iter().any(|shard| {
+            shard.read().values().any(|open| open.file.is_writable() && open.file.ino() == ino)
+        })
+    }
+
     /// Files open now.
     pub fn count(&self) -> usize {
         self.shards.iter().map(|shard| shard.read().len()).sum()

@@ -710,6 +710,10 @@ impl FileSystemOps for WeirFs {
         self.sync_if_promised(&open)
     }
 
+    fn is_written(&self, ino: u64) -> bool {
+        self.handles.is_written(ino)
+    }
+
     fn seek(&self, handle: Handle, offset: u64, seek: Seek) -> OpResult<u64> {
         let open = self.handles.get(handle)?;
         self.check(match seek {

@@ -145,6 +145,13 @@ impl Server {
             op::READ => self.read(held),
             op::FSYNC | op::FSYNCDIR => self.dispatcher.run_here(Here::Free, || self.fsync(held)),
             op::WRITE => self.write(held),
+            op::LSEEK if self.ops.is_written(held.request.ino) => {
+                let (ops, context) = (Arc::clone(&self.ops), self.context);
+                self.dispatcher.submit(move || {
+                    ops.fetch_mapped(Some(held.request.ino));
+                    answer(&*ops, context, held);
+                });
+            }
             op::IOCTL => self.dispatcher.run_here(Here::Free, || self.ioctl(held)),
             _ => {
                 let (operation, _) = held.parts();
