@@ -228,9 +228,8 @@ pub(crate) fn answer_durably<T: Send + 'static>(
 /// What the kernel may do with a file opened with these `flags`, which made it or did not. `new_past_cache`: see
 /// [`crate::options::TransportOptions::new_past_cache`].
 pub(crate) fn open_flags(flags: OpenFlags, is_made: bool, new_past_cache: bool) -> FopenFlags {
-    let common = FopenFlags::FOPEN_KEEP_CACHE
-        | FopenFlags::FOPEN_NOFLUSH
-        | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
+    // Without `FOPEN_PARALLEL_DIRECT_WRITES`: the kernel cuts a large write into several requests, and two at the same place must not mix.
+    let common = FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_NOFLUSH;
     let is_new = is_made || flags.0 & libc::O_TRUNC != 0;
     // Who appends does so for long as a rule, and others read along.
     let is_appended = flags.0 & libc::O_APPEND != 0;
@@ -326,6 +325,8 @@ mod tests {
         assert!(!past(libc::O_RDWR, true) && !past(libc::O_RDONLY, true));
         assert!(!past(libc::O_WRONLY, false));
         assert!(!past(libc::O_WRONLY | libc::O_APPEND, true));
+        let both = open_flags(OpenFlags(libc::O_WRONLY), true, true);
+        assert!(!both.contains(FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES), "writes would mix");
         let off = open_flags(OpenFlags(libc::O_WRONLY), true, false);
         assert!(!off.contains(FopenFlags::FOPEN_DIRECT_IO));
     }

@@ -5,7 +5,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -79,6 +79,31 @@ fn what_a_write_only_handle_of_a_new_file_writes_is_seen_by_readers_and_mappings
         }
         writer.set_len(4500).unwrap();
         assert_eq!(both.read_at(&mut found, 4000).unwrap(), 500);
+    }
+}
+
+#[test]
+fn writes_at_the_same_place_do_not_mix_even_where_each_is_many_requests() {
+    const LENGTH_BYTES: usize = 1 << 20;
+    for options in ["max_write=4096", "max_write=4096,nodirect_new"] {
+        let Some(mount) = mounted(MemoryFs::new(), options) else { return };
+        let path = mount.path().join("f");
+        let file = File::create(&path).unwrap();
+        for round in 0..8_u8 {
+            let both = Barrier::new(2);
+            thread::scope(|scope| {
+                for byte in [round * 2, round * 2 + 1] {
+                    let data = vec![byte; LENGTH_BYTES];
+                    let (file, both) = (&file, &both);
+                    scope.spawn(move || {
+                        both.wait();
+                        assert_eq!(file.write_at(&data, 0).unwrap(), data.len());
+                    });
+                }
+            });
+            let found = fs::read(&path).unwrap();
+            assert!(found.iter().all(|byte| *byte == found[0]), "{options}: two writes mix");
+        }
     }
 }
 
