@@ -268,9 +268,14 @@ def extended_attributes_hold_their_limits(top):
     equal(os.getxattr(os.path.join(top, "l"), "trusted.link", follow_symlinks=False), b"on the link")
     expect_errno("ENODATA", os.getxattr, path, "trusted.link")
 
+    os.setxattr(path, "trusted.file", b"for root only")
+    assert "trusted.file" in os.listxattr(path)
+
     def other():
         expect_errno("EACCES", os.setxattr, path, "user.mine", b"")
-        assert not [n for n in os.listxattr(path) if n.startswith("trusted.")]
+        equal([n for n in os.listxattr(path) if n.startswith("trusted.")], [])
+        assert "user.a" in os.listxattr(path)
+        expect_errno(["ENODATA", "EPERM"], os.getxattr, path, "trusted.file")
     as_user(other)
 
 

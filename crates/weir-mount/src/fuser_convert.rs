@@ -198,6 +198,14 @@ pub(crate) fn reply_xattr(reply: ReplyXattr, size_bytes: u32, result: Result<Vec
     }
 }
 
+/// The names of attributes as a program gets them, of those that `caller` may see: `trusted.*` is for who has `CAP_SYS_ADMIN`, which a
+/// request does not tell; uid 0 stands for it.
+pub(crate) fn visible_names(caller: Caller, names: &[Vec<u8>]) -> Vec<u8> {
+    let is_visible = |name: &&Vec<u8>| caller.uid == 0 || !name.starts_with(b"trusted.");
+    let visible = names.iter().filter(is_visible);
+    visible.flat_map(|name| name.iter().copied().chain([0])).collect()
+}
+
 pub(crate) fn open_mode(flags: OpenFlags) -> Open {
     Open {
         write: flags.acc_mode() != OpenAccMode::O_RDONLY,
@@ -329,6 +337,14 @@ mod tests {
         assert!(!both.contains(FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES), "writes would mix");
         let off = open_flags(OpenFlags(libc::O_WRONLY), true, false);
         assert!(!off.contains(FopenFlags::FOPEN_DIRECT_IO));
+    }
+
+    #[test]
+    fn trusted_attributes_are_listed_for_root_only() {
+        let names = ["user.a", "trusted.b", "security.c"].map(|name| name.as_bytes().to_vec());
+        let listed = |uid| visible_names(Caller { uid, gid: 0 }, &names);
+        assert_eq!(listed(0), b"user.a\0trusted.b\0security.c\0");
+        assert_eq!(listed(1), b"user.a\0security.c\0");
     }
 
     #[test]

@@ -49,7 +49,7 @@ use crate::errno::Errno;
 use crate::fuser_convert::{
     BLOCK_BYTES, GENERATION, allocate_mode, answer_change, answer_durably, answer_entry, answer_ioctl, as_member, answer_later, answer_read, answer_write,
     caller, dir_flags, errno, fuser_attr, fuser_type, negative_attr, open_flags, open_mode,
-    rename_mode, reply_attr, reply_empty, reply_entry, reply_xattr, set_time, write_mode,
+    rename_mode, reply_attr, reply_empty, reply_entry, reply_xattr, set_time, visible_names, write_mode,
 };
 use crate::ioctl::{self, Command};
 use crate::ops::{
@@ -674,19 +674,13 @@ impl fuser::Filesystem for FuserTransport {
         self.run(Class::Normal, move |ops| reply_xattr(reply, size, ops.getxattr(ino.0, &name)));
     }
 
-    fn listxattr(&self, _request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+    fn listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
         if !self.options.xattr {
             return reply.error(errno(Errno::ENOSYS));
         }
+        let caller = caller(request);
         self.run(Class::Normal, move |ops| {
-            let list = ops.listxattr(ino.0).map(|names| {
-                let mut list = Vec::new();
-                for name in names {
-                    list.extend_from_slice(&name);
-                    list.push(0);
-                }
-                list
-            });
+            let list = ops.listxattr(ino.0).map(|names| visible_names(caller, &names));
             reply_xattr(reply, size, list);
         });
     }

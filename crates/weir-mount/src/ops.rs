@@ -293,7 +293,7 @@ pub trait FileSystemOps: Send + Sync + 'static {
         value: &[u8],
         mode: SetXattr,
     ) -> OpResult<()>;
-    /// Names of all extended attributes.
+    /// Names of all extended attributes; the transport leaves out those that the caller may not see.
     fn listxattr(&self, ino: u64) -> OpResult<Vec<Vec<u8>>>;
     /// Removes an extended attribute.
     fn removexattr(&self, ino: u64, name: &[u8]) -> OpResult<()>;

@@ -17,7 +17,7 @@ use super::queue::Held;
 use crate::dispatch::{Class, Dispatcher, Here};
 use crate::errno::Errno;
 use crate::fuser_convert::{
-    BLOCK_BYTES, allocate_mode, answer_durably, as_member, open_flags, open_mode, rename_mode, write_mode,
+    BLOCK_BYTES, allocate_mode, answer_durably, as_member, open_flags, open_mode, rename_mode, visible_names, write_mode,
 };
 use crate::fuser_transport::valid_for;
 use crate::ioctl::{self, Command};
@@ -484,9 +484,7 @@ impl Request {
                 xattr_out(to, fields.u32(0)?, &ops.getxattr(ino, self.name()?)?)
             }
             op::LISTXATTR if context.xattr => {
-                let names = ops.listxattr(ino)?;
-                let list: Vec<u8> =
-                    names.into_iter().flat_map(|name| name.into_iter().chain([0])).collect();
+                let list = visible_names(self.caller, &ops.listxattr(ino)?);
                 xattr_out(to, fields.u32(0)?, &list)
             }
             op::REMOVEXATTR => ops.removexattr(ino, self.name()?),
