@@ -589,6 +589,37 @@ fn access_control_lists_are_enforced_inherited_and_follow_chmod() {
 }
 
 #[test]
+fn lists_that_nobody_enforces_are_refused_and_hidden() {
+    let Some(bench) = Bench::mounted(&[]) else { return };
+    let list = acl(6, (4242, 4), 0, 4, 0);
+    let set = || {
+        let name = "system.posix_acl_access";
+        rustix::fs::setxattr(bench.at("f"), name, &list, XattrFlags::empty())
+    };
+    let listed = || {
+        let mut names = [0; 256];
+        let bytes = rustix::fs::listxattr(bench.at("f"), &mut names).unwrap();
+        names[..bytes].to_vec()
+    };
+    fs::write(bench.at("f"), "x").unwrap();
+    set().unwrap();
+    assert_eq!(listed(), b"system.posix_acl_access\0");
+    bench.unmount();
+    for transport in TRANSPORTS {
+        bench.mount(&["-o", &format!("noacl,{transport}")]);
+        assert_eq!(set(), Err(Errno::OPNOTSUPP), "{transport}");
+        let mut value = [0; 256];
+        let found = rustix::fs::getxattr(bench.at("f"), "system.posix_acl_access", &mut value);
+        assert_eq!(found, Err(Errno::OPNOTSUPP), "{transport}");
+        assert_eq!(listed(), b"", "{transport}");
+        bench.unmount();
+    }
+    bench.mount(&[]);
+    assert_eq!(listed(), b"system.posix_acl_access\0", "it is still there for who enforces it");
+    bench.unmount();
+}
+
+#[test]
 fn the_status_attribute_says_that_all_is_well() {
     let Some(bench) = Bench::mounted(&[]) else { return };
     let mut value = [0; 64];

@@ -643,6 +643,9 @@ impl fuser::Filesystem for FuserTransport {
         _position: u32,
         reply: ReplyEmpty,
     ) {
+        if !self.options.xattr {
+            return reply.error(errno(Errno::ENOSYS));
+        }
         let mode = match flags {
             0 => SetXattr::Any,
             libc::XATTR_CREATE => SetXattr::Create,
@@ -686,6 +689,9 @@ impl fuser::Filesystem for FuserTransport {
     }
 
     fn removexattr(&self, _request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        if !self.options.xattr {
+            return reply.error(errno(Errno::ENOSYS));
+        }
         let name = name.as_bytes().to_vec();
         self.run(Class::Normal, move |ops| {
             answer_change(ops, Change::Attributes, reply, ops.removexattr(ino.0, &name));

@@ -3,7 +3,7 @@
 //!
 //! - Inodes that the kernel knows are held, so that their numbers stay theirs (see [`crate::tables`]).
 //! - `.` and `..` exist only here; they take the directory cookies 1 and 2.
-//! - POSIX ACLs are inherited, shown in the permission bits, and changed by `chmod`.
+//! - POSIX ACLs are inherited, shown in the permission bits, and changed by `chmod`; a mount without them hides those that are stored.
 //! - Privileges of a file (set-user-id, set-group-id, `security.capability`) end when someone
 //!   writes to it; that there are none is remembered, so that a write does not have to look.
 //! - The attribute `weir.status` of the root directory says how the mount is: `ok`, or what went
@@ -222,6 +222,14 @@ impl WeirFs {
         }
     }
 
+    /// Whether there can be an attribute of this name on this mount.
+    fn check_name(&self, name: &[u8]) -> OpResult<()> {
+        if !self.posix_acl && is_list(name) {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        Ok(())
+    }
+
     fn remove_optional_xattr(&self, ino: u64, name: &[u8]) -> OpResult<()> {
         match self.volume.removexattr(ino, name) {
             Ok(()) | Err(Error::NoAttribute) => Ok(()),
@@ -390,6 +398,11 @@ impl Planned {
 /// Whether the caller has `CAP_FSETID`, as far as a request tells.
 fn is_privileged(caller: Caller) -> bool {
     caller.uid == 0
+}
+
+/// Whether an attribute is an access control list.
+fn is_list(name: &[u8]) -> bool {
+    name == acl::ACCESS || name == acl::DEFAULT
 }
 
 fn engine_cookie(cookie: u64) -> u64 {
@@ -744,6 +757,7 @@ impl FileSystemOps for WeirFs {
         if name == STATUS && ino == Volume::ROOT {
             return Ok(self.status().into_bytes());
         }
+        self.check_name(name)?;
         if name == CAPABILITY && self.inodes.facts(ino).holds(Fact::Unprivileged) {
             return Err(Errno::ENODATA);
         }
@@ -766,6 +780,7 @@ impl FileSystemOps for WeirFs {
         if name == STATUS {
             return Err(Errno::EPERM);
         }
+        self.check_name(name)?;
         self.inodes.facts(ino).changing(|| {
             if self.posix_acl && name == acl::ACCESS {
                 return self.set_access_list(caller, ino, value, mode);
@@ -778,10 +793,13 @@ impl FileSystemOps for WeirFs {
     }
 
     fn listxattr(&self, ino: u64) -> OpResult<Vec<Vec<u8>>> {
-        self.check(self.volume.listxattr(ino))
+        let mut names = self.check(self.volume.listxattr(ino))?;
+        names.retain(|name| self.check_name(name).is_ok());
+        Ok(names)
     }
 
     fn removexattr(&self, ino: u64, name: &[u8]) -> OpResult<()> {
+        self.check_name(name)?;
         let facts = self.inodes.facts(ino);
         facts.changing(|| self.check(self.volume.removexattr(ino, name)))
     }

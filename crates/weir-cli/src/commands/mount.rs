@@ -46,8 +46,10 @@ const READY: &str = "ready ";
         relatime noatime strictatime\n  \
         sync dirsync               every change, every change of a directory is durable before\n  \
                                    the call that makes it returns: a flush each\n  \
-        acl noacl                  POSIX access control lists (default: acl)\n  \
-        xattr noxattr              extended attributes (without: new files are made faster)\n  \
+        acl noacl                  POSIX access control lists (default: acl; without, they are\n  \
+                                   refused)\n  \
+        xattr noxattr              extended attributes (without, they are refused, and new files\n  \
+                                   are made faster)\n  \
         io_uring no_io_uring       requests come through a ring for each core instead of\n  \
                                    /dev/fuse, where the kernel offers that (Linux 6.14; for\n  \
                                    others than root only while\n  \

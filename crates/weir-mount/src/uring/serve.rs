@@ -479,7 +479,7 @@ impl Request {
             }
             op::READDIR | op::READDIRPLUS => self.read_dir(ops, to, valid),
             op::STATFS => statfs(ops, to),
-            op::SETXATTR => self.set_xattr(ops),
+            op::SETXATTR if context.xattr => self.set_xattr(ops),
             op::GETXATTR if context.xattr => {
                 xattr_out(to, fields.u32(0)?, &ops.getxattr(ino, self.name()?)?)
             }
@@ -487,7 +487,7 @@ impl Request {
                 let list = visible_names(self.caller, &ops.listxattr(ino)?);
                 xattr_out(to, fields.u32(0)?, &list)
             }
-            op::REMOVEXATTR => ops.removexattr(ino, self.name()?),
+            op::REMOVEXATTR if context.xattr => ops.removexattr(ino, self.name()?),
             op::FALLOCATE => {
                 let mode = allocate_mode(fields.u32(24)? as i32)?;
                 let (offset, length) = (fields.u64(8)?, fields.u64(16)?);

@@ -299,6 +299,10 @@ fn without_attributes_the_kernel_stops_asking_for_them() {
     let mut value = [0_u8; 16];
     let read = rustix::fs::getxattr(mount.path().join("f0"), "user.k", &mut value);
     assert_eq!(read, Err(Errno::OPNOTSUPP));
+    let set = rustix::fs::setxattr(mount.path().join("f0"), "user.k", b"v", XattrFlags::empty());
+    assert_eq!(set, Err(Errno::OPNOTSUPP), "nobody could read it");
+    let removed = rustix::fs::removexattr(mount.path().join("f0"), "user.k");
+    assert_eq!(removed, Err(Errno::OPNOTSUPP));
 }
 
 #[test]
