@@ -215,6 +215,16 @@ def acl_grants_denies_and_follows_chmod(top):
 
 
 @check
+def an_absent_access_list_can_be_removed(top):
+    path = os.path.join(top, "f")
+    write_file(path)
+    os.removexattr(path, "system.posix_acl_access")
+    os.removexattr(top, "system.posix_acl_access")
+    os.removexattr(top, "system.posix_acl_default")
+    equal(mode_of(path), 0o644)
+
+
+@check
 def an_access_list_leaves_setgid_to_members_of_the_group(top):
     directory = os.path.join(top, "d")
     os.mkdir(directory)
@@ -241,6 +251,13 @@ def extended_attributes_hold_their_limits(top):
     expect_errno("ENODATA", os.setxattr, path, "user.b", b"2", os.XATTR_REPLACE)
     os.setxattr(path, "user.a", b"22", os.XATTR_REPLACE)
     equal(os.getxattr(path, "user.a"), b"22")
+    both = os.XATTR_CREATE | os.XATTR_REPLACE
+    expect_errno("EEXIST", os.setxattr, path, "user.a", b"2", both)
+    expect_errno("ENODATA", os.setxattr, path, "user.b", b"2", both)
+    for prefix in ("user.", "trusted.", "security."):
+        expect_errno("EINVAL", os.setxattr, path, prefix, b"")
+        expect_errno("EINVAL", os.getxattr, path, prefix)
+        expect_errno("EINVAL", os.removexattr, path, prefix)
     expect_errno("ENODATA", os.getxattr, path, "user.none")
     expect_errno("ENODATA", os.removexattr, path, "user.none")
     os.setxattr(path, "user.empty", b"")

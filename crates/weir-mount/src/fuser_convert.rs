@@ -11,7 +11,7 @@ use weir::{AllocateMode, Attr, FileType, RenameMode, SetTime, SyncKind, Timestam
 
 use crate::acl;
 use crate::errno::Errno;
-use crate::ops::{Caller, Change, Done, FileSystemOps, OpResult, Open, WriteMode};
+use crate::ops::{Caller, Change, Done, FileSystemOps, OpResult, Open, SetXattr, WriteMode};
 
 /// Inode numbers are never given out twice.
 pub(crate) const GENERATION: Generation = Generation(0);
@@ -279,6 +279,18 @@ pub(crate) fn allocate_mode(mode: i32) -> Result<AllocateMode, Errno> {
         libc::FALLOC_FL_INSERT_RANGE => AllocateMode::InsertRange,
         _ => return Err(Errno::EOPNOTSUPP),
     })
+}
+
+/// What `setxattr` may replace.
+pub(crate) fn xattr_mode(flags: i32) -> OpResult<SetXattr> {
+    const BOTH: i32 = libc::XATTR_CREATE | libc::XATTR_REPLACE;
+    match flags {
+        0 => Ok(SetXattr::Any),
+        libc::XATTR_CREATE => Ok(SetXattr::Create),
+        libc::XATTR_REPLACE => Ok(SetXattr::Replace),
+        BOTH => Ok(SetXattr::CreateAndReplace),
+        _ => Err(Errno::EINVAL),
+    }
 }
 
 pub(crate) fn rename_mode(flags: RenameFlags, caller: Caller) -> Result<RenameMode, Errno> {

@@ -49,11 +49,11 @@ use crate::errno::Errno;
 use crate::fuser_convert::{
     BLOCK_BYTES, GENERATION, allocate_mode, answer_change, answer_durably, answer_entry, answer_ioctl, as_member, answer_later, answer_read, answer_write,
     caller, dir_flags, errno, fuser_attr, fuser_type, negative_attr, open_flags, open_mode,
-    rename_mode, reply_attr, reply_empty, reply_entry, reply_xattr, set_time, visible_names, write_mode,
+    rename_mode, reply_attr, reply_empty, reply_entry, reply_xattr, set_time, visible_names, write_mode, xattr_mode,
 };
 use crate::ioctl::{self, Command};
 use crate::ops::{
-    Change, ControlTarget, Done, FileSystemOps, Handle, Make, OpResult, Seek, SetXattr, SyncTarget,
+    Change, ControlTarget, Done, FileSystemOps, Handle, Make, OpResult, Seek, SyncTarget,
     Wait, WriteMode,
 };
 use crate::options::TransportOptions;
@@ -646,11 +646,9 @@ impl fuser::Filesystem for FuserTransport {
         if !self.options.xattr {
             return reply.error(errno(Errno::ENOSYS));
         }
-        let mode = match flags {
-            0 => SetXattr::Any,
-            libc::XATTR_CREATE => SetXattr::Create,
-            libc::XATTR_REPLACE => SetXattr::Replace,
-            _ => return reply.error(errno(Errno::EINVAL)),
+        let mode = match xattr_mode(flags) {
+            Ok(mode) => mode,
+            Err(error) => return reply.error(errno(error)),
         };
         let (caller, thread) = (caller(request), request.pid());
         let (name, value) = (name.as_bytes().to_vec(), value.to_vec());

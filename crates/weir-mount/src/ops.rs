@@ -94,6 +94,8 @@ pub enum SetXattr {
     Create,
     /// Must exist.
     Replace,
+    /// Must not exist, and must: always an error, which says what is the case.
+    CreateAndReplace,
 }
 
 /// Where `seek` looks.

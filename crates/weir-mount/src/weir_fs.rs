@@ -227,6 +227,10 @@ impl WeirFs {
         if !self.posix_acl && is_list(name) {
             return Err(Errno::EOPNOTSUPP);
         }
+        // A prefix is no name.
+        if [&b"user."[..], b"trusted.", b"security."].contains(&name) {
+            return Err(Errno::EINVAL);
+        }
         Ok(())
     }
 
@@ -772,15 +776,19 @@ impl FileSystemOps for WeirFs {
         value: &[u8],
         mode: SetXattr,
     ) -> OpResult<()> {
-        let mode = match mode {
-            SetXattr::Any => XattrMode::Set,
-            SetXattr::Create => XattrMode::Create,
-            SetXattr::Replace => XattrMode::Replace,
-        };
         if name == STATUS {
             return Err(Errno::EPERM);
         }
         self.check_name(name)?;
+        let mode = match mode {
+            SetXattr::Any => XattrMode::Set,
+            SetXattr::Create => XattrMode::Create,
+            SetXattr::Replace => XattrMode::Replace,
+            SetXattr::CreateAndReplace => {
+                let found = self.optional_xattr(ino, name)?;
+                return Err(if found.is_some() { Errno::EEXIST } else { Errno::ENODATA });
+            }
+        };
         self.inodes.facts(ino).changing(|| {
             if self.posix_acl && name == acl::ACCESS {
                 return self.set_access_list(caller, ino, value, mode);
@@ -801,6 +809,10 @@ impl FileSystemOps for WeirFs {
     fn removexattr(&self, ino: u64, name: &[u8]) -> OpResult<()> {
         self.check_name(name)?;
         let facts = self.inodes.facts(ino);
+        if is_list(name) {
+            // There are the permission bits in any case: programs that reduce a list to those do not expect an error.
+            return facts.changing(|| self.remove_optional_xattr(ino, name));
+        }
         facts.changing(|| self.check(self.volume.removexattr(ino, name)))
     }
 

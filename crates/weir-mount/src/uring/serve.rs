@@ -17,12 +17,12 @@ use super::queue::Held;
 use crate::dispatch::{Class, Dispatcher, Here};
 use crate::errno::Errno;
 use crate::fuser_convert::{
-    BLOCK_BYTES, allocate_mode, answer_durably, as_member, open_flags, open_mode, rename_mode, visible_names, write_mode,
+    BLOCK_BYTES, allocate_mode, answer_durably, as_member, open_flags, open_mode, rename_mode, visible_names, write_mode, xattr_mode,
 };
 use crate::fuser_transport::valid_for;
 use crate::ioctl::{self, Command};
 use crate::ops::{
-    Caller, Change, ControlTarget, Done, FileSystemOps, Handle, Make, OpResult, Seek, SetXattr, SyncTarget,
+    Caller, Change, ControlTarget, Done, FileSystemOps, Handle, Make, OpResult, Seek, SyncTarget,
     Wait, WriteMode,
 };
 use crate::options::TransportOptions;
@@ -608,12 +608,7 @@ impl Request {
 
     fn set_xattr(&self, ops: &dyn FileSystemOps) -> OpResult<()> {
         let fields = self.fields();
-        let mode = match fields.u32(4)? as i32 {
-            0 => SetXattr::Any,
-            libc::XATTR_CREATE => SetXattr::Create,
-            libc::XATTR_REPLACE => SetXattr::Replace,
-            _ => return Err(Errno::EINVAL),
-        };
+        let mode = xattr_mode(fields.u32(4)? as i32)?;
         let (name, value) = Fields(&self.payload).string()?;
         let value = value.0.get(..fields.u32(0)? as usize).ok_or(Errno::EIO)?;
         let caller = as_member(ops, self.caller, self.thread, self.ino, name);
