@@ -14,7 +14,7 @@ use std::process::{Command, Stdio};
 use rustix::fs::{FallocateFlags, RenameFlags, XattrFlags};
 use rustix::io::Errno;
 
-use common::{Bench, SIGINT, SIGTERM, done, eventually, refused};
+use common::{Bench, SIGINT, SIGTERM, Server, done, eventually, refused};
 
 #[test]
 fn what_was_written_is_there_after_a_remount() {
@@ -126,9 +126,8 @@ fn what_a_synchronous_descriptor_allocates_or_is_copied_to_survives_a_kill() {
             fs::write(bench.at("from"), vec![7; 300_000]).unwrap();
             fs::write(bench.at("f"), "old").unwrap();
             bench.unmount();
-            let open = || {
-                OpenOptions::new().write(true).custom_flags(flag).open(bench.at("f")).unwrap()
-            };
+            let open =
+                || OpenOptions::new().write(true).custom_flags(flag).open(bench.at("f")).unwrap();
             changed_and_killed(&bench, transport, || {
                 rustix::fs::fallocate(open(), FallocateFlags::empty(), 0, 1 << 20).unwrap();
             });
@@ -240,6 +239,62 @@ fn an_interrupt_unmounts_cleanly() {
         assert!(done(&["info", &bench.volume()]).contains("clean"));
         assert_eq!(done(&["cat", &format!("{}:/f", bench.volume())]), "kept");
     }
+}
+
+fn first_line(server: &mut Server) -> String {
+    line_of(server.0.stderr.take().unwrap())
+}
+
+/// The first line that comes, or none if that takes too long.
+fn line_of(from: impl Read + Send + 'static) -> String {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let (mut said, mut line) = (BufReader::new(from), String::new());
+        let _ = said.read_line(&mut line);
+        let _ = sender.send(line);
+        // Whatever else is said must not meet a closed pipe.
+        said.read_to_string(&mut String::new())
+    });
+    receiver.recv_timeout(std::time::Duration::from_secs(20)).unwrap_or_default()
+}
+
+#[test]
+fn a_mount_that_is_covered_is_synced_when_asked_to_end_and_says_why_it_goes_on() {
+    let Some(bench) = Bench::new() else { return };
+    let mut server = bench.foreground();
+    fs::write(bench.at("f"), "kept").unwrap();
+    let dir = bench.dir();
+    let tmpfs = Command::new("mount").args(["-t", "tmpfs", "none", &dir]).status().unwrap();
+    assert!(tmpfs.success());
+    server.signal(SIGTERM);
+    let line = first_line(&mut server);
+    assert!(line.contains(&format!("{dir} is covered by another mount")), "{line}");
+    let status = || done(&["info", &bench.volume()]);
+    assert!(status().contains("in use"), "{}", status());
+    eventually("it is synced", || {
+        fs::read(bench.volume()).unwrap().windows(4).any(|w| w == b"kept")
+    });
+    rustix::mount::unmount(Path::new(&dir), rustix::mount::UnmountFlags::empty()).unwrap();
+    assert_eq!(fs::read_to_string(bench.at("f")).unwrap(), "kept", "it is still served");
+    bench.unmount();
+    assert_eq!(server.0.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn a_mount_that_others_see_says_so_when_it_is_asked_to_end() {
+    let Some(bench) = Bench::new() else { return };
+    let mut server = bench.foreground();
+    fs::write(bench.at("f"), "kept").unwrap();
+    let other = tempfile::tempdir().unwrap();
+    let bound = Command::new("mount").args(["--bind", &bench.dir()]).arg(other.path()).status();
+    assert!(bound.unwrap().success());
+    server.signal(SIGTERM);
+    let line = first_line(&mut server);
+    let at = format!("still mounted at {}", other.path().display());
+    assert!(line.contains(&at) && !bench.is_mounted(), "{line}");
+    assert_eq!(fs::read_to_string(other.path().join("f")).unwrap(), "kept");
+    rustix::mount::unmount(other.path(), rustix::mount::UnmountFlags::empty()).unwrap();
+    assert_eq!(server.0.wait().unwrap().code(), Some(0));
 }
 
 #[test]

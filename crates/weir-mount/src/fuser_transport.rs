@@ -47,14 +47,15 @@ use weir::{FileType, SetAttr};
 use crate::dispatch::{Class, Dispatcher, Here};
 use crate::errno::Errno;
 use crate::fuser_convert::{
-    BLOCK_BYTES, GENERATION, allocate_mode, answer_change, answer_durably, answer_entry, answer_ioctl, as_member, answer_later, answer_read, answer_write,
-    caller, dir_flags, errno, fuser_attr, fuser_type, negative_attr, open_flags, open_mode,
-    rename_mode, reply_attr, reply_empty, reply_entry, reply_xattr, set_time, visible_names, write_mode, xattr_mode,
+    BLOCK_BYTES, GENERATION, allocate_mode, answer_change, answer_durably, answer_entry,
+    answer_ioctl, answer_later, answer_read, answer_write, as_member, caller, dir_flags, errno,
+    fuser_attr, fuser_type, negative_attr, open_flags, open_mode, rename_mode, reply_attr,
+    reply_empty, reply_entry, reply_xattr, set_time, visible_names, write_mode, xattr_mode,
 };
 use crate::ioctl::{self, Command};
 use crate::ops::{
-    Change, ControlTarget, Done, FileSystemOps, Handle, Make, OpResult, Seek, SyncTarget,
-    Wait, WriteMode,
+    Change, ControlTarget, Done, FileSystemOps, Handle, Make, OpResult, Seek, SyncTarget, Wait,
+    WriteMode,
 };
 use crate::options::TransportOptions;
 

@@ -40,8 +40,8 @@ use crate::forgetting::Forgetting;
 use crate::ioctl::{self, Command};
 use crate::leftover::Leftover;
 use crate::ops::{
-    Answer, Caller, Change, ControlTarget, Done, FileSystemOps, Handle, KernelCache, Make, OpResult, Open,
-    Seek, SetXattr, SyncTarget, Visit, VisitPlus, Wait, WriteMode,
+    Answer, Caller, Change, ControlTarget, Done, FileSystemOps, Handle, KernelCache, Make,
+    OpResult, Open, Seek, SetXattr, SyncTarget, Visit, VisitPlus, Wait, WriteMode,
 };
 use crate::tables::{Fact, Facts, HandleTable, InodeTable, OpenFile};
 use crate::watch::Watcher;

@@ -17,19 +17,25 @@ use std::io::{BufRead, BufReader, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use clap::Args;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use weir::{AtimePolicy, Volume, VolumeOptions};
 use weir_mount::weir_fs::Synchronous;
-use weir_mount::{Atime, Controller, MountError, MountOptions, UnmountError, WeirFs, mount_point};
+use weir_mount::{
+    Atime, Controller, FileSystemOps, MountError, MountOptions, UnmountError, WeirFs, mount_point,
+};
 
 use crate::commands::create::{self, FormatArgs};
 use crate::failure::{FAILED, Failure, Outcome};
 use crate::open;
 use crate::size;
 
+/// How long a server that was detached may go on before it says who keeps it.
+const PATIENCE: Duration = Duration::from_millis(500);
 /// First word of the server's report when it is usable.
 const READY: &str = "ready ";
 
@@ -37,7 +43,8 @@ const READY: &str = "ready ";
 #[derive(Debug, Args)]
 #[command(
     long_about = "Mount a volume. In the foreground one line tells when the mount is usable; \
-                  Ctrl-C or SIGTERM unmounts it. With --background the command returns when the \
+                  Ctrl-C or SIGTERM unmounts it (and syncs it, where it cannot be \
+                  unmounted). With --background the command returns when the \
                   mount is usable, or prints why it is not.",
     after_long_help = "Options for -o (comma-separated, may be repeated):\n  \
         ro rw                      read-only or not\n  \
@@ -279,9 +286,17 @@ fn serve(args: &MountArgs, options: &MountOptions) -> Result<ExitCode, Failure> 
             return Err(failure);
         }
     };
-    watch_signals(signals, session.controller(), &fs, args);
+    let has_ended = Arc::new(AtomicBool::new(false));
+    let ending = Ending {
+        fs: Arc::clone(&fs),
+        controller: session.controller(),
+        dir: args.dir.display().to_string(),
+        has_ended: Arc::clone(&has_ended),
+    };
+    std::thread::spawn(move || ending.watch(signals));
     announce(args, &volume)?;
     let served = session.serve();
+    has_ended.store(true, Ordering::Relaxed);
     conclude(args, &fs, served)
 }
 
@@ -360,48 +375,106 @@ fn next_ask(before: Option<Ask>, signal: i32) -> Ask {
     }
 }
 
-fn watch_signals(mut signals: Signals, controller: Controller, fs: &Arc<WeirFs>, args: &MountArgs) {
-    let (fs, dir) = (Arc::clone(fs), args.dir.display().to_string());
-    std::thread::spawn(move || {
+/// What signals are answered with.
+#[derive(Clone)]
+struct Ending {
+    fs: Arc<WeirFs>,
+    controller: Controller,
+    dir: String,
+    /// Nobody uses the mount any more.
+    has_ended: Arc<AtomicBool>,
+}
+
+impl Ending {
+    fn watch(&self, mut signals: Signals) {
         let mut asked = None;
         for signal in signals.forever() {
             let ask = next_ask(asked, signal);
             asked = Some(ask);
             match ask {
-                Ask::Politely => match controller.unmount(false) {
-                    Ok(()) | Err(UnmountError::NotMounted) => {}
-                    Err(error @ UnmountError::Busy(_)) => {
-                        say(format_args!("{dir}: {error}: Ctrl-C again detaches it"));
-                    }
-                    Err(error) => say(format_args!("{dir}: cannot unmount: {error}")),
-                },
-                Ask::Lazily => {
-                    // Clean if it can be, and away in any case.
-                    match controller.unmount(false).or_else(|_| controller.unmount(true)) {
-                        Ok(()) | Err(UnmountError::NotMounted) => {}
-                        Err(error) => say(format_args!("{dir}: cannot detach: {error}")),
-                    }
-                    let (_, files) = fs.in_use();
-                    if files > 0 {
-                        say(format_args!(
-                            "{dir}: detached, {files} files still open: ends when they are \
-                             closed; Ctrl-C again ends it now"
-                        ));
-                    }
-                }
-                Ask::End => {
-                    let code = match fs.close() {
-                        Ok(()) => 130,
-                        Err(error) => {
-                            say(format_args!("{dir}: {error}"));
-                            FAILED.into()
-                        }
-                    };
-                    std::process::exit(code);
-                }
+                Ask::Politely => self.unmount(),
+                Ask::Lazily => self.detach(),
+                Ask::End => self.end(),
             }
         }
-    });
+    }
+
+    fn say(&self, what: impl Display) {
+        say(format_args!("{}: {what}", self.dir));
+    }
+
+    fn unmount(&self) {
+        match self.controller.unmount(false) {
+            Ok(()) | Err(UnmountError::NotMounted) => self.say_later_who_keeps_it(),
+            Err(error @ UnmountError::Busy(_)) => {
+                self.say(format_args!("{error}: Ctrl-C again detaches it"));
+            }
+            Err(error) => self.say(format_args!("cannot unmount: {error}")),
+        }
+    }
+
+    fn detach(&self) {
+        // Clean if it can be, and away in any case.
+        let detached = self.controller.unmount(false).or_else(|_| self.controller.unmount(true));
+        let (_, files) = self.fs.in_use();
+        match detached {
+            Ok(()) | Err(UnmountError::NotMounted) if files == 0 => self.say_later_who_keeps_it(),
+            Ok(()) | Err(UnmountError::NotMounted) => {
+                self.say(format_args!(
+                    "detached, {files} files still open: ends when they are closed; Ctrl-C again \
+                     ends it now"
+                ));
+                self.sync();
+            }
+            Err(error) => {
+                self.say(format_args!("cannot detach: {error}; Ctrl-C again ends it now"));
+                self.sync();
+            }
+        }
+    }
+
+    /// Whoever asked may take the machine away next.
+    fn sync(&self) {
+        let (has_ended, dir) = (Arc::clone(&self.has_ended), self.dir.clone());
+        self.fs.sync_with_mapped(
+            false,
+            Box::new(move |synced| match synced {
+                Err(error) if !has_ended.load(Ordering::Relaxed) => {
+                    say(format_args!("{dir}: cannot sync: {error}"));
+                }
+                // What cannot be synced because the volume is being closed is told by the close.
+                Ok(()) | Err(_) => {}
+            }),
+        );
+    }
+
+    /// It cannot be seen here any more. As a rule that ends it, but others may see it still.
+    fn say_later_who_keeps_it(&self) {
+        let ending = self.clone();
+        std::thread::spawn(move || {
+            std::thread::sleep(PATIENCE);
+            if ending.has_ended.load(Ordering::Relaxed) {
+                return;
+            }
+            let who = ending.controller.held_by();
+            let who = who.unwrap_or_else(|| "in use by somebody who cannot be seen".to_owned());
+            ending.say(format_args!(
+                "detached, but still {who}: ends when that does; Ctrl-C again ends it now"
+            ));
+            ending.sync();
+        });
+    }
+
+    fn end(&self) {
+        let code = match self.fs.close() {
+            Ok(()) => 130,
+            Err(error) => {
+                self.say(&error);
+                FAILED.into()
+            }
+        };
+        std::process::exit(code);
+    }
 }
 
 #[cfg(test)]

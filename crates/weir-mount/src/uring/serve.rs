@@ -17,7 +17,8 @@ use super::queue::Held;
 use crate::dispatch::{Class, Dispatcher, Here};
 use crate::errno::Errno;
 use crate::fuser_convert::{
-    BLOCK_BYTES, allocate_mode, answer_durably, as_member, open_flags, open_mode, rename_mode, visible_names, write_mode, xattr_mode,
+    BLOCK_BYTES, allocate_mode, answer_durably, as_member, open_flags, open_mode, rename_mode,
+    visible_names, write_mode, xattr_mode,
 };
 use crate::fuser_transport::valid_for;
 use crate::ioctl::{self, Command};

@@ -14,8 +14,8 @@ use weir::{
     AllocateMode, Attr, DirEntry, FileType, RenameMode, SetAttr, SetTime, StatFs, Timestamp,
 };
 use weir_mount::ops::{
-    Caller, Change, Done, Handle, Make, OpResult, Open, Seek, SetXattr, SyncTarget, Visit, VisitPlus, Wait,
-    WriteMode,
+    Caller, Change, Done, Handle, Make, OpResult, Open, Seek, SetXattr, SyncTarget, Visit,
+    VisitPlus, Wait, WriteMode,
 };
 use weir_mount::{Controller, Errno, FileSystemOps, MountError, MountOptions, mount};
 
@@ -483,17 +483,36 @@ pub struct TestMount {
 impl TestMount {
     /// Mounts `ops`; `None` (and a word why) where this machine cannot mount.
     pub fn new(ops: Arc<dyn FileSystemOps>, options: &str) -> Option<Self> {
-        if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
-            eprintln!("skipped: mounting needs root and /dev/fuse");
+        if !Self::can_mount() {
             return None;
         }
         let dir = tempfile::tempdir().unwrap();
+        let at = dir.path().to_owned();
+        Some(Self::start(dir, &at, ops, options))
+    }
+    /// As [`TestMount::new`], at `dir`.
+    pub fn at(dir: &Path, ops: Arc<dyn FileSystemOps>, options: &str) -> Option<Self> {
+        Self::can_mount().then(|| Self::start(tempfile::tempdir().unwrap(), dir, ops, options))
+    }
+    fn can_mount() -> bool {
+        let can = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
+        if !can {
+            eprintln!("skipped: mounting needs root and /dev/fuse");
+        }
+        can
+    }
+    fn start(
+        dir: tempfile::TempDir,
+        at: &Path,
+        ops: Arc<dyn FileSystemOps>,
+        options: &str,
+    ) -> Self {
         let mut mount_options = MountOptions::default();
         mount_options.apply(options).unwrap();
-        let session = mount(dir.path(), ops, &mount_options).unwrap();
+        let session = mount(at, ops, &mount_options).unwrap();
         let controller = session.controller();
         let server = std::thread::spawn(move || session.serve());
-        Some(Self { dir, controller, server: Some(server) })
+        Self { dir, controller, server: Some(server) }
     }
     pub fn path(&self) -> &Path {
         self.dir.path()

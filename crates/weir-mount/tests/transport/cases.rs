@@ -5,8 +5,8 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
-use std::sync::{Arc, Barrier};
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -343,10 +343,30 @@ fn a_later_mount_at_the_same_place_is_left_alone() {
         eprintln!("skipped: no tmpfs here");
         return;
     }
-    assert!(matches!(below.controller.unmount(false), Err(UnmountError::NotMounted)));
+    let refused = [false, true].map(|lazy| below.controller.unmount(lazy));
     rustix::mount::unmount(&dir, rustix::mount::UnmountFlags::empty()).unwrap();
+    for refused in refused {
+        assert!(matches!(refused, Err(UnmountError::Covered(_))), "{refused:?}");
+    }
     below.controller.unmount(false).unwrap();
     below.join().unwrap();
+}
+
+#[test]
+fn a_mount_is_taken_off_where_it_is_now_after_a_rename_above_it() {
+    let parent = tempfile::tempdir().unwrap();
+    let (before, after) = (parent.path().join("before"), parent.path().join("after"));
+    fs::create_dir_all(before.join("mnt")).unwrap();
+    let Some(mount) = TestMount::at(&before.join("mnt"), MemoryFs::new(), TRANSPORT) else {
+        return;
+    };
+    fs::rename(&before, &after).unwrap();
+    fs::write(after.join("mnt/f"), "x").unwrap();
+    let taken_off = mount.controller.unmount(false);
+    let is_there = after.join("mnt/f").exists();
+    fs::rename(&after, &before).unwrap();
+    assert!(taken_off.is_ok() && !is_there, "{taken_off:?}");
+    mount.join().unwrap();
 }
 
 #[test]
