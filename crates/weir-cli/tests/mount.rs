@@ -458,6 +458,27 @@ fn without_the_device_one_line_says_what_to_do() {
 }
 
 #[test]
+fn reading_what_the_server_has_in_memory_moves_the_access_time() {
+    for transport in TRANSPORTS {
+        for (policy, moves) in [("relatime", true), ("strictatime", true), ("noatime", false)] {
+            let Some(bench) = Bench::mounted(&["-o", &format!("{policy},{transport}")]) else {
+                return;
+            };
+            // Written past the kernel's page cache, so that the read reaches the server.
+            let path = bench.at("f");
+            fs::write(&path, "in memory").unwrap();
+            let before = fs::metadata(&path).unwrap();
+            std::thread::sleep(std::time::Duration::from_millis(5));
+            assert_eq!(fs::read_to_string(&path).unwrap(), "in memory");
+            let after = fs::metadata(&path).unwrap();
+            let moved = (after.atime(), after.atime_nsec()) > (before.atime(), before.atime_nsec());
+            assert_eq!(moved, moves, "{policy},{transport}");
+            bench.unmount();
+        }
+    }
+}
+
+#[test]
 fn renames_keep_their_flags() {
     let Some(bench) = Bench::mounted(&[]) else { return };
     let rename = |from: &str, to: &str, flags| {
