@@ -298,6 +298,40 @@ fn a_mount_that_others_see_says_so_when_it_is_asked_to_end() {
 }
 
 #[test]
+fn an_unmount_that_waits_for_another_mount_of_the_volume_says_where_that_is() {
+    let Some(bench) = Bench::mounted(&[]) else { return };
+    let dir = bench.dir.path();
+    let unmounting = |what: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
+        let mut child = command.args(["umount", what]).stderr(Stdio::piped()).spawn().unwrap();
+        let line = line_of(child.stderr.take().unwrap());
+        (child, line)
+    };
+    let other = dir.join("other");
+    fs::create_dir(&other).unwrap();
+    let bound = Command::new("mount").args(["--bind", &bench.dir()]).arg(&other).status();
+    assert!(bound.unwrap().success());
+    let (mut child, line) = unmounting(&bench.dir());
+    assert!(line.contains(&format!("still mounted at {}", other.display())), "{line}");
+    // In a namespace of its own a process goes on seeing it.
+    let script = "mount --make-rprivate / && echo ready && exec sleep 100";
+    let mut process = Command::new("unshare");
+    let process = process.args(["-m", "sh", "-c", script]).stdout(Stdio::piped()).spawn();
+    let Ok(mut process) = process else {
+        eprintln!("skipped: no unshare");
+        return;
+    };
+    let mut ready = String::new();
+    BufReader::new(process.stdout.take().unwrap()).read_line(&mut ready).unwrap();
+    let (mut second, line) = unmounting(other.to_str().unwrap());
+    let own_id = format!("(pid {})", process.id());
+    process.kill().unwrap();
+    process.wait().unwrap();
+    assert!(line.contains("in the namespace of") && line.contains(&own_id), "{line}");
+    assert!(second.wait().unwrap().success() && child.wait().unwrap().success());
+}
+
+#[test]
 fn an_interrupt_of_a_busy_mount_is_refused_and_a_second_one_detaches() {
     let Some(bench) = Bench::new() else { return };
     let mut server = bench.foreground();
