@@ -215,6 +215,34 @@ def acl_grants_denies_and_follows_chmod(top):
 
 
 @check
+def an_absent_access_list_can_be_removed(top):
+    path = os.path.join(top, "f")
+    write_file(path)
+    os.removexattr(path, "system.posix_acl_access")
+    os.removexattr(top, "system.posix_acl_access")
+    os.removexattr(top, "system.posix_acl_default")
+    equal(mode_of(path), 0o644)
+
+
+@check
+def an_access_list_leaves_setgid_to_members_of_the_group(top):
+    directory = os.path.join(top, "d")
+    os.mkdir(directory)
+    os.chown(directory, ANOTHER_USER, 7777)
+
+    def share():
+        nobody = 0xFFFFFFFF
+        entries = ((1, 7, nobody), (2, 7, 4242), (4, 7, nobody), (16, 7, nobody), (32, 0, nobody))
+        value = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+        os.setxattr(directory, "system.posix_acl_access", value)
+    os.chmod(directory, 0o2770)
+    as_user(share, groups=[4321, 7777])
+    equal(oct(mode_of(directory)), oct(0o2770), "mode after a list of a member of the group")
+    as_user(share, groups=[4321])
+    equal(oct(mode_of(directory)), oct(0o770), "mode after a list of somebody else")
+
+
+@check
 def extended_attributes_hold_their_limits(top):
     path = os.path.join(top, "f")
     write_file(path)
@@ -223,6 +251,13 @@ def extended_attributes_hold_their_limits(top):
     expect_errno("ENODATA", os.setxattr, path, "user.b", b"2", os.XATTR_REPLACE)
     os.setxattr(path, "user.a", b"22", os.XATTR_REPLACE)
     equal(os.getxattr(path, "user.a"), b"22")
+    both = os.XATTR_CREATE | os.XATTR_REPLACE
+    expect_errno("EEXIST", os.setxattr, path, "user.a", b"2", both)
+    expect_errno("ENODATA", os.setxattr, path, "user.b", b"2", both)
+    for prefix in ("user.", "trusted.", "security."):
+        expect_errno("EINVAL", os.setxattr, path, prefix, b"")
+        expect_errno("EINVAL", os.getxattr, path, prefix)
+        expect_errno("EINVAL", os.removexattr, path, prefix)
     expect_errno("ENODATA", os.getxattr, path, "user.none")
     expect_errno("ENODATA", os.removexattr, path, "user.none")
     os.setxattr(path, "user.empty", b"")
@@ -250,9 +285,14 @@ def extended_attributes_hold_their_limits(top):
     equal(os.getxattr(os.path.join(top, "l"), "trusted.link", follow_symlinks=False), b"on the link")
     expect_errno("ENODATA", os.getxattr, path, "trusted.link")
 
+    os.setxattr(path, "trusted.file", b"for root only")
+    assert "trusted.file" in os.listxattr(path)
+
     def other():
         expect_errno("EACCES", os.setxattr, path, "user.mine", b"")
-        assert not [n for n in os.listxattr(path) if n.startswith("trusted.")]
+        equal([n for n in os.listxattr(path) if n.startswith("trusted.")], [])
+        assert "user.a" in os.listxattr(path)
+        expect_errno(["ENODATA", "EPERM"], os.getxattr, path, "trusted.file")
     as_user(other)
 
 

@@ -95,6 +95,25 @@ fn a_barrier_comes_after_what_was_stored_through_mappings() {
 }
 
 #[test]
+fn where_data_is_takes_along_what_was_stored_through_mappings() {
+    for options in [&[][..], OVER_DEV_FUSE] {
+        let Some(bench) = Bench::mounted(options) else { return };
+        let Some(mapper) = store(&bench.at("f"), 1 << 20) else { return bench.unmount() };
+        let file = File::open(bench.at("f")).unwrap();
+        let data = rustix::fs::seek(&file, rustix::fs::SeekFrom::Data(0));
+        assert_eq!(data, Ok(0), "{options:?}");
+        let hole = rustix::fs::seek(&file, rustix::fs::SeekFrom::Hole(0));
+        assert_eq!(hole, Ok(1 << 20), "{options:?}");
+        let copied = Command::new("cp").args([bench.at("f"), bench.at("copy")]).status().unwrap();
+        assert!(copied.success());
+        let copy = fs::read(bench.at("copy")).unwrap();
+        assert!(copy.len() == 1 << 20 && copy.iter().all(|byte| *byte == 7), "{options:?}");
+        drop((file, mapper));
+        bench.unmount();
+    }
+}
+
+#[test]
 fn a_sync_says_that_what_was_stored_does_not_fit() {
     let Some(bench) = Bench::mounted(&[]) else { return };
     // The volume has 128 MiB.

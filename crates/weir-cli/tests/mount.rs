@@ -14,7 +14,7 @@ use std::process::{Command, Stdio};
 use rustix::fs::{FallocateFlags, RenameFlags, XattrFlags};
 use rustix::io::Errno;
 
-use common::{Bench, SIGINT, SIGTERM, done, eventually, refused};
+use common::{Bench, SIGINT, SIGTERM, Server, done, eventually, refused};
 
 #[test]
 fn what_was_written_is_there_after_a_remount() {
@@ -59,6 +59,90 @@ fn what_was_synced_survives_a_kill() {
     assert_eq!(fs::read_to_string(bench.at("acknowledged")).unwrap(), "durable");
     assert_eq!(fs::read_to_string(bench.at("all")).unwrap(), "of it");
     bench.unmount();
+}
+
+const TRANSPORTS: [&str; 2] = ["io_uring", "no_io_uring"];
+
+/// Serves `bench` with mount `options` while `change` is made, and takes the server away as a power cut would.
+fn changed_and_killed(bench: &Bench, options: &str, change: impl FnOnce()) {
+    let server = bench.foreground_with(&["-o", options]);
+    change();
+    server.signal(9);
+    server.end();
+    let _ = weir_mount::mount_point::detach(Path::new(&bench.dir()), true);
+    bench.mount(&[]);
+}
+
+#[test]
+fn changes_of_directories_survive_a_kill_where_the_mount_is_synchronous() {
+    for transport in TRANSPORTS {
+        for option in ["dirsync", "sync"] {
+            let Some(bench) = Bench::new() else { return };
+            changed_and_killed(&bench, &format!("{option},{transport}"), || {
+                fs::create_dir(bench.at("d")).unwrap();
+                drop(File::create(bench.at("d/f")).unwrap());
+                fs::rename(bench.at("d/f"), bench.at("d/g")).unwrap();
+            });
+            assert!(bench.at("d/g").exists(), "{option},{transport}");
+            bench.unmount();
+        }
+    }
+}
+
+#[test]
+fn every_change_survives_a_kill_where_the_mount_is_synchronous() {
+    for transport in TRANSPORTS {
+        let Some(bench) = Bench::mounted(&[]) else { return };
+        for name in ["mode", "written", "allocated"] {
+            fs::write(bench.at(name), "old").unwrap();
+        }
+        bench.unmount();
+        let options = format!("sync,{transport}");
+        let lost = |what: &str| format!("{what} is lost, {transport}");
+        changed_and_killed(&bench, &options, || {
+            fs::set_permissions(bench.at("mode"), fs::Permissions::from_mode(0o751)).unwrap();
+        });
+        let mode = fs::metadata(bench.at("mode")).unwrap().mode();
+        assert_eq!(mode & 0o777, 0o751, "{}", lost("a mode"));
+        bench.unmount();
+        changed_and_killed(&bench, &options, || fs::write(bench.at("written"), "new").unwrap());
+        assert_eq!(fs::read_to_string(bench.at("written")).unwrap(), "new", "{}", lost("data"));
+        bench.unmount();
+        changed_and_killed(&bench, &options, || {
+            let file = OpenOptions::new().write(true).open(bench.at("allocated")).unwrap();
+            rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, 1 << 20).unwrap();
+        });
+        let size = fs::metadata(bench.at("allocated")).unwrap().len();
+        assert_eq!(size, 1 << 20, "{}", lost("a size"));
+        bench.unmount();
+    }
+}
+
+#[test]
+fn what_a_synchronous_descriptor_allocates_or_is_copied_to_survives_a_kill() {
+    for transport in TRANSPORTS {
+        for flag in [libc::O_DSYNC, libc::O_SYNC] {
+            let Some(bench) = Bench::mounted(&[]) else { return };
+            fs::write(bench.at("from"), vec![7; 300_000]).unwrap();
+            fs::write(bench.at("f"), "old").unwrap();
+            bench.unmount();
+            let open =
+                || OpenOptions::new().write(true).custom_flags(flag).open(bench.at("f")).unwrap();
+            changed_and_killed(&bench, transport, || {
+                rustix::fs::fallocate(open(), FallocateFlags::empty(), 0, 1 << 20).unwrap();
+            });
+            assert_eq!(fs::metadata(bench.at("f")).unwrap().len(), 1 << 20, "{transport}");
+            bench.unmount();
+            changed_and_killed(&bench, transport, || {
+                let from = File::open(bench.at("from")).unwrap();
+                let copied = rustix::fs::copy_file_range(from, None, open(), None, 300_000);
+                assert_eq!(copied, Ok(300_000));
+            });
+            let found = fs::read(bench.at("f")).unwrap();
+            assert!(found[..300_000].iter().all(|byte| *byte == 7), "{transport}, {flag:#o}");
+            bench.unmount();
+        }
+    }
 }
 
 /// What container runtimes do with a file system: it takes what programs change, on top of layers that they share.
@@ -157,6 +241,96 @@ fn an_interrupt_unmounts_cleanly() {
     }
 }
 
+fn first_line(server: &mut Server) -> String {
+    line_of(server.0.stderr.take().unwrap())
+}
+
+/// The first line that comes, or none if that takes too long.
+fn line_of(from: impl Read + Send + 'static) -> String {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let (mut said, mut line) = (BufReader::new(from), String::new());
+        let _ = said.read_line(&mut line);
+        let _ = sender.send(line);
+        // Whatever else is said must not meet a closed pipe.
+        said.read_to_string(&mut String::new())
+    });
+    receiver.recv_timeout(std::time::Duration::from_secs(20)).unwrap_or_default()
+}
+
+#[test]
+fn a_mount_that_is_covered_is_synced_when_asked_to_end_and_says_why_it_goes_on() {
+    let Some(bench) = Bench::new() else { return };
+    let mut server = bench.foreground();
+    fs::write(bench.at("f"), "kept").unwrap();
+    let dir = bench.dir();
+    let tmpfs = Command::new("mount").args(["-t", "tmpfs", "none", &dir]).status().unwrap();
+    assert!(tmpfs.success());
+    server.signal(SIGTERM);
+    let line = first_line(&mut server);
+    assert!(line.contains(&format!("{dir} is covered by another mount")), "{line}");
+    let status = || done(&["info", &bench.volume()]);
+    assert!(status().contains("in use"), "{}", status());
+    eventually("it is synced", || {
+        fs::read(bench.volume()).unwrap().windows(4).any(|w| w == b"kept")
+    });
+    rustix::mount::unmount(Path::new(&dir), rustix::mount::UnmountFlags::empty()).unwrap();
+    assert_eq!(fs::read_to_string(bench.at("f")).unwrap(), "kept", "it is still served");
+    bench.unmount();
+    assert_eq!(server.0.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn a_mount_that_others_see_says_so_when_it_is_asked_to_end() {
+    let Some(bench) = Bench::new() else { return };
+    let mut server = bench.foreground();
+    fs::write(bench.at("f"), "kept").unwrap();
+    let other = tempfile::tempdir().unwrap();
+    let bound = Command::new("mount").args(["--bind", &bench.dir()]).arg(other.path()).status();
+    assert!(bound.unwrap().success());
+    server.signal(SIGTERM);
+    let line = first_line(&mut server);
+    let at = format!("still mounted at {}", other.path().display());
+    assert!(line.contains(&at) && !bench.is_mounted(), "{line}");
+    assert_eq!(fs::read_to_string(other.path().join("f")).unwrap(), "kept");
+    rustix::mount::unmount(other.path(), rustix::mount::UnmountFlags::empty()).unwrap();
+    assert_eq!(server.0.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn an_unmount_that_waits_for_another_mount_of_the_volume_says_where_that_is() {
+    let Some(bench) = Bench::mounted(&[]) else { return };
+    let dir = bench.dir.path();
+    let unmounting = |what: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
+        let mut child = command.args(["umount", what]).stderr(Stdio::piped()).spawn().unwrap();
+        let line = line_of(child.stderr.take().unwrap());
+        (child, line)
+    };
+    let other = dir.join("other");
+    fs::create_dir(&other).unwrap();
+    let bound = Command::new("mount").args(["--bind", &bench.dir()]).arg(&other).status();
+    assert!(bound.unwrap().success());
+    let (mut child, line) = unmounting(&bench.dir());
+    assert!(line.contains(&format!("still mounted at {}", other.display())), "{line}");
+    // In a namespace of its own a process goes on seeing it.
+    let script = "mount --make-rprivate / && echo ready && exec sleep 100";
+    let mut process = Command::new("unshare");
+    let process = process.args(["-m", "sh", "-c", script]).stdout(Stdio::piped()).spawn();
+    let Ok(mut process) = process else {
+        eprintln!("skipped: no unshare");
+        return;
+    };
+    let mut ready = String::new();
+    BufReader::new(process.stdout.take().unwrap()).read_line(&mut ready).unwrap();
+    let (mut second, line) = unmounting(other.to_str().unwrap());
+    let own_id = format!("(pid {})", process.id());
+    process.kill().unwrap();
+    process.wait().unwrap();
+    assert!(line.contains("in the namespace of") && line.contains(&own_id), "{line}");
+    assert!(second.wait().unwrap().success() && child.wait().unwrap().success());
+}
+
 #[test]
 fn an_interrupt_of_a_busy_mount_is_refused_and_a_second_one_detaches() {
     let Some(bench) = Bench::new() else { return };
@@ -200,6 +374,41 @@ fn a_third_interrupt_ends_it_with_the_volume_closed() {
     drop(file);
     assert!(done(&["info", &bench.volume()]).contains("clean"));
     assert_eq!(done(&["cat", &format!("{}:/f", bench.volume())]), "written");
+}
+
+/// Overwrites each of these blocks of a volume's file with something else.
+fn spoil(volume: &str, block: &[u8; 4096]) {
+    let file = OpenOptions::new().read(true).write(true).open(volume).unwrap();
+    let content = fs::read(volume).unwrap();
+    let places = content.chunks(4096).enumerate().filter(|(_, found)| found == block);
+    let places: Vec<u64> = places.map(|(at, _)| at as u64 * 4096).collect();
+    assert!(!places.is_empty(), "the block is nowhere in the volume");
+    for place in places {
+        file.write_all_at(&[0; 4096], place).unwrap();
+    }
+}
+
+#[test]
+fn a_server_that_cannot_tell_of_an_error_goes_on_and_ends_when_asked() {
+    for options in [&[][..], &["-o", "no_io_uring"]] {
+        let Some(bench) = Bench::mounted(&[]) else { return };
+        let block = [0xA7; 4096];
+        fs::write(bench.at("spoiled"), block.repeat(64)).unwrap();
+        bench.unmount();
+        spoil(&bench.volume(), &block);
+        let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let mut server = bench.foreground_saying(options, full.into());
+        // More often than there are threads that serve.
+        for _ in 0..8 {
+            let error = fs::read(bench.at("spoiled")).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::EIO));
+        }
+        fs::write(bench.at("after"), "kept").unwrap();
+        assert_eq!(fs::read_to_string(bench.at("after")).unwrap(), "kept");
+        server.signal(SIGTERM);
+        assert_eq!(server.0.wait().unwrap().code(), Some(0), "{options:?}");
+        assert_eq!(done(&["cat", &format!("{}:/after", bench.volume())]), "kept");
+    }
 }
 
 #[test]
@@ -280,6 +489,27 @@ fn without_the_device_one_line_says_what_to_do() {
     assert_eq!(said.lines().count(), 1, "{said}");
     assert!(said.starts_with("weir: /dev/fuse is missing: load the module"), "{said}");
     assert!(done(&["info", &bench.volume()]).contains("clean"), "the volume was closed");
+}
+
+#[test]
+fn reading_what_the_server_has_in_memory_moves_the_access_time() {
+    for transport in TRANSPORTS {
+        for (policy, moves) in [("relatime", true), ("strictatime", true), ("noatime", false)] {
+            let Some(bench) = Bench::mounted(&["-o", &format!("{policy},{transport}")]) else {
+                return;
+            };
+            // Written past the kernel's page cache, so that the read reaches the server.
+            let path = bench.at("f");
+            fs::write(&path, "in memory").unwrap();
+            let before = fs::metadata(&path).unwrap();
+            std::thread::sleep(std::time::Duration::from_millis(5));
+            assert_eq!(fs::read_to_string(&path).unwrap(), "in memory");
+            let after = fs::metadata(&path).unwrap();
+            let moved = (after.atime(), after.atime_nsec()) > (before.atime(), before.atime_nsec());
+            assert_eq!(moved, moves, "{policy},{transport}");
+            bench.unmount();
+        }
+    }
 }
 
 #[test]
@@ -465,6 +695,37 @@ fn access_control_lists_are_enforced_inherited_and_follow_chmod() {
     let mut value = [0; 256];
     let inherited = rustix::fs::getxattr(dir.join("sub"), "system.posix_acl_default", &mut value);
     assert!(inherited.is_ok(), "directories pass the list on");
+    bench.unmount();
+}
+
+#[test]
+fn lists_that_nobody_enforces_are_refused_and_hidden() {
+    let Some(bench) = Bench::mounted(&[]) else { return };
+    let list = acl(6, (4242, 4), 0, 4, 0);
+    let set = || {
+        let name = "system.posix_acl_access";
+        rustix::fs::setxattr(bench.at("f"), name, &list, XattrFlags::empty())
+    };
+    let listed = || {
+        let mut names = [0; 256];
+        let bytes = rustix::fs::listxattr(bench.at("f"), &mut names).unwrap();
+        names[..bytes].to_vec()
+    };
+    fs::write(bench.at("f"), "x").unwrap();
+    set().unwrap();
+    assert_eq!(listed(), b"system.posix_acl_access\0");
+    bench.unmount();
+    for transport in TRANSPORTS {
+        bench.mount(&["-o", &format!("noacl,{transport}")]);
+        assert_eq!(set(), Err(Errno::OPNOTSUPP), "{transport}");
+        let mut value = [0; 256];
+        let found = rustix::fs::getxattr(bench.at("f"), "system.posix_acl_access", &mut value);
+        assert_eq!(found, Err(Errno::OPNOTSUPP), "{transport}");
+        assert_eq!(listed(), b"", "{transport}");
+        bench.unmount();
+    }
+    bench.mount(&[]);
+    assert_eq!(listed(), b"system.posix_acl_access\0", "it is still there for who enforces it");
     bench.unmount();
 }
 

@@ -15,7 +15,7 @@
 //!   one flush. The pool is left with what cannot be submitted without waiting.
 //!
 //! Handlers run under `catch_unwind`: the reply object is dropped by the unwinding, which answers
-//! EIO, and the mount goes on.
+//! EIO, and the mount goes on. So does whoever is told of it.
 //!
 //! Lock order: the queue's lock is a leaf; no handler runs under it.
 
@@ -269,7 +269,10 @@ impl Shared {
         // State that a panic may have left half changed belongs to the engine, which answers for
         // it; nothing of the dispatcher is touched by a job.
         if let Err(payload) = catch_unwind(AssertUnwindSafe(job)) {
-            (self.on_panic)(panic_message(payload.as_ref()));
+            // Nor may telling of it take the thread away.
+            let _ = catch_unwind(AssertUnwindSafe(|| {
+                (self.on_panic)(panic_message(payload.as_ref()));
+            }));
         }
     }
 
@@ -409,5 +412,19 @@ mod tests {
         });
         dispatcher.close();
         assert_eq!(served.load(Ordering::SeqCst), 1);
+    }
+
+    #[test]
+    fn a_thread_outlives_that_nobody_could_be_told_of_a_panic() {
+        let dispatcher = Dispatcher::new(1, |_| panic!("the log is full"));
+        dispatcher.run_waiting(|| panic!("here"));
+        let (sender, receiver) = mpsc::channel();
+        // As many as there may be threads: none of them may be lost.
+        for _ in 0..2 * MAX_POOL_THREADS {
+            dispatcher.submit(|| panic!("on the pool"));
+        }
+        dispatcher.submit(move || sender.send(()).unwrap());
+        dispatcher.close();
+        assert_eq!(receiver.recv(), Ok(()));
     }
 }

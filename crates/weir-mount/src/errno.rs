@@ -11,6 +11,8 @@ impl Errno {
     pub const EIO: Self = Self(libc::EIO);
     /// The call would have to wait.
     pub const EAGAIN: Self = Self(libc::EAGAIN);
+    /// It exists already.
+    pub const EEXIST: Self = Self(libc::EEXIST);
     /// Invalid argument.
     pub const EINVAL: Self = Self(libc::EINVAL);
     /// The handle is not one of ours.

@@ -63,6 +63,9 @@ pub enum UnmountError {
     /// Nothing is mounted there.
     #[error("not mounted")]
     NotMounted,
+    /// It is there, at this directory, and cannot be reached.
+    #[error("{0} is covered by another mount: unmount that first")]
+    Covered(String),
     /// Anything else.
     #[error("{0}")]
     Io(#[source] io::Error),

@@ -7,10 +7,11 @@ use fuser::{
     ReplyData, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyWrite, ReplyXattr, Request, TimeOrNow,
     WriteFlags,
 };
-use weir::{AllocateMode, Attr, FileType, RenameMode, SetTime, Timestamp};
+use weir::{AllocateMode, Attr, FileType, RenameMode, SetTime, SyncKind, Timestamp};
 
+use crate::acl;
 use crate::errno::Errno;
-use crate::ops::{Caller, Done, Open, WriteMode};
+use crate::ops::{Caller, Change, Done, FileSystemOps, OpResult, Open, SetXattr, WriteMode};
 
 /// Inode numbers are never given out twice.
 pub(crate) const GENERATION: Generation = Generation(0);
@@ -28,6 +29,35 @@ pub(crate) fn errno(error: Errno) -> fuser::Errno {
 
 pub(crate) fn caller(request: &Request) -> Caller {
     Caller { uid: request.uid(), gid: request.gid() }
+}
+
+/// The caller as a member of the group of file `ino`, where they are one and are about to set its access list: whether a file may stay
+/// set-group-id depends on it, and a request tells the first group only.
+///
+/// (`FUSE_SETXATTR_EXT` would tell what the kernel thinks of it, but `fuser` cannot decode such requests.) The caller waits for the
+/// answer, so that it is still there to be looked at; of a caller whom this process cannot see, the other groups count for nothing.
+pub(crate) fn as_member(
+    ops: &dyn FileSystemOps,
+    caller: Caller,
+    thread: u32,
+    ino: u64,
+    name: &[u8],
+) -> Caller {
+    if name != acl::ACCESS || caller.uid == 0 {
+        return caller;
+    }
+    let Ok(attr) = ops.getattr(ino) else { return caller };
+    if attr.gid == caller.gid || !groups_of(thread).contains(&attr.gid) {
+        return caller;
+    }
+    Caller { gid: attr.gid, ..caller }
+}
+
+/// The supplementary groups of a thread; none, if that cannot be seen.
+fn groups_of(thread: u32) -> Vec<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
+    let groups = status.lines().find_map(|line| line.strip_prefix("Groups:")).unwrap_or_default();
+    groups.split_whitespace().filter_map(|group| group.parse().ok()).collect()
 }
 
 pub(crate) fn system_time(time: Timestamp) -> SystemTime {
@@ -139,6 +169,26 @@ pub(crate) fn reply_empty(reply: ReplyEmpty, result: Result<(), Errno>) {
     }
 }
 
+/// Answers what has made a name.
+pub(crate) fn answer_entry(
+    ops: &dyn FileSystemOps,
+    reply: ReplyEntry,
+    valid: Duration,
+    result: OpResult<Attr>,
+) {
+    answer_durably(ops, Change::Names, result, move |result| reply_entry(reply, valid, result));
+}
+
+/// Answers what has made `change`, and has no result of its own.
+pub(crate) fn answer_change(
+    ops: &dyn FileSystemOps,
+    change: Change,
+    reply: ReplyEmpty,
+    result: OpResult<()>,
+) {
+    answer_durably(ops, change, result, move |result| reply_empty(reply, result));
+}
+
 pub(crate) fn reply_xattr(reply: ReplyXattr, size_bytes: u32, result: Result<Vec<u8>, Errno>) {
     match result {
         Ok(value) if size_bytes == 0 => reply.size(value.len() as u32),
@@ -148,19 +198,46 @@ pub(crate) fn reply_xattr(reply: ReplyXattr, size_bytes: u32, result: Result<Vec
     }
 }
 
+/// The names of attributes as a program gets them, of those that `caller` may see: `trusted.*` is for who has `CAP_SYS_ADMIN`, which a
+/// request does not tell; uid 0 stands for it.
+pub(crate) fn visible_names(caller: Caller, names: &[Vec<u8>]) -> Vec<u8> {
+    let is_visible = |name: &&Vec<u8>| caller.uid == 0 || !name.starts_with(b"trusted.");
+    let visible = names.iter().filter(is_visible);
+    visible.flat_map(|name| name.iter().copied().chain([0])).collect()
+}
+
 pub(crate) fn open_mode(flags: OpenFlags) -> Open {
     Open {
         write: flags.acc_mode() != OpenAccMode::O_RDONLY,
         truncate: flags.0 & libc::O_TRUNC != 0,
+        sync: match flags.0 & libc::O_SYNC {
+            libc::O_SYNC => Some(SyncKind::Full),
+            libc::O_DSYNC => Some(SyncKind::Data),
+            _ => None,
+        },
+    }
+}
+
+/// Answers what made `change`: at once, or when that is durable, on whichever thread that is known.
+pub(crate) fn answer_durably<T: Send + 'static>(
+    ops: &dyn FileSystemOps,
+    change: Change,
+    result: OpResult<T>,
+    answer: impl FnOnce(OpResult<T>) + Send + 'static,
+) {
+    match result {
+        Ok(value) if ops.must_be_durable(change) => {
+            ops.make_durable(Box::new(move |durable| answer(durable.map(|()| value))));
+        }
+        result => answer(result),
     }
 }
 
 /// What the kernel may do with a file opened with these `flags`, which made it or did not. `new_past_cache`: see
 /// [`crate::options::TransportOptions::new_past_cache`].
 pub(crate) fn open_flags(flags: OpenFlags, is_made: bool, new_past_cache: bool) -> FopenFlags {
-    let common = FopenFlags::FOPEN_KEEP_CACHE
-        | FopenFlags::FOPEN_NOFLUSH
-        | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
+    // Without `FOPEN_PARALLEL_DIRECT_WRITES`: the kernel cuts a large write into several requests, and two at the same place must not mix.
+    let common = FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_NOFLUSH;
     let is_new = is_made || flags.0 & libc::O_TRUNC != 0;
     // Who appends does so for long as a rule, and others read along.
     let is_appended = flags.0 & libc::O_APPEND != 0;
@@ -202,6 +279,18 @@ pub(crate) fn allocate_mode(mode: i32) -> Result<AllocateMode, Errno> {
         libc::FALLOC_FL_INSERT_RANGE => AllocateMode::InsertRange,
         _ => return Err(Errno::EOPNOTSUPP),
     })
+}
+
+/// What `setxattr` may replace.
+pub(crate) fn xattr_mode(flags: i32) -> OpResult<SetXattr> {
+    const BOTH: i32 = libc::XATTR_CREATE | libc::XATTR_REPLACE;
+    match flags {
+        0 => Ok(SetXattr::Any),
+        libc::XATTR_CREATE => Ok(SetXattr::Create),
+        libc::XATTR_REPLACE => Ok(SetXattr::Replace),
+        BOTH => Ok(SetXattr::CreateAndReplace),
+        _ => Err(Errno::EINVAL),
+    }
 }
 
 pub(crate) fn rename_mode(flags: RenameFlags, caller: Caller) -> Result<RenameMode, Errno> {
@@ -256,8 +345,18 @@ mod tests {
         assert!(!past(libc::O_RDWR, true) && !past(libc::O_RDONLY, true));
         assert!(!past(libc::O_WRONLY, false));
         assert!(!past(libc::O_WRONLY | libc::O_APPEND, true));
+        let both = open_flags(OpenFlags(libc::O_WRONLY), true, true);
+        assert!(!both.contains(FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES), "writes would mix");
         let off = open_flags(OpenFlags(libc::O_WRONLY), true, false);
         assert!(!off.contains(FopenFlags::FOPEN_DIRECT_IO));
+    }
+
+    #[test]
+    fn trusted_attributes_are_listed_for_root_only() {
+        let names = ["user.a", "trusted.b", "security.c"].map(|name| name.as_bytes().to_vec());
+        let listed = |uid| visible_names(Caller { uid, gid: 0 }, &names);
+        assert_eq!(listed(0), b"user.a\0trusted.b\0security.c\0");
+        assert_eq!(listed(1), b"user.a\0security.c\0");
     }
 
     #[test]

@@ -12,6 +12,8 @@
 //!   the kernel drops what is written past it.
 //! - `opendir` answers ENOSYS when the kernel then stops asking (`FUSE_NO_OPENDIR_SUPPORT`):
 //!   directory reading has no state here.
+//! - The kernel asks where data and holes are without sending first what programs have stored through mappings: a file that somebody
+//!   may have mapped for writing is fetched before the answer.
 //! - With `FUSE_HANDLE_KILLPRIV_V2` the kernel asks for `security.capability` not before each write,
 //!   but before the first one after it learned an inode's attributes (any refresh makes it forget,
 //!   so each new file costs one such round trip; `-o noxattr` ends that), and we clear set-user-id
@@ -45,13 +47,15 @@ use weir::{FileType, SetAttr};
 use crate::dispatch::{Class, Dispatcher, Here};
 use crate::errno::Errno;
 use crate::fuser_convert::{
-    BLOCK_BYTES, GENERATION, allocate_mode, answer_ioctl, answer_later, answer_read, answer_write,
-    caller, dir_flags, errno, fuser_attr, fuser_type, negative_attr, open_flags, open_mode,
-    rename_mode, reply_attr, reply_empty, reply_entry, reply_xattr, set_time, write_mode,
+    BLOCK_BYTES, GENERATION, allocate_mode, answer_change, answer_durably, answer_entry,
+    answer_ioctl, answer_later, answer_read, answer_write, as_member, caller, dir_flags, errno,
+    fuser_attr, fuser_type, negative_attr, open_flags, open_mode, rename_mode, reply_attr,
+    reply_empty, reply_entry, reply_xattr, set_time, visible_names, write_mode, xattr_mode,
 };
 use crate::ioctl::{self, Command};
 use crate::ops::{
-    ControlTarget, Done, FileSystemOps, Handle, Make, Seek, SetXattr, SyncTarget, Wait, WriteMode,
+    Change, ControlTarget, Done, FileSystemOps, Handle, Make, OpResult, Seek, SyncTarget, Wait,
+    WriteMode,
 };
 use crate::options::TransportOptions;
 
@@ -268,7 +272,12 @@ impl fuser::Filesystem for FuserTransport {
             kill_suid_sgid: owner_changes || (size.is_some() && caller.uid != 0),
         };
         let class = if size.is_some() { Class::Blocking } else { Class::Normal };
-        self.run(class, move |ops| reply_attr(reply, valid, ops.setattr(caller, ino.0, &change)));
+        self.run(class, move |ops| {
+            let result = ops.setattr(caller, ino.0, &change);
+            answer_durably(ops, Change::Attributes, result, move |result| {
+                reply_attr(reply, valid, result);
+            });
+        });
     }
 
     fn readlink(&self, _request: &Request, ino: INodeNo, reply: ReplyData) {
@@ -296,7 +305,7 @@ impl fuser::Filesystem for FuserTransport {
         let new = Make { file_type, permissions: mode & 0o7777, umask, rdev };
         let (caller, name) = (caller(request), name.as_bytes().to_vec());
         self.run(Class::Normal, move |ops| {
-            reply_entry(reply, valid, ops.make(caller, parent.0, &name, &new));
+            answer_entry(ops, reply, valid, ops.make(caller, parent.0, &name, &new));
         });
     }
 
@@ -314,18 +323,22 @@ impl fuser::Filesystem for FuserTransport {
         let new = Make { file_type, permissions: mode & 0o7777, umask, rdev: 0 };
         let (caller, name) = (caller(request), name.as_bytes().to_vec());
         self.run(Class::Normal, move |ops| {
-            reply_entry(reply, valid, ops.make(caller, parent.0, &name, &new));
+            answer_entry(ops, reply, valid, ops.make(caller, parent.0, &name, &new));
         });
     }
 
     fn unlink(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let name = name.as_bytes().to_vec();
-        self.run(Class::Normal, move |ops| reply_empty(reply, ops.unlink(parent.0, &name)));
+        self.run(Class::Normal, move |ops| {
+            answer_change(ops, Change::Names, reply, ops.unlink(parent.0, &name));
+        });
     }
 
     fn rmdir(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let name = name.as_bytes().to_vec();
-        self.run(Class::Normal, move |ops| reply_empty(reply, ops.rmdir(parent.0, &name)));
+        self.run(Class::Normal, move |ops| {
+            answer_change(ops, Change::Names, reply, ops.rmdir(parent.0, &name));
+        });
     }
 
     fn symlink(
@@ -340,7 +353,7 @@ impl fuser::Filesystem for FuserTransport {
         let (caller, name) = (caller(request), name.as_bytes().to_vec());
         let target = target.as_os_str().as_bytes().to_vec();
         self.run(Class::Normal, move |ops| {
-            reply_entry(reply, valid, ops.symlink(caller, parent.0, &name, &target));
+            answer_entry(ops, reply, valid, ops.symlink(caller, parent.0, &name, &target));
         });
     }
 
@@ -360,7 +373,8 @@ impl fuser::Filesystem for FuserTransport {
         };
         let (name, new_name) = (name.as_bytes().to_vec(), new_name.as_bytes().to_vec());
         self.run(Class::Normal, move |ops| {
-            reply_empty(reply, ops.rename(parent.0, &name, new_parent.0, &new_name, mode));
+            let result = ops.rename(parent.0, &name, new_parent.0, &new_name, mode);
+            answer_change(ops, Change::Names, reply, result);
         });
     }
 
@@ -375,7 +389,7 @@ impl fuser::Filesystem for FuserTransport {
         let valid = self.valid;
         let name = name.as_bytes().to_vec();
         self.run(Class::Normal, move |ops| {
-            reply_entry(reply, valid, ops.link(ino.0, parent.0, &name));
+            answer_entry(ops, reply, valid, ops.link(ino.0, parent.0, &name));
         });
     }
 
@@ -383,9 +397,17 @@ impl fuser::Filesystem for FuserTransport {
         let (caller, open) = (caller(request), open_mode(flags));
         let open_flags = open_flags(flags, false, self.options.new_past_cache());
         let class = if open.truncate { Class::Blocking } else { Class::Normal };
-        self.run(class, move |ops| match ops.open(caller, ino.0, open) {
-            Ok(handle) => reply.opened(FileHandle(handle.0), open_flags),
-            Err(error) => reply.error(errno(error)),
+        self.run(class, move |ops| {
+            let result = ops.open(caller, ino.0, open);
+            let answer = move |result: OpResult<Handle>| match result {
+                Ok(handle) => reply.opened(FileHandle(handle.0), open_flags),
+                Err(error) => reply.error(errno(error)),
+            };
+            if open.truncate {
+                answer_durably(ops, Change::Attributes, result, answer);
+            } else {
+                answer(result);
+            }
         });
     }
 
@@ -405,16 +427,14 @@ impl fuser::Filesystem for FuserTransport {
         let (open, exclusive) = (open_mode(OpenFlags(flags)), flags & libc::O_EXCL != 0);
         let open_flags = open_flags(OpenFlags(flags), true, self.options.new_past_cache());
         self.run(Class::Normal, move |ops| {
-            match ops.create(caller, parent.0, &name, &new, open, exclusive) {
-                Ok((attr, handle)) => reply.created(
-                    &valid,
-                    &fuser_attr(&attr),
-                    GENERATION,
-                    FileHandle(handle.0),
-                    open_flags,
-                ),
+            let result = ops.create(caller, parent.0, &name, &new, open, exclusive);
+            answer_durably(ops, Change::Names, result, move |result| match result {
+                Ok((attr, handle)) => {
+                    let (attr, handle) = (fuser_attr(&attr), FileHandle(handle.0));
+                    reply.created(&valid, &attr, GENERATION, handle, open_flags);
+                }
                 Err(error) => reply.error(errno(error)),
-            }
+            });
         });
     }
 
@@ -624,16 +644,19 @@ impl fuser::Filesystem for FuserTransport {
         _position: u32,
         reply: ReplyEmpty,
     ) {
-        let mode = match flags {
-            0 => SetXattr::Any,
-            libc::XATTR_CREATE => SetXattr::Create,
-            libc::XATTR_REPLACE => SetXattr::Replace,
-            _ => return reply.error(errno(Errno::EINVAL)),
+        if !self.options.xattr {
+            return reply.error(errno(Errno::ENOSYS));
+        }
+        let mode = match xattr_mode(flags) {
+            Ok(mode) => mode,
+            Err(error) => return reply.error(errno(error)),
         };
-        let caller = caller(request);
+        let (caller, thread) = (caller(request), request.pid());
         let (name, value) = (name.as_bytes().to_vec(), value.to_vec());
         self.run(Class::Normal, move |ops| {
-            reply_empty(reply, ops.setxattr(caller, ino.0, &name, &value, mode));
+            let caller = as_member(ops, caller, thread, ino.0, &name);
+            let result = ops.setxattr(caller, ino.0, &name, &value, mode);
+            answer_change(ops, Change::Attributes, reply, result);
         });
     }
 
@@ -653,26 +676,25 @@ impl fuser::Filesystem for FuserTransport {
         self.run(Class::Normal, move |ops| reply_xattr(reply, size, ops.getxattr(ino.0, &name)));
     }
 
-    fn listxattr(&self, _request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+    fn listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
         if !self.options.xattr {
             return reply.error(errno(Errno::ENOSYS));
         }
+        let caller = caller(request);
         self.run(Class::Normal, move |ops| {
-            let list = ops.listxattr(ino.0).map(|names| {
-                let mut list = Vec::new();
-                for name in names {
-                    list.extend_from_slice(&name);
-                    list.push(0);
-                }
-                list
-            });
+            let list = ops.listxattr(ino.0).map(|names| visible_names(caller, &names));
             reply_xattr(reply, size, list);
         });
     }
 
     fn removexattr(&self, _request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        if !self.options.xattr {
+            return reply.error(errno(Errno::ENOSYS));
+        }
         let name = name.as_bytes().to_vec();
-        self.run(Class::Normal, move |ops| reply_empty(reply, ops.removexattr(ino.0, &name)));
+        self.run(Class::Normal, move |ops| {
+            answer_change(ops, Change::Attributes, reply, ops.removexattr(ino.0, &name));
+        });
     }
 
     fn ioctl(
@@ -719,7 +741,7 @@ impl fuser::Filesystem for FuserTransport {
     fn lseek(
         &self,
         _request: &Request,
-        _ino: INodeNo,
+        ino: INodeNo,
         handle: FileHandle,
         offset: i64,
         whence: i32,
@@ -733,10 +755,19 @@ impl fuser::Filesystem for FuserTransport {
         let Ok(offset) = u64::try_from(offset) else {
             return reply.error(errno(Errno::ENXIO));
         };
-        self.run(Class::Normal, move |ops| match ops.seek(Handle(handle.0), offset, seek) {
+        let answer = move |ops: &dyn FileSystemOps| match ops.seek(Handle(handle.0), offset, seek) {
             Ok(found) => reply.offset(found as i64),
             Err(error) => reply.error(errno(error)),
-        });
+        };
+        if self.ops.is_written(ino.0) {
+            let ops = Arc::clone(&self.ops);
+            self.dispatcher.submit(move || {
+                ops.fetch_mapped(Some(ino.0));
+                answer(&*ops);
+            });
+        } else {
+            self.run(Class::Normal, answer);
+        }
     }
 
     fn copy_file_range(

@@ -81,6 +81,28 @@ pub fn mounts() -> io::Result<Vec<MountEntry>> {
     Ok(text.split(|&byte| byte == b'\n').filter_map(parse_mount_entry).collect())
 }
 
+/// Mounts of the file system with this device number that this process can see, oldest first.
+pub fn mounts_of(device: &str) -> io::Result<Vec<MountEntry>> {
+    Ok(mounts()?.into_iter().filter(|entry| entry.device == device).collect())
+}
+
+/// A mount of the file system with this device number, for people: `mounted at DIR`, or in another
+/// mount namespace. `None`: there is none, as far as this process can see.
+pub fn held_by(device: &str) -> Option<String> {
+    if let Some(entry) = mounts_of(device).ok()?.pop() {
+        return Some(format!("mounted at {}", entry.dir.display()));
+    }
+    let processes = fs::read_dir("/proc").ok()?;
+    processes.flatten().find_map(|process| {
+        let pid = process.file_name().to_str()?.parse::<u32>().ok()?;
+        let text = fs::read(process.path().join("mountinfo")).ok()?;
+        let entries = text.split(|&byte| byte == b'\n').filter_map(parse_mount_entry);
+        let entry = entries.into_iter().find(|entry| entry.device == device)?;
+        let user = User { pid, name: name_of(&process.path()) };
+        Some(format!("mounted at {} in the namespace of {user}", entry.dir.display()))
+    })
+}
+
 /// The topmost mount at exactly `dir` (which must be canonical).
 pub fn mount_at(dir: &Path) -> io::Result<Option<MountEntry>> {
     Ok(mounts()?.into_iter().rev().find(|entry| entry.dir == dir))
@@ -245,6 +267,12 @@ pub fn abort(dir: &Path, device: &str) -> io::Result<()> {
     }
 }
 
+/// The name of a process, by its directory.
+fn name_of(process: &Path) -> String {
+    let name = fs::read(process.join("comm")).unwrap_or_default();
+    OsStr::from_bytes(name.trim_ascii_end()).to_string_lossy().into_owned()
+}
+
 /// Processes that keep `dir` busy: by working directory, root, or an open file.
 pub fn users_of(dir: &Path) -> Vec<User> {
     let Ok(processes) = fs::read_dir("/proc") else { return Vec::new() };
@@ -265,9 +293,7 @@ pub fn users_of(dir: &Path) -> Vec<User> {
             || below(&base.join("exe"))
             || open_file()
         {
-            let name = fs::read(base.join("comm")).unwrap_or_default();
-            let name = OsStr::from_bytes(name.trim_ascii_end()).to_string_lossy().into_owned();
-            users.push(User { pid, name });
+            users.push(User { pid, name: name_of(&base) });
         }
     }
     users

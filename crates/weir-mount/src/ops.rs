@@ -17,7 +17,7 @@ use std::sync::Weak;
 
 use crate::errno::Errno;
 use crate::ioctl::Command;
-use weir::{AllocateMode, Attr, DirEntry, FileType, RenameMode, SetAttr, StatFs};
+use weir::{AllocateMode, Attr, DirEntry, FileType, RenameMode, SetAttr, StatFs, SyncKind};
 
 /// Result of every operation.
 pub type OpResult<T> = Result<T, Errno>;
@@ -51,6 +51,18 @@ pub struct Open {
     pub write: bool,
     /// Cut the file to length 0 first.
     pub truncate: bool,
+    /// What it changes is durable before the reply (`O_DSYNC`, `O_SYNC`). Writes say so themselves ([`WriteMode`]); this is for
+    /// `allocate` and `copy_range`.
+    pub sync: Option<SyncKind>,
+}
+
+/// What an operation has changed, of what a mount can promise to make durable before the answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    /// Names of a directory.
+    Names,
+    /// Attributes of an inode, extended ones and its size included.
+    Attributes,
 }
 
 /// What a write asks beyond storing its bytes.
@@ -82,6 +94,8 @@ pub enum SetXattr {
     Create,
     /// Must exist.
     Replace,
+    /// Must not exist, and must: always an error, which says what is the case.
+    CreateAndReplace,
 }
 
 /// Where `seek` looks.
@@ -225,13 +239,24 @@ pub trait FileSystemOps: Send + Sync + 'static {
         let _ = target;
         Err(done)
     }
+    /// Programs were promised that such a change is durable when they hear of it: so [`FileSystemOps::make_durable`] comes between a
+    /// call that has made one and its answer.
+    fn must_be_durable(&self, change: Change) -> bool {
+        let _ = change;
+        false
+    }
+    /// Makes all names and attributes as they are now durable and tells `done`. Does not wait.
+    fn make_durable(&self, done: Done) {
+        done(Ok(()));
+    }
     /// Has the kernel send what it holds of `only` (`None`: of all files that are open for writing) and has not sent: what was
     /// stored through mappings, or is kept by `writeback_cache`. Waits for the kernel, which waits for requests: not for a
     /// thread that has to serve those.
     fn fetch_mapped(&self, only: Option<u64>) {
         let _ = only;
     }
-    /// Reserves, frees or zeroes a range.
+    /// Reserves, frees or zeroes a range. After an error the kernel may be told that it knows nothing of the file, which waits for it
+    /// as [`FileSystemOps::fetch_mapped`] does.
     fn allocate(
         &self,
         caller: Caller,
@@ -240,7 +265,13 @@ pub trait FileSystemOps: Send + Sync + 'static {
         offset: u64,
         length: u64,
     ) -> OpResult<()>;
-    /// The next data or hole.
+    /// Somebody has the file open for writing, so the kernel may hold what was stored through a mapping: a transport has it fetched
+    /// ([`FileSystemOps::fetch_mapped`]) before it seeks.
+    fn is_written(&self, ino: u64) -> bool {
+        let _ = ino;
+        false
+    }
+    /// The next data or hole, of what the kernel has sent.
     fn seek(&self, handle: Handle, offset: u64, seek: Seek) -> OpResult<u64>;
     /// Copies a range between two files of the volume; returns the bytes copied.
     fn copy_range(
@@ -264,7 +295,7 @@ pub trait FileSystemOps: Send + Sync + 'static {
         value: &[u8],
         mode: SetXattr,
     ) -> OpResult<()>;
-    /// Names of all extended attributes.
+    /// Names of all extended attributes; the transport leaves out those that the caller may not see.
     fn listxattr(&self, ino: u64) -> OpResult<Vec<Vec<u8>>>;
     /// Removes an extended attribute.
     fn removexattr(&self, ino: u64, name: &[u8]) -> OpResult<()>;

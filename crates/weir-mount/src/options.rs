@@ -17,9 +17,10 @@ pub struct TransportOptions {
     /// What is written through a handle that made (or emptied) its file and is for writing only goes past the kernel's page cache: see
     /// [`TransportOptions::new_past_cache`].
     pub direct_new: bool,
-    /// POSIX access control lists are enforced by the kernel and inherited by the server.
+    /// POSIX access control lists are enforced by the kernel and inherited by the server. Without, they can be neither read nor changed:
+    /// a list that nobody enforces would promise what it does not hold.
     pub posix_acl: bool,
-    /// Extended attributes can be read. Without, the kernel does not ask for `security.capability`
+    /// There are extended attributes. Without, they can be neither read nor changed, and the kernel does not ask for `security.capability`
     /// when a file is first written: one round trip less for each new file.
     pub xattr: bool,
     /// Requests come over `io_uring` where the kernel offers it, or can be told to by this process.
@@ -78,9 +79,9 @@ pub struct MountOptions {
     pub exec: bool,
     /// Access times.
     pub atime: Atime,
-    /// Every write is synchronous.
+    /// Every change is durable before it is answered; the file system has to be told as well: [`crate::weir_fs::Synchronous`].
     pub sync: bool,
-    /// Every change of a directory is synchronous.
+    /// The same for every change of a directory.
     pub dirsync: bool,
     /// The kernel's side.
     pub transport: TransportOptions,

@@ -192,13 +192,40 @@ impl Controller {
     }
 
     /// Unmounts; refused when someone uses it, unless `lazy`: then it disappears from the tree now,
-    /// and is served until its last user is done. Never touches another mount at the same place.
+    /// and is served until its last user is done. Never touches another mount at the same place, and
+    /// finds its own where a directory above it was renamed.
     pub fn unmount(&self, lazy: bool) -> Result<(), UnmountError> {
-        let entry = mount_point::mount_at(&self.dir).map_err(UnmountError::Io)?;
-        if entry.is_none_or(|entry| entry.device != self.device) {
-            return Err(UnmountError::NotMounted);
+        let places = self.places()?;
+        // Where it was mounted, rather than where somebody has bound it to.
+        let place = places.iter().find(|dir| **dir == self.dir).or(places.first());
+        let Some(dir) = place else { return Err(UnmountError::NotMounted) };
+        let covered = || UnmountError::Covered(dir.display().to_string());
+        let on_top = mount_point::mount_at(dir).map_err(UnmountError::Io)?;
+        if on_top.is_none_or(|entry| entry.device != self.device) {
+            return Err(covered());
         }
-        mount_point::detach(&self.dir, lazy)
+        match mount_point::detach(dir, lazy) {
+            // Something is mounted above it; or somebody else was faster.
+            Err(UnmountError::NotMounted | UnmountError::Io(_)) if self.is_at(dir) => {
+                Err(covered())
+            }
+            detached => detached,
+        }
+    }
+
+    /// Where this mount can be seen now, by this process.
+    fn places(&self) -> Result<Vec<PathBuf>, UnmountError> {
+        let entries = mount_point::mounts_of(&self.device).map_err(UnmountError::Io)?;
+        Ok(entries.into_iter().map(|entry| entry.dir).collect())
+    }
+
+    fn is_at(&self, dir: &Path) -> bool {
+        self.places().is_ok_and(|places| places.iter().any(|place| place == dir))
+    }
+
+    /// Through which other mount it can be reached still, for people; `None`: none is known.
+    pub fn held_by(&self) -> Option<String> {
+        mount_point::held_by(&self.device)
     }
 
     /// Ends the connection to the kernel: whoever uses the mount gets errors.

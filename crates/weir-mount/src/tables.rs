@@ -15,7 +15,7 @@ use weir::sync::{Mutex, RwLock};
 use weir::{File, InodeHold, Volume};
 
 use crate::errno::Errno;
-use crate::ops::{Handle, OpResult};
+use crate::ops::{Handle, OpResult, Open};
 
 const SHARDS: usize = 64;
 /// Inodes that are looked at under one hold of a shard's lock when some are to be forgotten.
@@ -292,6 +292,8 @@ pub struct OpenFile {
     pub file: File,
     /// What is known of its inode.
     pub facts: Arc<Facts>,
+    /// How it was opened.
+    pub how: Open,
     /// All of its content came, and will come, through this handle: it was made, or emptied, by opening it.
     pub is_new: bool,
     /// Written since the last sync of the file.
@@ -300,8 +302,8 @@ pub struct OpenFile {
 
 impl OpenFile {
     /// A file that was opened.
-    pub fn new(file: File, facts: Arc<Facts>, is_new: bool) -> Self {
-        Self { file, facts, is_new, unsynced_bytes: AtomicU64::new(0) }
+    pub fn new(file: File, facts: Arc<Facts>, how: Open, is_new: bool) -> Self {
+        Self { file, facts, how, is_new, unsynced_bytes: AtomicU64::new(0) }
     }
 }
 
@@ -348,6 +350,13 @@ impl HandleTable {
             inodes.extend(open.map(|open| open.file.ino()));
         }
         inodes
+    }
+
+    /// Whether somebody has this inode open for writing.
+    pub fn is_written(&self, ino: u64) -> bool {
+        self.shards.iter().any(|shard| {
+            shard.read().values().any(|open| open.file.is_writable() && open.file.ino() == ino)
+        })
     }
 
     /// Files open now.

@@ -3,12 +3,13 @@
 //!
 //! - Inodes that the kernel knows are held, so that their numbers stay theirs (see [`crate::tables`]).
 //! - `.` and `..` exist only here; they take the directory cookies 1 and 2.
-//! - POSIX ACLs are inherited, shown in the permission bits, and changed by `chmod`.
+//! - POSIX ACLs are inherited, shown in the permission bits, and changed by `chmod`; a mount without them hides those that are stored.
 //! - Privileges of a file (set-user-id, set-group-id, `security.capability`) end when someone
 //!   writes to it; that there are none is remembered, so that a write does not have to look.
 //! - The attribute `weir.status` of the root directory says how the mount is: `ok`, or what went
 //!   wrong since it was mounted. (It is neither stored nor listed.)
 //! - What FUSE has no request for are commands: see [`crate::ioctl`].
+//! - The kernel's client leaves it to the server what `sync` and `dirsync` mean for everything but writes: see [`Synchronous`].
 //!
 //! Creating an inode in a directory with a default ACL is two steps of the log (the inode, then its
 //! lists). The inode is created with the permission bits of the list, so that a crash in between
@@ -39,8 +40,8 @@ use crate::forgetting::Forgetting;
 use crate::ioctl::{self, Command};
 use crate::leftover::Leftover;
 use crate::ops::{
-    Answer, Caller, ControlTarget, Done, FileSystemOps, Handle, KernelCache, Make, OpResult, Open,
-    Seek, SetXattr, SyncTarget, Visit, VisitPlus, Wait, WriteMode,
+    Answer, Caller, Change, ControlTarget, Done, FileSystemOps, Handle, KernelCache, Make,
+    OpResult, Open, Seek, SetXattr, SyncTarget, Visit, VisitPlus, Wait, WriteMode,
 };
 use crate::tables::{Fact, Facts, HandleTable, InodeTable, OpenFile};
 use crate::watch::Watcher;
@@ -72,10 +73,20 @@ pub struct Trouble {
     pub device_errors: u64,
 }
 
+/// What is durable before its answer, by options of the mount. (Writes say so themselves.)
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Synchronous {
+    /// `sync`: every change.
+    pub all: bool,
+    /// `dirsync`: every change of a directory.
+    pub names: bool,
+}
+
 /// A mounted volume.
 pub struct WeirFs {
     volume: Volume,
     posix_acl: bool,
+    synchronous: Synchronous,
     inodes: Arc<InodeTable>,
     handles: HandleTable,
     first_panic: Mutex<Option<String>>,
@@ -105,6 +116,7 @@ impl WeirFs {
             snapshots: Mutex::default(),
             volume,
             posix_acl,
+            synchronous: Synchronous::default(),
             inodes,
             handles: HandleTable::default(),
             first_panic: Mutex::new(None),
@@ -115,6 +127,12 @@ impl WeirFs {
             batches: Batches::default(),
             kernel: OnceLock::new(),
         })
+    }
+
+    /// The same with such changes durable before they are answered.
+    #[must_use]
+    pub fn synchronous(self, synchronous: Synchronous) -> Self {
+        Self { synchronous, ..self }
     }
 
     /// The volume served.
@@ -202,6 +220,18 @@ impl WeirFs {
             Err(Error::NoAttribute) => Ok(None),
             Err(error) => Err(self.fail(error)),
         }
+    }
+
+    /// Whether there can be an attribute of this name on this mount.
+    fn check_name(&self, name: &[u8]) -> OpResult<()> {
+        if !self.posix_acl && is_list(name) {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        // A prefix is no name.
+        if [&b"user."[..], b"trusted.", b"security."].contains(&name) {
+            return Err(Errno::EINVAL);
+        }
+        Ok(())
     }
 
     fn remove_optional_xattr(&self, ino: u64, name: &[u8]) -> OpResult<()> {
@@ -294,7 +324,7 @@ impl WeirFs {
         let list = Acl::parse(value).ok_or(Errno::EINVAL)?;
         let attr = self.check(self.volume.getattr(ino))?;
         let mut permissions = attr.permissions & !0o777 | list.mode_bits();
-        // Someone outside of the file's group must not leave it set-group-id.
+        // Someone outside of the file's group must not leave it set-group-id. (Of a caller's groups, the transport has picked the file's.)
         if !is_privileged(caller) && caller.gid != attr.gid {
             permissions &= !SGID;
         }
@@ -311,7 +341,7 @@ impl WeirFs {
     }
 
     /// Makes everything up to operation `lsn` durable and tells `done`. Does not wait.
-    fn make_durable(&self, lsn: u64, done: Done) {
+    fn make_durable_to(&self, lsn: u64, done: Done) {
         match self.volume.ticket_for(lsn) {
             Ok(ticket) => {
                 let errors = Arc::clone(&self.errors);
@@ -321,6 +351,15 @@ impl WeirFs {
             }
             Err(error) => done(Err(self.fail(error))),
         }
+    }
+
+    /// After a change of a file's content that is no write: syncs the file where its handle, or the mount, promises that.
+    fn sync_if_promised(&self, open: &OpenFile) -> OpResult<()> {
+        let kind = if self.synchronous.all { Some(SyncKind::Full) } else { open.how.sync };
+        kind.map_or(Ok(()), |kind| {
+            open.unsynced_bytes.store(0, Ordering::Relaxed);
+            self.check(sync_file(&open.file, &(0..u64::MAX), kind == SyncKind::Data))
+        })
     }
 
     fn dots(&self, dir: u64, cookie: u64, visit: Visit<'_>) -> OpResult<bool> {
@@ -363,6 +402,11 @@ impl Planned {
 /// Whether the caller has `CAP_FSETID`, as far as a request tells.
 fn is_privileged(caller: Caller) -> bool {
     caller.uid == 0
+}
+
+/// Whether an attribute is an access control list.
+fn is_list(name: &[u8]) -> bool {
+    name == acl::ACCESS || name == acl::DEFAULT
 }
 
 fn engine_cookie(cookie: u64) -> u64 {
@@ -477,7 +521,9 @@ impl FileSystemOps for WeirFs {
         self.store_lists(attr.ino, &planned)?;
         let attr = self.entry(attr)?;
         let facts = self.inodes.facts(attr.ino);
-        Ok((attr, self.handles.insert(OpenFile::new(file, facts, false))))
+        // The transport does not say how it is opened; until it has a name, nothing of it can be durable.
+        let open = Open { write: true, ..Open::default() };
+        Ok((attr, self.handles.insert(OpenFile::new(file, facts, open, false))))
     }
 
     fn symlink(&self, caller: Caller, parent: u64, name: &[u8], target: &[u8]) -> OpResult<Attr> {
@@ -655,6 +701,14 @@ impl FileSystemOps for WeirFs {
         Ok(())
     }
 
+    fn must_be_durable(&self, change: Change) -> bool {
+        self.synchronous.all || change == Change::Names && self.synchronous.names
+    }
+
+    fn make_durable(&self, done: Done) {
+        self.make_durable_to(self.volume.last_lsn(), done);
+    }
+
     fn allocate(
         &self,
         caller: Caller,
@@ -665,7 +719,16 @@ impl FileSystemOps for WeirFs {
     ) -> OpResult<()> {
         let open = self.handles.get(handle)?;
         self.end_privileges(open.file.ino(), &open.facts, !is_privileged(caller))?;
-        self.check(open.file.allocate(mode, offset, length))
+        if let Err(error) = self.check(open.file.allocate(mode, offset, length)) {
+            // Some of it may be done: what the kernel remembers of the file need not be so any more.
+            self.fetch_mapped(Some(open.file.ino()));
+            return Err(error);
+        }
+        self.sync_if_promised(&open)
+    }
+
+    fn is_written(&self, ino: u64) -> bool {
+        self.handles.is_written(ino)
     }
 
     fn seek(&self, handle: Handle, offset: u64, seek: Seek) -> OpResult<u64> {
@@ -687,13 +750,18 @@ impl FileSystemOps for WeirFs {
     ) -> OpResult<u64> {
         let (from, to) = (self.handles.get(from)?, self.handles.get(to)?);
         self.end_privileges(to.file.ino(), &to.facts, !is_privileged(caller))?;
-        self.check(from.file.copy_range(offset, &to.file, to_offset, length))
+        let copied = self.check(from.file.copy_range(offset, &to.file, to_offset, length))?;
+        if copied > 0 {
+            self.sync_if_promised(&to)?;
+        }
+        Ok(copied)
     }
 
     fn getxattr(&self, ino: u64, name: &[u8]) -> OpResult<Vec<u8>> {
         if name == STATUS && ino == Volume::ROOT {
             return Ok(self.status().into_bytes());
         }
+        self.check_name(name)?;
         if name == CAPABILITY && self.inodes.facts(ino).holds(Fact::Unprivileged) {
             return Err(Errno::ENODATA);
         }
@@ -708,14 +776,19 @@ impl FileSystemOps for WeirFs {
         value: &[u8],
         mode: SetXattr,
     ) -> OpResult<()> {
+        if name == STATUS {
+            return Err(Errno::EPERM);
+        }
+        self.check_name(name)?;
         let mode = match mode {
             SetXattr::Any => XattrMode::Set,
             SetXattr::Create => XattrMode::Create,
             SetXattr::Replace => XattrMode::Replace,
+            SetXattr::CreateAndReplace => {
+                let found = self.optional_xattr(ino, name)?;
+                return Err(if found.is_some() { Errno::EEXIST } else { Errno::ENODATA });
+            }
         };
-        if name == STATUS {
-            return Err(Errno::EPERM);
-        }
         self.inodes.facts(ino).changing(|| {
             if self.posix_acl && name == acl::ACCESS {
                 return self.set_access_list(caller, ino, value, mode);
@@ -728,11 +801,18 @@ impl FileSystemOps for WeirFs {
     }
 
     fn listxattr(&self, ino: u64) -> OpResult<Vec<Vec<u8>>> {
-        self.check(self.volume.listxattr(ino))
+        let mut names = self.check(self.volume.listxattr(ino))?;
+        names.retain(|name| self.check_name(name).is_ok());
+        Ok(names)
     }
 
     fn removexattr(&self, ino: u64, name: &[u8]) -> OpResult<()> {
+        self.check_name(name)?;
         let facts = self.inodes.facts(ino);
+        if is_list(name) {
+            // There are the permission bits in any case: programs that reduce a list to those do not expect an error.
+            return facts.changing(|| self.remove_optional_xattr(ino, name));
+        }
         facts.changing(|| self.check(self.volume.removexattr(ino, name)))
     }
 
@@ -817,12 +897,14 @@ impl FileSystemOps for WeirFs {
         });
         match lsn {
             Err(error) => done(Err(error)),
-            Ok(lsn) if !sync => done(Ok(ioctl::encode_batch(id, lsn))),
+            Ok(lsn) if !sync && !self.must_be_durable(Change::Names) => {
+                done(Ok(ioctl::encode_batch(id, lsn)));
+            }
             Ok(lsn) => {
                 let durable = move |result: OpResult<()>| {
                     done(result.map(|()| ioctl::encode_batch(id, lsn)));
                 };
-                self.make_durable(lsn, Box::new(durable));
+                self.make_durable_to(lsn, Box::new(durable));
             }
         }
     }
@@ -840,7 +922,7 @@ impl FileSystemOps for WeirFs {
         if !push {
             return self.watcher.watch(lsn, Duration::from_micros(timeout_us), done);
         }
-        self.make_durable(lsn, done);
+        self.make_durable_to(lsn, done);
     }
 
     fn panicked(&self, what: &str) {

@@ -7,24 +7,35 @@
 //!
 //! - `ready LINE`: the mount is usable; the starter prints LINE and ends with 0;
 //! - anything else is passed on to standard error (progress of a recovery, an error).
+//!
+//! A log that cannot be written is no reason to stop serving: lines for people are lost then
+//! ([`say`]), nothing else.
 
+use std::fmt::Display;
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use clap::Args;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use weir::{AtimePolicy, Volume, VolumeOptions};
-use weir_mount::{Atime, Controller, MountError, MountOptions, UnmountError, WeirFs, mount_point};
+use weir_mount::weir_fs::Synchronous;
+use weir_mount::{
+    Atime, Controller, FileSystemOps, MountError, MountOptions, UnmountError, WeirFs, mount_point,
+};
 
 use crate::commands::create::{self, FormatArgs};
 use crate::failure::{FAILED, Failure, Outcome};
 use crate::open;
 use crate::size;
 
+/// How long a server that was detached may go on before it says who keeps it.
+const PATIENCE: Duration = Duration::from_millis(500);
 /// First word of the server's report when it is usable.
 const READY: &str = "ready ";
 
@@ -32,16 +43,20 @@ const READY: &str = "ready ";
 #[derive(Debug, Args)]
 #[command(
     long_about = "Mount a volume. In the foreground one line tells when the mount is usable; \
-                  Ctrl-C or SIGTERM unmounts it. With --background the command returns when the \
+                  Ctrl-C or SIGTERM unmounts it (and syncs it, where it cannot be \
+                  unmounted). With --background the command returns when the \
                   mount is usable, or prints why it is not.",
     after_long_help = "Options for -o (comma-separated, may be repeated):\n  \
         ro rw                      read-only or not\n  \
         allow_other noallow_other  other users may enter (default: when mounted by root)\n  \
         suid nosuid dev nodev exec noexec\n  \
         relatime noatime strictatime\n  \
-        sync dirsync               every write, every change of a directory is synchronous\n  \
-        acl noacl                  POSIX access control lists (default: acl)\n  \
-        xattr noxattr              extended attributes (without: new files are made faster)\n  \
+        sync dirsync               every change, every change of a directory is durable before\n  \
+                                   the call that makes it returns: a flush each\n  \
+        acl noacl                  POSIX access control lists (default: acl; without, they are\n  \
+                                   refused)\n  \
+        xattr noxattr              extended attributes (without, they are refused, and new files\n  \
+                                   are made faster)\n  \
         io_uring no_io_uring       requests come through a ring for each core instead of\n  \
                                    /dev/fuse, where the kernel offers that (Linux 6.14; for\n  \
                                    others than root only while\n  \
@@ -103,14 +118,19 @@ pub fn run(args: &MountArgs) -> Result<ExitCode, Failure> {
         // Before anything happens in a process that nobody watches.
         return start_server(args);
     }
-    let result = serve(args, &options);
-    if args.serve
-        && let Err(failure) = &result
-    {
-        // The starter passes it on if it still listens; the log has it in any case.
-        report(&format!("weir: {failure}"));
-    }
-    result
+    serve(args, &options).or_else(|failure| {
+        if args.serve {
+            // The starter passes it on if it still listens; the log has it in any case.
+            report(&format!("weir: {failure}"));
+        }
+        say(&failure);
+        Ok(ExitCode::from(failure.code))
+    })
+}
+
+/// A line for people on standard error, which may be a log on a disk that is full.
+fn say(what: impl Display) {
+    let _ = writeln!(std::io::stderr().lock(), "weir: {what}");
 }
 
 fn mount_options(args: &MountArgs) -> Outcome<MountOptions> {
@@ -195,7 +215,7 @@ fn start_server(args: &MountArgs) -> Result<ExitCode, Failure> {
             open::print(format!("{ready}\n").as_bytes())?;
             return Ok(ExitCode::SUCCESS);
         }
-        eprintln!("{line}");
+        let _ = writeln!(std::io::stderr().lock(), "{line}");
     }
     // It ended without being ready, and has said why.
     let status = server.wait().map_err(|error| fail("weir: the server", error))?;
@@ -248,12 +268,13 @@ fn serve(args: &MountArgs, options: &MountOptions) -> Result<ExitCode, Failure> 
         Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(|error| Failure::new("signals", error))?;
     let volume = open_volume(args, options)?;
     let shown = args.dir.display().to_string();
-    let log = Box::new(move |text: &str| eprintln!("weir: {shown}: {text}"));
+    let log = Box::new(move |text: &str| say(format_args!("{shown}: {text}")));
     let posix_acl = options.transport.posix_acl;
     let fs = WeirFs::new(volume.clone(), posix_acl, log)
         .map_err(|error| Failure::volume(&args.volume, &error));
     let attached = fs.and_then(|fs| {
-        let fs = Arc::new(fs);
+        let synchronous = Synchronous { all: options.sync, names: options.dirsync };
+        let fs = Arc::new(fs.synchronous(synchronous));
         let session = weir_mount::mount(&args.dir, Arc::clone(&fs) as _, options)
             .map_err(|error| mount_failure(&args.dir, &error))?;
         Ok((fs, session))
@@ -265,9 +286,17 @@ fn serve(args: &MountArgs, options: &MountOptions) -> Result<ExitCode, Failure> 
             return Err(failure);
         }
     };
-    watch_signals(signals, session.controller(), &fs, args);
+    let has_ended = Arc::new(AtomicBool::new(false));
+    let ending = Ending {
+        fs: Arc::clone(&fs),
+        controller: session.controller(),
+        dir: args.dir.display().to_string(),
+        has_ended: Arc::clone(&has_ended),
+    };
+    std::thread::spawn(move || ending.watch(signals));
     announce(args, &volume)?;
     let served = session.serve();
+    has_ended.store(true, Ordering::Relaxed);
     conclude(args, &fs, served)
 }
 
@@ -311,12 +340,11 @@ fn conclude(
     let closed = fs.close().map_err(|error| Failure::volume(&args.volume, &error));
     let trouble = fs.trouble();
     if let Some(first) = trouble.first_panic {
-        eprintln!(
-            "weir: {}: {} internal errors while mounted, the first: {first}: run weir fsck {}",
-            args.volume.display(),
+        let volume = args.volume.display();
+        say(format_args!(
+            "{volume}: {} internal errors while mounted, the first: {first}: run weir fsck {volume}",
             trouble.panics,
-            args.volume.display()
-        );
+        ));
     }
     served.map_err(|error| mount_failure(&args.dir, &error))?;
     closed?;
@@ -347,48 +375,106 @@ fn next_ask(before: Option<Ask>, signal: i32) -> Ask {
     }
 }
 
-fn watch_signals(mut signals: Signals, controller: Controller, fs: &Arc<WeirFs>, args: &MountArgs) {
-    let (fs, dir) = (Arc::clone(fs), args.dir.display().to_string());
-    std::thread::spawn(move || {
+/// What signals are answered with.
+#[derive(Clone)]
+struct Ending {
+    fs: Arc<WeirFs>,
+    controller: Controller,
+    dir: String,
+    /// Nobody uses the mount any more.
+    has_ended: Arc<AtomicBool>,
+}
+
+impl Ending {
+    fn watch(&self, mut signals: Signals) {
         let mut asked = None;
         for signal in signals.forever() {
             let ask = next_ask(asked, signal);
             asked = Some(ask);
             match ask {
-                Ask::Politely => match controller.unmount(false) {
-                    Ok(()) | Err(UnmountError::NotMounted) => {}
-                    Err(error @ UnmountError::Busy(_)) => {
-                        eprintln!("weir: {dir}: {error}: Ctrl-C again detaches it");
-                    }
-                    Err(error) => eprintln!("weir: {dir}: cannot unmount: {error}"),
-                },
-                Ask::Lazily => {
-                    // Clean if it can be, and away in any case.
-                    match controller.unmount(false).or_else(|_| controller.unmount(true)) {
-                        Ok(()) | Err(UnmountError::NotMounted) => {}
-                        Err(error) => eprintln!("weir: {dir}: cannot detach: {error}"),
-                    }
-                    let (_, files) = fs.in_use();
-                    if files > 0 {
-                        eprintln!(
-                            "weir: {dir}: detached, {files} files still open: ends when they are \
-                             closed; Ctrl-C again ends it now"
-                        );
-                    }
-                }
-                Ask::End => {
-                    let code = match fs.close() {
-                        Ok(()) => 130,
-                        Err(error) => {
-                            eprintln!("weir: {dir}: {error}");
-                            FAILED.into()
-                        }
-                    };
-                    std::process::exit(code);
-                }
+                Ask::Politely => self.unmount(),
+                Ask::Lazily => self.detach(),
+                Ask::End => self.end(),
             }
         }
-    });
+    }
+
+    fn say(&self, what: impl Display) {
+        say(format_args!("{}: {what}", self.dir));
+    }
+
+    fn unmount(&self) {
+        match self.controller.unmount(false) {
+            Ok(()) | Err(UnmountError::NotMounted) => self.say_later_who_keeps_it(),
+            Err(error @ UnmountError::Busy(_)) => {
+                self.say(format_args!("{error}: Ctrl-C again detaches it"));
+            }
+            Err(error) => self.say(format_args!("cannot unmount: {error}")),
+        }
+    }
+
+    fn detach(&self) {
+        // Clean if it can be, and away in any case.
+        let detached = self.controller.unmount(false).or_else(|_| self.controller.unmount(true));
+        let (_, files) = self.fs.in_use();
+        match detached {
+            Ok(()) | Err(UnmountError::NotMounted) if files == 0 => self.say_later_who_keeps_it(),
+            Ok(()) | Err(UnmountError::NotMounted) => {
+                self.say(format_args!(
+                    "detached, {files} files still open: ends when they are closed; Ctrl-C again \
+                     ends it now"
+                ));
+                self.sync();
+            }
+            Err(error) => {
+                self.say(format_args!("cannot detach: {error}; Ctrl-C again ends it now"));
+                self.sync();
+            }
+        }
+    }
+
+    /// Whoever asked may take the machine away next.
+    fn sync(&self) {
+        let (has_ended, dir) = (Arc::clone(&self.has_ended), self.dir.clone());
+        self.fs.sync_with_mapped(
+            false,
+            Box::new(move |synced| match synced {
+                Err(error) if !has_ended.load(Ordering::Relaxed) => {
+                    say(format_args!("{dir}: cannot sync: {error}"));
+                }
+                // What cannot be synced because the volume is being closed is told by the close.
+                Ok(()) | Err(_) => {}
+            }),
+        );
+    }
+
+    /// It cannot be seen here any more. As a rule that ends it, but others may see it still.
+    fn say_later_who_keeps_it(&self) {
+        let ending = self.clone();
+        std::thread::spawn(move || {
+            std::thread::sleep(PATIENCE);
+            if ending.has_ended.load(Ordering::Relaxed) {
+                return;
+            }
+            let who = ending.controller.held_by();
+            let who = who.unwrap_or_else(|| "in use by somebody who cannot be seen".to_owned());
+            ending.say(format_args!(
+                "detached, but still {who}: ends when that does; Ctrl-C again ends it now"
+            ));
+            ending.sync();
+        });
+    }
+
+    fn end(&self) {
+        let code = match self.fs.close() {
+            Ok(()) => 130,
+            Err(error) => {
+                self.say(&error);
+                FAILED.into()
+            }
+        };
+        std::process::exit(code);
+    }
 }
 
 #[cfg(test)]

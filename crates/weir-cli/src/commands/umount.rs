@@ -1,6 +1,7 @@
 //! `weir umount`: takes a mount off and waits until its volume is closed.
 
 use std::fs::File;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -13,7 +14,8 @@ use crate::failure::{Failure, Outcome};
 
 /// A server that needs longer than this to write what is left is reported.
 const CLOSE_LIMIT: Duration = Duration::from_secs(90);
-const PATIENCE: Duration = Duration::from_secs(2);
+/// What a server needs no longer than as a rule; then people hear what is waited for.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Arguments of `weir umount`.
 #[derive(Debug, Args)]
@@ -71,7 +73,7 @@ pub fn run(args: &UmountArgs) -> Outcome {
         return Ok(());
     }
     let volume = Path::new(&entry.source);
-    wait_until_closed(&args.dir, volume)?;
+    wait_until_closed(&args.dir, volume, &entry.device)?;
     match read_unlocked(volume) {
         Ok(superblock) if !superblock.clean && !entry.read_only => Err(Failure::new(
             volume.display(),
@@ -82,8 +84,8 @@ pub fn run(args: &UmountArgs) -> Outcome {
     }
 }
 
-/// The server holds a lock on the volume until it is closed.
-fn wait_until_closed(dir: &Path, volume: &Path) -> Outcome {
+/// The server holds a lock on the volume until it is closed. As long as the file system is mounted elsewhere, that is whom it waits for.
+fn wait_until_closed(dir: &Path, volume: &Path, device: &str) -> Outcome {
     let Ok(file) = File::open(volume) else { return Ok(()) };
     let began = Instant::now();
     let mut told = false;
@@ -94,14 +96,24 @@ fn wait_until_closed(dir: &Path, volume: &Path) -> Outcome {
             Ok(()) | Err(std::fs::TryLockError::Error(_)) => return Ok(()),
         }
         if began.elapsed() > PATIENCE && !told {
-            eprintln!("weir: {}: unmounted, writing what is left", dir.display());
+            let what = match mount_point::held_by(device) {
+                Some(who) => format!("unmounted here, but still {who}: waiting for that to end"),
+                None => "unmounted, writing what is left".to_owned(),
+            };
+            // That nobody can read it is no reason not to wait.
+            let _ = writeln!(std::io::stderr().lock(), "weir: {}: {what}", dir.display());
             told = true;
         }
         if began.elapsed() > CLOSE_LIMIT {
-            return Err(Failure::new(
-                dir.display(),
-                "unmounted, but its server is still writing: wait for that process to end",
-            ));
+            let what = match mount_point::held_by(device) {
+                Some(who) => format!(
+                    "unmounted here, but still {who}, so that its volume is in use: unmount it \
+                     there too"
+                ),
+                None => "unmounted, but its server is still writing: wait for that process to end"
+                    .to_owned(),
+            };
+            return Err(Failure::new(dir.display(), what));
         }
         sleep(Duration::from_millis(10));
     }

@@ -99,12 +99,16 @@ impl Bench {
         self.foreground_with(&[])
     }
     pub fn foreground_with(&self, options: &[&str]) -> Server {
+        self.foreground_saying(options, Stdio::piped())
+    }
+    /// A server that says to `said` what it has to say.
+    pub fn foreground_saying(&self, options: &[&str], said: Stdio) -> Server {
         let mut child = Command::new(env!("CARGO_BIN_EXE_weir"))
             .args(["mount", &self.volume(), &self.dir()])
             .args(options)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
+            .stderr(said)
             .spawn()
             .unwrap();
         let mut line = String::new();

@@ -17,12 +17,13 @@ use super::queue::Held;
 use crate::dispatch::{Class, Dispatcher, Here};
 use crate::errno::Errno;
 use crate::fuser_convert::{
-    BLOCK_BYTES, allocate_mode, open_flags, open_mode, rename_mode, write_mode,
+    BLOCK_BYTES, allocate_mode, answer_durably, as_member, open_flags, open_mode, rename_mode,
+    visible_names, write_mode, xattr_mode,
 };
 use crate::fuser_transport::valid_for;
 use crate::ioctl::{self, Command};
 use crate::ops::{
-    Caller, ControlTarget, Done, FileSystemOps, Handle, Make, OpResult, Seek, SetXattr, SyncTarget,
+    Caller, Change, ControlTarget, Done, FileSystemOps, Handle, Make, OpResult, Seek, SyncTarget,
     Wait, WriteMode,
 };
 use crate::options::TransportOptions;
@@ -145,6 +146,13 @@ impl Server {
             op::READ => self.read(held),
             op::FSYNC | op::FSYNCDIR => self.dispatcher.run_here(Here::Free, || self.fsync(held)),
             op::WRITE => self.write(held),
+            op::LSEEK if self.ops.is_written(held.request.ino) => {
+                let (ops, context) = (Arc::clone(&self.ops), self.context);
+                self.dispatcher.submit(move || {
+                    ops.fetch_mapped(Some(held.request.ino));
+                    answer(&*ops, context, held);
+                });
+            }
             op::IOCTL => self.dispatcher.run_here(Here::Free, || self.ioctl(held)),
             _ => {
                 let (operation, _) = held.parts();
@@ -383,9 +391,14 @@ fn answer(ops: &dyn FileSystemOps, context: Context, mut held: Held) {
     let result = Request::of(&held).and_then(|request| {
         let mut writer = Writer::new(held.space());
         request.serve(ops, context, &mut writer)?;
-        Ok(writer.used())
+        Ok((writer.used(), request.change()))
     });
-    held.answer(result);
+    match result {
+        Ok((used, Some(change))) => {
+            answer_durably(ops, change, Ok(used), move |result| held.answer(result));
+        }
+        result => held.answer(result.map(|(used, _)| used)),
+    }
 }
 
 /// A request that owns what it needs.
@@ -393,6 +406,8 @@ struct Request {
     opcode: u32,
     ino: u64,
     caller: Caller,
+    /// The caller's.
+    thread: u32,
     operation: [u8; 128],
     payload: Vec<u8>,
 }
@@ -404,6 +419,7 @@ impl Request {
             opcode: held.request.opcode,
             ino: held.request.ino,
             caller: caller(held),
+            thread: held.request.pid,
             operation: operation.0.try_into().map_err(|_| Errno::EIO)?,
             payload: payload.to_vec(),
         })
@@ -464,17 +480,15 @@ impl Request {
             }
             op::READDIR | op::READDIRPLUS => self.read_dir(ops, to, valid),
             op::STATFS => statfs(ops, to),
-            op::SETXATTR => self.set_xattr(ops),
+            op::SETXATTR if context.xattr => self.set_xattr(ops),
             op::GETXATTR if context.xattr => {
                 xattr_out(to, fields.u32(0)?, &ops.getxattr(ino, self.name()?)?)
             }
             op::LISTXATTR if context.xattr => {
-                let names = ops.listxattr(ino)?;
-                let list: Vec<u8> =
-                    names.into_iter().flat_map(|name| name.into_iter().chain([0])).collect();
+                let list = visible_names(self.caller, &ops.listxattr(ino)?);
                 xattr_out(to, fields.u32(0)?, &list)
             }
-            op::REMOVEXATTR => ops.removexattr(ino, self.name()?),
+            op::REMOVEXATTR if context.xattr => ops.removexattr(ino, self.name()?),
             op::FALLOCATE => {
                 let mode = allocate_mode(fields.u32(24)? as i32)?;
                 let (offset, length) = (fields.u64(8)?, fields.u64(16)?);
@@ -484,6 +498,27 @@ impl Request {
             op::COPY_FILE_RANGE => to.u32s(&[self.copy_range(ops)? as u32, 0]),
             // The kernel stops asking for what it need not have.
             _ => Err(Errno::ENOSYS),
+        }
+    }
+
+    /// What it changes, of what may have to be durable before the answer.
+    fn change(&self) -> Option<Change> {
+        match self.opcode {
+            op::SYMLINK
+            | op::MKNOD
+            | op::MKDIR
+            | op::CREATE
+            | op::LINK
+            | op::UNLINK
+            | op::RMDIR
+            | op::RENAME
+            | op::RENAME2 => Some(Change::Names),
+            op::SETATTR | op::SETXATTR | op::REMOVEXATTR => Some(Change::Attributes),
+            op::OPEN => {
+                let flags = self.fields().u32(0).unwrap_or(0) as i32;
+                (flags & libc::O_TRUNC != 0).then_some(Change::Attributes)
+            }
+            _ => None,
         }
     }
 
@@ -574,15 +609,11 @@ impl Request {
 
     fn set_xattr(&self, ops: &dyn FileSystemOps) -> OpResult<()> {
         let fields = self.fields();
-        let mode = match fields.u32(4)? as i32 {
-            0 => SetXattr::Any,
-            libc::XATTR_CREATE => SetXattr::Create,
-            libc::XATTR_REPLACE => SetXattr::Replace,
-            _ => return Err(Errno::EINVAL),
-        };
+        let mode = xattr_mode(fields.u32(4)? as i32)?;
         let (name, value) = Fields(&self.payload).string()?;
         let value = value.0.get(..fields.u32(0)? as usize).ok_or(Errno::EIO)?;
-        ops.setxattr(self.caller, self.ino, name, value, mode)
+        let caller = as_member(ops, self.caller, self.thread, self.ino, name);
+        ops.setxattr(caller, self.ino, name, value, mode)
     }
 
     fn seek(&self, ops: &dyn FileSystemOps) -> OpResult<u64> {

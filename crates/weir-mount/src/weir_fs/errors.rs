@@ -1,5 +1,8 @@
 //! Trouble of the device on its way to programs: counted, and told to people.
+//!
+//! Whoever meets an error may be a thread of the log: that nobody can be told must not end it.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use weir::Error;
@@ -10,7 +13,7 @@ use crate::errno::Errno;
 /// Device errors told to the log before it falls silent.
 const MAX_LOGGED_ERRORS: u64 = 100;
 
-/// Hears lines for people.
+/// Hears lines for people. Called by threads that serve others: it should wait for little.
 pub type LogSink = Box<dyn Fn(&str) + Send + Sync>;
 
 /// Counts device trouble and tells the log of it.
@@ -31,9 +34,9 @@ impl Errors {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// A line for people.
+    /// A line for people; lost where they cannot be told.
     pub(super) fn tell(&self, line: &str) {
-        (self.log)(line);
+        let _ = catch_unwind(AssertUnwindSafe(|| (self.log)(line)));
     }
 
     /// An engine error on its way to a program; device trouble is told to the log too.
@@ -46,7 +49,7 @@ impl Errors {
             self.count.fetch_add(1, Ordering::Relaxed);
             let text = error.to_string();
             if self.logged.lock().is_news(&error, &text) {
-                (self.log)(&text);
+                self.tell(&text);
             }
         }
         error.into()
@@ -92,5 +95,12 @@ mod tests {
         assert!(is_news(read(1)));
         let told = (2..1000).filter(|place| is_news(read(*place))).count();
         assert_eq!(told as u64 + 3, MAX_LOGGED_ERRORS);
+    }
+
+    #[test]
+    fn an_error_reaches_the_program_where_people_cannot_be_told() {
+        let errors = Errors::new(Box::new(|_| panic!("the log is full")));
+        assert_eq!(errors.fail(Error::Io("read at 1".into())), Errno::EIO);
+        assert_eq!(errors.count(), 1);
     }
 }

@@ -9,10 +9,10 @@ use crate::ops::{Caller, FileSystemOps, Handle, OpResult, Open};
 use crate::tables::OpenFile;
 
 impl WeirFs {
-    fn open_file(&self, ino: u64, write: bool, is_new: bool) -> OpResult<Handle> {
-        let file = self.check(self.volume.open_inode(ino, write))?;
+    fn open_file(&self, ino: u64, how: Open, is_new: bool) -> OpResult<Handle> {
+        let file = self.check(self.volume.open_inode(ino, how.write || how.truncate))?;
         let facts = self.inodes.facts(ino);
-        Ok(self.handles.insert(OpenFile::new(file, facts, is_new)))
+        Ok(self.handles.insert(OpenFile::new(file, facts, how, is_new)))
     }
 
     /// As [`FileSystemOps::open`].
@@ -23,8 +23,7 @@ impl WeirFs {
         open: Open,
         is_new: bool,
     ) -> OpResult<Handle> {
-        let write = open.write || open.truncate;
-        let handle = self.open_file(ino, write, is_new || open.truncate)?;
+        let handle = self.open_file(ino, open, is_new || open.truncate)?;
         if open.truncate {
             let change = SetAttr {
                 size_bytes: Some(0),
@@ -59,14 +58,19 @@ impl WeirFs {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::sync::{Arc, Weak};
 
     use weir::device::Device;
     use weir::device::memory::MemoryDevice;
-    use weir::{BackgroundMode, BackgroundWork, CreateOptions, FileType, Volume, VolumeOptions};
+    use weir::sync::Mutex;
+    use weir::{
+        AllocateMode, BackgroundMode, BackgroundWork, CreateOptions, FileType, Volume,
+        VolumeOptions,
+    };
 
     use super::*;
-    use crate::ops::{Make, SyncTarget, WriteMode};
+    use crate::errno::Errno;
+    use crate::ops::{KernelCache, Make, SyncTarget, WriteMode};
 
     const CALLER: Caller = Caller { uid: 0, gid: 0 };
     const PIECE_BYTES: usize = 1 << 20;
@@ -82,7 +86,7 @@ mod tests {
     /// Opens `name`, which is made if it is not there, writes a piece, and closes it.
     fn write(fs: &WeirFs, name: &str, sync: bool) {
         let new = Make { file_type: FileType::Regular, permissions: 0o644, umask: 0, rdev: 0 };
-        let open = Open { write: true, truncate: false };
+        let open = Open { write: true, ..Open::default() };
         let made = fs.create(CALLER, Volume::ROOT, name.as_bytes(), &new, open, false);
         let (_, handle) = made.unwrap();
         fs.write(handle, 0, &vec![7; PIECE_BYTES], WriteMode::default()).unwrap();
@@ -121,6 +125,38 @@ mod tests {
         }
         let step = fs.closed.add(Volume::ROOT, 0);
         assert!(step.is_empty(), "{step:?} were queued");
+        fs.close().unwrap();
+    }
+
+    /// Which files a kernel was told to look at again.
+    #[derive(Default)]
+    struct Told(Mutex<Vec<u64>>);
+
+    impl KernelCache for Told {
+        fn attributes_changed(&self, _: u64) {}
+        fn content_changed(&self, ino: u64) {
+            self.0.lock().push(ino);
+        }
+        fn name_changed(&self, _: u64, _: &[u8]) {}
+        fn forget(&self, _: &[u64]) -> bool {
+            false
+        }
+    }
+
+    #[test]
+    fn after_a_failed_allocation_the_kernel_knows_nothing_of_the_file() {
+        let (fs, kernel) = (fs(), Arc::new(Told::default()));
+        let told: Weak<Told> = Arc::downgrade(&kernel);
+        fs.mounted(told);
+        let new = Make { file_type: FileType::Regular, permissions: 0o644, umask: 0, rdev: 0 };
+        let open = Open { write: true, ..Open::default() };
+        let (attr, handle) = fs.create(CALLER, Volume::ROOT, b"f", &new, open, false).unwrap();
+        fs.allocate(CALLER, handle, AllocateMode::Extend, 0, 4096).unwrap();
+        assert!(kernel.0.lock().is_empty());
+        let failed = fs.allocate(CALLER, handle, AllocateMode::ZeroRange, 0, 1 << 40);
+        assert_eq!(failed.map_err(Errno::raw), Err(libc::ENOSPC));
+        assert_eq!(*kernel.0.lock(), [attr.ino]);
+        fs.release(handle);
         fs.close().unwrap();
     }
 

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
@@ -14,8 +14,8 @@ use weir::{
     AllocateMode, Attr, DirEntry, FileType, RenameMode, SetAttr, SetTime, StatFs, Timestamp,
 };
 use weir_mount::ops::{
-    Caller, Handle, Make, OpResult, Open, Seek, SetXattr, SyncTarget, Visit, VisitPlus, Wait,
-    WriteMode,
+    Caller, Change, Done, Handle, Make, OpResult, Open, Seek, SetXattr, SyncTarget, Visit,
+    VisitPlus, Wait, WriteMode,
 };
 use weir_mount::{Controller, Errno, FileSystemOps, MountError, MountOptions, mount};
 
@@ -49,6 +49,10 @@ pub struct MemoryFs {
     changed: Condvar,
     pub waiting_fsyncs: AtomicU64,
     pub xattr_reads: AtomicU64,
+    /// Every change is promised to be durable before its answer.
+    pub is_synchronous: AtomicBool,
+    /// How often something was made durable for that.
+    pub made_durable: AtomicU64,
 }
 
 fn attr(ino: u64, file_type: FileType, permissions: u32, caller: Caller) -> Attr {
@@ -135,6 +139,8 @@ impl MemoryFs {
             changed: Condvar::new(),
             waiting_fsyncs: AtomicU64::new(0),
             xattr_reads: AtomicU64::new(0),
+            is_synchronous: AtomicBool::new(false),
+            made_durable: AtomicU64::new(0),
         })
     }
     fn state(&self) -> MutexGuard<'_, State> {
@@ -384,6 +390,14 @@ impl FileSystemOps for MemoryFs {
         self.waiting_fsyncs.fetch_sub(1, Ordering::SeqCst);
         Ok(())
     }
+    fn must_be_durable(&self, _change: Change) -> bool {
+        self.is_synchronous.load(Ordering::SeqCst)
+    }
+    fn make_durable(&self, done: Done) {
+        self.made_durable.fetch_add(1, Ordering::SeqCst);
+        // On another thread, as it is where a disk is waited for.
+        std::thread::spawn(move || done(Ok(())));
+    }
     fn allocate(
         &self,
         _caller: Caller,
@@ -469,17 +483,36 @@ pub struct TestMount {
 impl TestMount {
     /// Mounts `ops`; `None` (and a word why) where this machine cannot mount.
     pub fn new(ops: Arc<dyn FileSystemOps>, options: &str) -> Option<Self> {
-        if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
-            eprintln!("skipped: mounting needs root and /dev/fuse");
+        if !Self::can_mount() {
             return None;
         }
         let dir = tempfile::tempdir().unwrap();
+        let at = dir.path().to_owned();
+        Some(Self::start(dir, &at, ops, options))
+    }
+    /// As [`TestMount::new`], at `dir`.
+    pub fn at(dir: &Path, ops: Arc<dyn FileSystemOps>, options: &str) -> Option<Self> {
+        Self::can_mount().then(|| Self::start(tempfile::tempdir().unwrap(), dir, ops, options))
+    }
+    fn can_mount() -> bool {
+        let can = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
+        if !can {
+            eprintln!("skipped: mounting needs root and /dev/fuse");
+        }
+        can
+    }
+    fn start(
+        dir: tempfile::TempDir,
+        at: &Path,
+        ops: Arc<dyn FileSystemOps>,
+        options: &str,
+    ) -> Self {
         let mut mount_options = MountOptions::default();
         mount_options.apply(options).unwrap();
-        let session = mount(dir.path(), ops, &mount_options).unwrap();
+        let session = mount(at, ops, &mount_options).unwrap();
         let controller = session.controller();
         let server = std::thread::spawn(move || session.serve());
-        Some(Self { dir, controller, server: Some(server) })
+        Self { dir, controller, server: Some(server) }
     }
     pub fn path(&self) -> &Path {
         self.dir.path()

@@ -5,8 +5,8 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -83,6 +83,31 @@ fn what_a_write_only_handle_of_a_new_file_writes_is_seen_by_readers_and_mappings
 }
 
 #[test]
+fn writes_at_the_same_place_do_not_mix_even_where_each_is_many_requests() {
+    const LENGTH_BYTES: usize = 1 << 20;
+    for options in ["max_write=4096", "max_write=4096,nodirect_new"] {
+        let Some(mount) = mounted(MemoryFs::new(), options) else { return };
+        let path = mount.path().join("f");
+        let file = File::create(&path).unwrap();
+        for round in 0..8_u8 {
+            let both = Barrier::new(2);
+            thread::scope(|scope| {
+                for byte in [round * 2, round * 2 + 1] {
+                    let data = vec![byte; LENGTH_BYTES];
+                    let (file, both) = (&file, &both);
+                    scope.spawn(move || {
+                        both.wait();
+                        assert_eq!(file.write_at(&data, 0).unwrap(), data.len());
+                    });
+                }
+            });
+            let found = fs::read(&path).unwrap();
+            assert!(found.iter().all(|byte| *byte == found[0]), "{options}: two writes mix");
+        }
+    }
+}
+
+#[test]
 fn directories_links_and_renames_work_and_missing_names_stay_missing() {
     let Some(mount) = mounted(MemoryFs::new(), "") else { return };
     let at = |name: &str| mount.path().join(name);
@@ -144,6 +169,52 @@ fn synchronous_opens_reach_the_file_system_as_synchronous_writes() {
     let new = how.write(true).create_new(true).custom_flags(libc::O_DSYNC);
     new.open(mount.path().join("g")).unwrap().write_all(b"data").unwrap();
     assert_eq!((ops.synced_writes(), ops.full_syncs()), (before + 1, 1));
+}
+
+#[test]
+fn where_it_is_promised_each_change_is_made_durable_before_its_answer() {
+    let ops = MemoryFs::new();
+    let Some(mount) = mounted(Arc::clone(&ops) as _, "") else { return };
+    let at = |name: &str| mount.path().join(name);
+    let rename_to_m = || fs::rename(at("l"), at("m"));
+    let set = || rustix::fs::setxattr(at("f"), "user.k", b"v", XattrFlags::empty());
+    let changes: [(&str, &dyn Fn()); 13] = [
+        ("mkdir", &|| fs::create_dir(at("d")).unwrap()),
+        ("create", &|| drop(File::create_new(at("f")).unwrap())),
+        ("open to truncate", &|| drop(File::create(at("f")).unwrap())),
+        ("mknod", &|| {
+            let mode = rustix::fs::Mode::RUSR;
+            let fifo = rustix::fs::FileType::Fifo;
+            rustix::fs::mknodat(rustix::fs::CWD, at("p"), fifo, mode, 0).unwrap();
+        }),
+        ("symlink", &|| symlink("x", at("s")).unwrap()),
+        ("link", &|| fs::hard_link(at("f"), at("l")).unwrap()),
+        ("rename", &|| rename_to_m().unwrap()),
+        ("rename with flags", &|| {
+            let (from, to) = (at("m"), at("n"));
+            let (cwd, flags) = (rustix::fs::CWD, rustix::fs::RenameFlags::NOREPLACE);
+            rustix::fs::renameat_with(cwd, from, cwd, to, flags).unwrap();
+        }),
+        ("unlink", &|| fs::remove_file(at("n")).unwrap()),
+        ("rmdir", &|| fs::remove_dir(at("d")).unwrap()),
+        ("chmod", &|| fs::set_permissions(at("f"), fs::Permissions::from_mode(0o600)).unwrap()),
+        ("setxattr", &|| set().unwrap()),
+        ("removexattr", &|| rustix::fs::removexattr(at("f"), "user.k").unwrap()),
+    ];
+    // The first round is without the promise, and undone.
+    for promised in [false, true] {
+        ops.is_synchronous.store(promised, Ordering::SeqCst);
+        for (name, change) in changes {
+            let before = ops.made_durable.load(Ordering::SeqCst);
+            change();
+            let made = ops.made_durable.load(Ordering::SeqCst) - before;
+            assert_eq!(made, u64::from(promised), "{name}, promised: {promised}");
+        }
+        ops.is_synchronous.store(false, Ordering::SeqCst);
+        for left in ["f", "p", "s"] {
+            fs::remove_file(at(left)).unwrap();
+        }
+    }
 }
 
 #[test]
@@ -228,6 +299,10 @@ fn without_attributes_the_kernel_stops_asking_for_them() {
     let mut value = [0_u8; 16];
     let read = rustix::fs::getxattr(mount.path().join("f0"), "user.k", &mut value);
     assert_eq!(read, Err(Errno::OPNOTSUPP));
+    let set = rustix::fs::setxattr(mount.path().join("f0"), "user.k", b"v", XattrFlags::empty());
+    assert_eq!(set, Err(Errno::OPNOTSUPP), "nobody could read it");
+    let removed = rustix::fs::removexattr(mount.path().join("f0"), "user.k");
+    assert_eq!(removed, Err(Errno::OPNOTSUPP));
 }
 
 #[test]
@@ -268,10 +343,30 @@ fn a_later_mount_at_the_same_place_is_left_alone() {
         eprintln!("skipped: no tmpfs here");
         return;
     }
-    assert!(matches!(below.controller.unmount(false), Err(UnmountError::NotMounted)));
+    let refused = [false, true].map(|lazy| below.controller.unmount(lazy));
     rustix::mount::unmount(&dir, rustix::mount::UnmountFlags::empty()).unwrap();
+    for refused in refused {
+        assert!(matches!(refused, Err(UnmountError::Covered(_))), "{refused:?}");
+    }
     below.controller.unmount(false).unwrap();
     below.join().unwrap();
+}
+
+#[test]
+fn a_mount_is_taken_off_where_it_is_now_after_a_rename_above_it() {
+    let parent = tempfile::tempdir().unwrap();
+    let (before, after) = (parent.path().join("before"), parent.path().join("after"));
+    fs::create_dir_all(before.join("mnt")).unwrap();
+    let Some(mount) = TestMount::at(&before.join("mnt"), MemoryFs::new(), TRANSPORT) else {
+        return;
+    };
+    fs::rename(&before, &after).unwrap();
+    fs::write(after.join("mnt/f"), "x").unwrap();
+    let taken_off = mount.controller.unmount(false);
+    let is_there = after.join("mnt/f").exists();
+    fs::rename(&after, &before).unwrap();
+    assert!(taken_off.is_ok() && !is_there, "{taken_off:?}");
+    mount.join().unwrap();
 }
 
 #[test]

@@ -159,9 +159,18 @@ impl File {
         Ok(count)
     }
 
-    /// As [`File::read_at`], but never waits: [`Error::WouldBlock`] unless all of the range is cached.
+    /// As [`File::read_at`], but never waits: [`Error::WouldBlock`] unless all of the range is cached. The same where the access time
+    /// may have to be logged first, since memory holds too many inodes: then [`File::read_at`] does that.
     pub fn read_at_nowait(&self, offset: u64, buffer: &mut [u8]) -> Result<usize> {
-        self.engine().read_nowait(self.inode(), offset, buffer)
+        let (engine, inode) = (self.engine(), self.inode());
+        let count = engine.read_nowait(inode, offset, buffer)?;
+        if count > 0 && engine.wants_atime(inode) {
+            if engine.inodes.is_over_limit(inode.number) {
+                return Err(Error::WouldBlock);
+            }
+            engine.touch_atime(inode);
+        }
+        Ok(count)
     }
 
     pub(crate) fn check_writable(&self) -> Result<()> {
