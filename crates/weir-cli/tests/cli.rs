@@ -111,13 +111,13 @@ fn bad_sizes_are_refused_and_nothing_is_made() {
     let scratch = Scratch::new();
     let volume = scratch.shown("v");
     for (code, size, hint) in
-        [(2, "8X", "such as 8G"), (2, "", "such as 8G"), (1, "0", "least"), (1, "100K", "least")]
+        [(2, "8X", "such as 8G"), (2, "", "such as 8G"), (2, "0", "least"), (2, "100K", "least")]
     {
         let said = refused(code, &["create", &volume, "--size", size]);
         assert!(said.contains(hint), "{said}");
         assert!(!Path::new(&volume).exists());
     }
-    let said = refused(1, &["create", &volume]);
+    let said = refused(2, &["create", &volume]);
     assert!(said.contains("--size 8G"), "{said}");
 }
 
