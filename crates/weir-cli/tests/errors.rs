@@ -10,7 +10,7 @@ use std::os::unix::fs::{FileExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use common::{Bench, done, refused, weir};
+use common::{Bench, done, eventually, refused, weir};
 use tempfile::TempDir;
 
 struct Scratch {
@@ -241,4 +241,47 @@ fn a_volume_that_was_not_closed_is_called_that_by_info_and_fsck_alike() {
     let printed = String::from_utf8(checked.stdout).unwrap();
     assert!(printed.contains("not closed but nothing to replay"), "{printed}");
     assert_eq!(checked.status.code(), Some(0));
+}
+
+#[test]
+fn a_mount_refuses_sizes_that_would_have_no_effect() {
+    let scratch = Scratch::new();
+    let volume = scratch.volume();
+    let dir = scratch.shown("");
+    for (options, hint) in [
+        (["--size", "128M"], "--create"),
+        (["--label", "mine"], "--create"),
+        (["--memory", "1"], "256 KiB"),
+    ] {
+        let said = refused(2, &[&["mount", &volume, &dir], &options[..]].concat());
+        assert!(said.contains(hint), "{said}");
+    }
+}
+
+#[test]
+fn a_mount_is_taken_off_by_the_name_of_its_volume_too() {
+    let Some(bench) = Bench::mounted(&["-o", "nofail,x-systemd.automount"]) else { return };
+    // Busy while a program that another test has forked has our files open.
+    eventually("unmounted", || weir(&["umount", &bench.volume()]).status.success());
+    assert!(!bench.is_mounted());
+    let said = refused(1, &["umount", &bench.volume()]);
+    assert!(said.contains("not mounted"), "{said}");
+}
+
+#[test]
+fn the_help_of_mount_options_keeps_its_columns() {
+    let help = done(&["mount", "--help"]);
+    let lines: Vec<&str> = help.lines().collect();
+    let begin = lines.iter().position(|line| line.contains("Options for -o")).unwrap();
+    let end = lines.iter().position(|line| line.starts_with("Examples:")).unwrap();
+    for line in lines[begin + 1..end].iter().filter(|line| !line.is_empty()) {
+        let indent = line.len() - line.trim_start().len();
+        assert!(indent == 2 || indent == 29, "{line}");
+        // What is at the left are options, which no sentence goes on with.
+        let first = line.trim_start().chars().next().unwrap();
+        assert!(indent == 29 || first.is_ascii_lowercase(), "{line}");
+    }
+    for listed in ["async", "nowriteback_cache", " direct_new", "nofail"] {
+        assert!(help.contains(listed), "{listed}");
+    }
 }
