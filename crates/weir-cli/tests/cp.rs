@@ -264,6 +264,33 @@ fn a_copy_that_is_cut_off_leaves_the_old_file_and_is_not_counted() {
 }
 
 #[test]
+fn a_copy_that_is_interrupted_leaves_the_old_file_or_the_new_one_and_nothing_else() {
+    let scratch = Scratch::new("96M");
+    let new = vec![0xab; 64 << 20];
+    let stored = scratch.stored("/file", &new);
+    fs::create_dir(scratch.path("out")).unwrap();
+    let target = scratch.file("out/file", "old");
+    let names = || fs::read_dir(scratch.path("out")).unwrap().count();
+    for _ in 0..3 {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_weir"))
+            .args(["cp", &stored, &target])
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        // Interrupted when it has begun to write, unless it is done by then.
+        while names() < 2 && child.try_wait().unwrap().is_none() {
+            std::thread::yield_now();
+        }
+        let pid = rustix::process::Pid::from_child(&child);
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        child.wait().unwrap();
+        let left = fs::read(&target).unwrap();
+        assert!(left == b"old" || left == new, "{} bytes", left.len());
+        assert_eq!(names(), 1, "nothing else is left behind");
+    }
+}
+
+#[test]
 fn several_sources_need_a_directory_and_without_it_nothing_is_copied() {
     let scratch = Scratch::new("8M");
     let (one, two) = (scratch.file("one", "1"), scratch.file("two", "2"));

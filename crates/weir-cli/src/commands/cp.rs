@@ -139,6 +139,7 @@ fn out_of_volume(args: &CpArgs, sources: &[OsString], path: &Path, tally: &mut T
     });
     let places = places.collect::<Outcome<Vec<Place>>>()?;
     output::refuse_volume(path)?;
+    output::clean_up_when_interrupted()?;
     if places.len() > 1 && !path.is_dir() {
         return Err(no_directory(path.display(), &format!("mkdir {}", path.display())));
     }

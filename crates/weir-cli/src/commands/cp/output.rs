@@ -9,7 +9,10 @@ use std::fs::{self, File, Metadata};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 use weir::format::geometry::{Geometry, TAIL_BLOCKS};
 use weir::format::superblock::MAGIC;
 use weir::format::{BLOCK_BYTES_U64, MIN_VOLUME_BYTES};
@@ -21,6 +24,30 @@ use crate::open::mounted_at;
 const MAX_NAMES: u32 = 1000;
 /// Zeros written at a time where a hole cannot be left.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+
+/// What an interruption would leave behind. There is one copy at a time.
+static UNFINISHED: Mutex<Option<PathBuf>> = Mutex::new(None);
+
+fn unfinished() -> MutexGuard<'static, Option<PathBuf>> {
+    UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// From now on an interruption removes the copy that is being made beside a file.
+pub(super) fn clean_up_when_interrupted() -> Outcome {
+    let mut signals =
+        Signals::new([SIGINT, SIGTERM]).map_err(|error| Failure::new("signals", error))?;
+    std::thread::spawn(move || {
+        if let Some(signal) = signals.forever().next() {
+            // Held until the end: no other copy begins.
+            let mut unfinished = unfinished();
+            if let Some(path) = unfinished.take() {
+                let _ = fs::remove_file(path);
+            }
+            let _ = signal_hook::low_level::emulate_default_handler(signal);
+        }
+    });
+    Ok(())
+}
 
 /// A file of the host that is being written; see the module's head. What was not
 /// [completed](Output::complete) is removed when it would have replaced a file.
@@ -78,8 +105,10 @@ impl Output {
         for attempt in 0..MAX_NAMES {
             let name = format!(".weir-cp-{}-{attempt}", std::process::id());
             let temporary = path.with_file_name(name);
+            let mut unfinished = unfinished();
             match create_new(&temporary) {
                 Ok(file) => {
+                    *unfinished = Some(temporary.clone());
                     let mut output = Self::new(file, path, false);
                     output.temporary = Some(temporary);
                     output.replaced = Some(replaced);
@@ -138,6 +167,7 @@ impl Output {
         let Some(temporary) = &self.temporary else { return Ok(()) };
         fs::rename(temporary, &self.path).map_err(|error| Failure::host(&self.path, &error))?;
         self.temporary = None;
+        *unfinished() = None;
         Ok(())
     }
 }
@@ -146,6 +176,7 @@ impl Drop for Output {
     fn drop(&mut self) {
         if let Some(temporary) = &self.temporary {
             let _ = fs::remove_file(temporary);
+            *unfinished() = None;
         }
     }
 }
