@@ -5,6 +5,8 @@ use std::path::Path;
 
 use weir::Error;
 
+use crate::open::mount_above;
+
 /// Exit code of a command that did not do what it was asked.
 pub const FAILED: u8 = 1;
 /// Exit code of a command line that makes no sense.
@@ -61,6 +63,13 @@ impl Failure {
                 "permission denied: run as the owner of the volume, or as root".to_owned()
             }
             Error::IsDirectory => "is a directory: give the path of a file or device".to_owned(),
+            Error::NotDirectory => {
+                "a part of the path is a file, not a directory: check the path".to_owned()
+            }
+            Error::TooManySymlinks => {
+                "symbolic links that lead in a circle: check the path".to_owned()
+            }
+            Error::NameTooLong => "the name is too long: choose a shorter one".to_owned(),
             Error::InUse(who) => {
                 format!("in use: {who}: unmount it first (weir umount DIR), or end that program")
             }
@@ -87,6 +96,19 @@ impl Failure {
         Self::new(shown, what)
     }
 
+    /// A volume that cannot be made.
+    pub fn creating(volume: &Path, error: &Error) -> Self {
+        let what = match error {
+            Error::NotFound => "no files can be made there: choose another path",
+            Error::AccessDenied => {
+                "permission denied: choose a directory that you may write to, or run as root"
+            }
+            Error::ReadOnly => "write-protected: choose another place, or make it writable",
+            _ => return Self::volume(volume, error),
+        };
+        Self::new(volume.display(), what)
+    }
+
     /// A path inside a volume.
     pub fn inside(shown: impl Display, error: &Error) -> Self {
         match error {
@@ -100,6 +122,11 @@ impl Failure {
 
     /// A file of the host.
     pub fn host(path: &Path, error: &std::io::Error) -> Self {
+        if error.raw_os_error() == Some(libc::ENOTCONN) {
+            let dir = mount_above(path).unwrap_or_else(|| path.display().to_string());
+            let what = format!("the server of the mount is gone: take it off: weir umount {dir}");
+            return Self::new(path.display(), what);
+        }
         let text = error.to_string();
         // Without "(os error 2)".
         let text = text.split(" (os error").next().unwrap_or(&text).to_lowercase();
@@ -127,6 +154,9 @@ mod tests {
             Error::InUse("process 7".into()),
             Error::ReadOnly,
             Error::NoSpace,
+            Error::NotDirectory,
+            Error::TooManySymlinks,
+            Error::NameTooLong,
             Error::TooLittleMemory("9 MiB".into()),
             Error::Io("read at\n4096".into()),
             Error::Corrupt("node".into()),
@@ -134,6 +164,9 @@ mod tests {
             let text = Failure::volume(volume, &error).to_string();
             assert!(!text.contains('\n'), "{text}");
             assert!(text.starts_with("/v.weir: "), "{text}");
+            assert!(text.matches(": ").count() >= 2, "says what to do: {text}");
+            let text = Failure::creating(volume, &error).to_string();
+            assert!(text.starts_with("/v.weir: ") && !text.contains("--read-only"), "{text}");
             assert!(text.matches(": ").count() >= 2, "says what to do: {text}");
         }
     }

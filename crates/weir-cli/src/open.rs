@@ -56,6 +56,17 @@ pub fn mounted_at(volume: &Path) -> Option<String> {
         .map(|entry| entry.dir.display().to_string())
 }
 
+/// The Weir mount that a path is on, without asking its server, which may be dead.
+pub fn mount_above(path: &Path) -> Option<String> {
+    let path = std::path::absolute(path).ok()?;
+    let mounts = weir_mount::mount_point::mounts().ok()?;
+    mounts
+        .into_iter()
+        .filter(|entry| entry.fs_type == "fuse.weir" && path.starts_with(&entry.dir))
+        .max_by_key(|entry| entry.dir.as_os_str().len())
+        .map(|entry| entry.dir.display().to_string())
+}
+
 /// Opens `path` for one command.
 pub fn open(path: &Path, read_only: bool) -> Outcome<Volume> {
     let options = VolumeOptions { read_only, ..VolumeOptions::default() };

@@ -5,6 +5,8 @@ use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use clap::builder::{OsStringValueParser, TypedValueParser};
+
 /// A path inside a volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
@@ -61,10 +63,11 @@ impl fmt::Display for Place {
     }
 }
 
-/// For clap: an argument that must be a place in a volume.
-pub fn parse_place(text: &str) -> Result<Place, String> {
-    Place::parse(OsStr::new(text)).ok_or_else(|| {
-        "names no place in a volume: write VOLUME:/path, such as disk.weir:/etc".to_owned()
+/// For clap: an argument that must be a place in a volume. Names are bytes, text or not.
+pub fn place_parser() -> impl TypedValueParser<Value = Place> {
+    OsStringValueParser::new().try_map(|text| {
+        Place::parse(&text)
+            .ok_or("names no place in a volume: write VOLUME:/path, such as disk.weir:/etc")
     })
 }
 

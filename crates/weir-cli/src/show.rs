@@ -48,13 +48,13 @@ pub fn mode_text(attr: &Attr) -> String {
     text
 }
 
-/// `2026-11-21 21:33:07.123456789`, in UTC.
+/// `2026-11-21T21:33:07.123456789Z`: RFC 3339, in UTC.
 pub fn time_text(time: Timestamp) -> String {
     let days = time.seconds.div_euclid(86_400);
     let second_of_day = time.seconds.rem_euclid(86_400);
     let (year, month, day) = civil_date(days);
     format!(
-        "{year:04}-{month:02}-{day:02} {:02}:{:02}:{:02}.{:09}",
+        "{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}.{:09}Z",
         second_of_day / 3600,
         second_of_day / 60 % 60,
         second_of_day % 60,
@@ -125,11 +125,11 @@ mod tests {
 
     #[test]
     fn dates_are_right_across_leap_years_and_before_1970() {
-        assert_eq!(at(0), "1970-01-01 00:00:00.000000005");
-        assert_eq!(at(-1), "1969-12-31 23:59:59.000000005");
-        assert_eq!(at(951_782_400), "2000-02-29 00:00:00.000000005");
-        assert_eq!(at(4_107_542_400), "2100-03-01 00:00:00.000000005");
-        assert_eq!(at(1_700_000_000), "2023-11-14 22:13:20.000000005");
+        assert_eq!(at(0), "1970-01-01T00:00:00.000000005Z");
+        assert_eq!(at(-1), "1969-12-31T23:59:59.000000005Z");
+        assert_eq!(at(951_782_400), "2000-02-29T00:00:00.000000005Z");
+        assert_eq!(at(4_107_542_400), "2100-03-01T00:00:00.000000005Z");
+        assert_eq!(at(1_700_000_000), "2023-11-14T22:13:20.000000005Z");
     }
 
     #[test]

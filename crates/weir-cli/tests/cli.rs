@@ -111,13 +111,13 @@ fn bad_sizes_are_refused_and_nothing_is_made() {
     let scratch = Scratch::new();
     let volume = scratch.shown("v");
     for (code, size, hint) in
-        [(2, "8X", "such as 8G"), (2, "", "such as 8G"), (1, "0", "least"), (1, "100K", "least")]
+        [(2, "8X", "such as 8G"), (2, "", "such as 8G"), (2, "0", "least"), (2, "100K", "least")]
     {
         let said = refused(code, &["create", &volume, "--size", size]);
         assert!(said.contains(hint), "{said}");
         assert!(!Path::new(&volume).exists());
     }
-    let said = refused(1, &["create", &volume]);
+    let said = refused(2, &["create", &volume]);
     assert!(said.contains("--size 8G"), "{said}");
 }
 
@@ -298,6 +298,8 @@ fn files_can_be_made_listed_read_and_removed_without_a_mount() {
     assert!(long.lines().next().unwrap().starts_with("drwxr-x---"), "{long}");
     let stat = json(&done(&["stat", "--json", &at("/a/b/hello")]));
     assert_eq!((stat["size_bytes"].as_u64(), stat["type"].as_str()), (Some(13), Some("file")));
+    // RFC 3339: with its zone.
+    assert!(stat["mtime"].as_str().unwrap().ends_with('Z'), "{stat}");
     assert!(refused(1, &["rm", &at("/a")]).contains("-r"));
     // A slash at the end says that it is a directory.
     let host = scratch.shown("host");
@@ -431,6 +433,16 @@ fn a_full_volume_says_so_and_can_be_emptied() {
     assert_eq!(weir(&["fsck", &volume]).status.code(), Some(0));
 }
 
+/// No string in it is a structure in the notation of the program's own language.
+fn assert_structured(value: &serde_json::Value) {
+    match value {
+        serde_json::Value::String(text) => assert!(!text.contains(['{', '(']), "{text}"),
+        serde_json::Value::Array(values) => values.iter().for_each(assert_structured),
+        serde_json::Value::Object(values) => values.values().for_each(assert_structured),
+        _ => {}
+    }
+}
+
 #[test]
 fn dump_shows_every_structure_as_text_and_as_json_lines() {
     let scratch = Scratch::new();
@@ -439,10 +451,18 @@ fn dump_shows_every_structure_as_text_and_as_json_lines() {
     for what in ["superblock", "log", "tree", "free"] {
         assert!(!done(&["dump", &volume, what, "--all"]).is_empty());
         for line in done(&["dump", &volume, what, "--all", "--json"]).lines() {
-            json(line);
+            assert_structured(&json(line));
         }
     }
     assert!(done(&["dump", &volume]).contains("generation"));
+    let info = json(&done(&["info", "--json", &volume]));
+    let dumped = done(&["dump", &volume, "--json"]);
+    let superblock =
+        dumped.lines().map(json).find(|value| value["superblock"].is_object()).unwrap();
+    assert_eq!(superblock["superblock"]["volume_id"], info["id"]);
+    let items = done(&["dump", &volume, "tree", "--all", "--json"]);
+    let first = items.lines().map(json).find(|value| value["item"].is_object()).unwrap();
+    assert_eq!(first["item"]["key"]["kind"], "inode");
 }
 
 #[test]

@@ -445,7 +445,7 @@ fn a_mount_that_does_not_work_in_the_background_says_why_and_fails() {
 fn create_and_mount_is_one_command() {
     let Some(bench) = Bench::new() else { return };
     fs::remove_file(bench.volume()).unwrap();
-    let said = refused(1, &["mount", "--create", &bench.volume(), &bench.dir(), "--background"]);
+    let said = refused(2, &["mount", "--create", &bench.volume(), &bench.dir(), "--background"]);
     assert!(said.contains("--size 8G"), "{said}");
     bench.mount(&["--create", "--size", "64M"]);
     fs::write(bench.at("f"), "x").unwrap();

@@ -14,7 +14,7 @@ pub enum LabError {
     Cancelled,
     /// A word in `--on` that is no target.
     #[error(
-        "unknown target '{0}': use dir:PATH, xfs, ext4, btrfs, weir, weir-mount, weir-loop or weir-mount-loop (see `weir lab list`)"
+        "unknown target '{0}': use dir:PATH, xfs, ext4, btrfs, weir, weir-mount, weir-loop, weir-mount-loop, hollow-mount or raw (see `weir lab list`)"
     )]
     UnknownTarget(String),
     /// A word in `--disk` that is no disk.

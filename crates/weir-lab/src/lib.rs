@@ -29,13 +29,22 @@ use std::process::ExitCode;
 pub use cli::{LabArgs, run as run_lab};
 pub use error::LabError;
 
+/// 130 interrupted, 2 wrong usage, 1 anything else.
+fn exit_code(error: &LabError) -> u8 {
+    match error {
+        LabError::Cancelled => 130,
+        LabError::UnknownTarget(_) | LabError::UnknownDisk(_) => 2,
+        _ => 1,
+    }
+}
+
 /// Runs a command and prints its error, if any, on one line.
 pub fn main(args: LabArgs) -> ExitCode {
     match cli::run(args) {
         Ok(code) => code,
         Err(e) => {
             eprintln!("weir lab: {e}");
-            if matches!(e, LabError::Cancelled) { ExitCode::from(130) } else { ExitCode::FAILURE }
+            ExitCode::from(exit_code(&e))
         }
     }
 }

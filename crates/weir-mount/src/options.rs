@@ -132,6 +132,12 @@ impl MountOptions {
     }
 
     fn apply_one(&mut self, option: &str) -> Option<()> {
+        // Whether and when to mount: a matter of those who read /etc/fstab.
+        let is_for_others =
+            option.starts_with("x-") || matches!(option, "auto" | "noauto" | "nofail" | "_netdev");
+        if is_for_others {
+            return Some(());
+        }
         if let Some((name, value)) = option.split_once('=') {
             return self.apply_value(name, value);
         }
@@ -202,6 +208,14 @@ mod tests {
     fn parsed(list: &str) -> Result<MountOptions, BadOption> {
         let mut options = MountOptions::default();
         options.apply(list).map(|()| options)
+    }
+
+    #[test]
+    fn what_fstab_says_to_others_changes_nothing() {
+        let list = "auto,noauto,nofail,_netdev,x-systemd.automount,x-systemd.requires=/srv,ro";
+        let options = parsed(list).expect("all are known");
+        assert!(options.read_only);
+        assert!(parsed("nofail=1").is_err());
     }
 
     #[test]

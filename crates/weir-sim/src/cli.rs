@@ -19,11 +19,17 @@ pub struct Arguments {
 
 /// What to run.
 #[derive(Debug, Clone, Args)]
+#[command(after_help = "Exit codes: 0 nothing was found, 1 something was, 2 wrong usage\n\n\
+        Examples:\n  \
+        weir sim --states 10000\n  \
+        weir sim --seed 7 --workload random --time 60\n  \
+        weir sim --seed 7 --workload random --case 3   # a finding again, as its report says")]
 pub struct RunArguments {
     /// Draws everything; the same seed gives the same result.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Stop after this many crash states.
+    /// Stop after this many crash states: at the end of the round of 64 cases that reaches them, so
+    /// that the result does not depend on the number of threads.
     #[arg(long, default_value_t = 100_000)]
     pub states: u64,
     /// Stop after this many seconds.
@@ -112,11 +118,12 @@ pub fn text(report: &SimReport, whole_trace: bool) -> String {
         lines.push(format!("replay: {}", finding.replay));
     }
     lines.push(format!(
-        "{} crash states in {} cases ({} during recovery, {} after a recovery; {} duplicates skipped), \
+        "{} crash states in {} {} ({} during recovery, {} after a recovery; {} duplicates skipped), \
          {} operations ({} of them amid others, {} refused; {} frames beside the one before), \
          {} faults ({} of them amid others)",
         report.states,
         report.cases,
+        if report.cases == 1 { "case" } else { "cases" },
         report.recovery_states,
         report.later_states,
         report.duplicates,

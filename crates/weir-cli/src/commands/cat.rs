@@ -5,7 +5,7 @@ use weir::{OpenFlags, Volume};
 
 use crate::failure::{Failure, Outcome};
 use crate::open::{print, with_volume};
-use crate::place::{Place, parse_place};
+use crate::place::{Place, place_parser};
 
 const CHUNK_BYTES: usize = 1 << 20;
 
@@ -14,7 +14,7 @@ const CHUNK_BYTES: usize = 1 << 20;
 #[command(after_help = "Example:\n  weir cat disk.weir:/etc/fstab disk.weir:/etc/hosts")]
 pub struct CatArgs {
     /// A file in a volume
-    #[arg(value_name = "VOL:/PATH", value_parser = parse_place, required = true)]
+    #[arg(value_name = "VOL:/PATH", value_parser = place_parser(), required = true)]
     pub places: Vec<Place>,
 }
 

@@ -1,5 +1,7 @@
 //! `weir create`: a new volume.
 
+use std::fs::File;
+use std::io::{Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,8 +14,8 @@ use signal_hook::iterator::Signals;
 use weir::CreateOptions;
 use weir::format::superblock::MAX_LABEL_BYTES;
 
-use crate::failure::{Failure, Outcome};
-use crate::open::{print, print_json};
+use crate::failure::{Failure, Outcome, USAGE};
+use crate::open::{mounted_at, print, print_json};
 use crate::progress::{Progress, Unit};
 use crate::size;
 
@@ -27,8 +29,9 @@ const INTERRUPTED: i32 = 130;
 /// Arguments of `weir create`.
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Make a new volume in a file or on a block device. Nothing is ever overwritten \
-                  without --force.",
+    long_about = "Make a new volume in a file or on a block device. Without --force no file is \
+                  overwritten, and no device that is not empty: nothing but zeros at its start, \
+                  its end and 64 places between.",
     after_help = "Examples:\n  \
         weir create disk.weir --size 8G\n  \
         weir create /dev/sdb1 --label backup\n  \
@@ -83,6 +86,10 @@ pub fn create(volume: &Path, format: &FormatArgs, force: bool) -> Outcome<u64> {
     let is_device = present.as_ref().is_some_and(|meta| meta.file_type().is_block_device());
     let is_new = present.is_none();
     check_place(volume, present.as_ref())?;
+    if let Some(dir) = mounted_at(volume) {
+        let error = weir::Error::InUse(format!("mounted at {dir}"));
+        return Err(Failure::volume(volume, &error));
+    }
     check_size(volume, format, present.as_ref(), is_device)?;
     if !is_new && !is_device && !force {
         return Err(Failure::volume(volume, &weir::Error::Exists));
@@ -105,9 +112,17 @@ pub fn create(volume: &Path, format: &FormatArgs, force: bool) -> Outcome<u64> {
     });
     drop(progress);
     interrupt.disarm();
-    created.map_err(|error| Failure::volume(volume, &error))?;
-    let made = volume.metadata().map_err(|error| Failure::host(volume, &error))?;
-    Ok(format.size.unwrap_or(made.len()) / 4096 * 4096)
+    created.map_err(|error| Failure::creating(volume, &error))?;
+    let made_bytes = match format.size {
+        Some(size_bytes) => size_bytes,
+        None => device_bytes(volume).map_err(|error| Failure::host(volume, &error))?,
+    };
+    Ok(made_bytes / 4096 * 4096)
+}
+
+/// Where a file or device ends; the attributes of a device do not tell.
+fn device_bytes(volume: &Path) -> std::io::Result<u64> {
+    File::open(volume)?.seek(SeekFrom::End(0))
 }
 
 /// Refuses what a volume can be neither made in place of nor beside.
@@ -168,10 +183,11 @@ fn check_size(
     is_device: bool,
 ) -> Outcome {
     let complain = |what: String| Err(Failure::new(volume.display(), what));
+    let usage = |what: String| Err(Failure::new(volume.display(), what).with_code(USAGE));
     let Some(size_bytes) = format.size else {
         return match present {
-            None => complain("no size: say how large it is to be, such as --size 8G".to_owned()),
-            Some(meta) if !is_device && meta.len() < MIN_BYTES => complain(
+            None => usage("no size: say how large it is to be, such as --size 8G".to_owned()),
+            Some(meta) if !is_device && meta.len() < MIN_BYTES => usage(
                 "no size: the file there is too small: add --size, such as --size 8G".to_owned(),
             ),
             Some(meta) if !is_device => check_format(volume, format, meta.len()),
@@ -180,9 +196,10 @@ fn check_size(
         };
     };
     if size_bytes < MIN_BYTES {
-        return complain(format!(
-            "too small: {} asked for, the least is {}: choose a larger --size",
-            size::show(size_bytes),
+        // In bytes: rounded, the two can look the same.
+        return usage(format!(
+            "too small: {size_bytes} bytes asked for, the least is {MIN_BYTES} ({}): choose a \
+             larger --size",
             size::show(MIN_BYTES)
         ));
     }
@@ -213,7 +230,16 @@ fn check_size(
 fn free_host_bytes(volume: &Path) -> Option<u64> {
     let parent = volume.parent().filter(|parent| !parent.as_os_str().is_empty());
     let space = rustix::fs::statvfs(parent.unwrap_or(Path::new("."))).ok()?;
+    // One without blocks, such as /proc, does not count them.
+    (space.f_blocks > 0).then_some(())?;
     Some(space.f_bavail.saturating_mul(space.f_frsize))
+}
+
+/// What is left when a creation is interrupted.
+fn interrupted(volume: &Path, is_new: bool) -> Failure {
+    let lost =
+        if is_new { "" } else { ", and what was there is lost: make a new one with --force" };
+    Failure::new(volume.display(), format!("interrupted: no volume was made{lost}"))
 }
 
 /// Removes a half-made file when the program is interrupted.
@@ -235,7 +261,7 @@ impl RemoveOnInterrupt {
                     // Half a volume is of no use to anyone.
                     let _ = std::fs::remove_file(&path);
                 }
-                eprintln!("weir: {}: interrupted: no volume was made", path.display());
+                eprintln!("weir: {}", interrupted(&path, is_new));
                 std::process::exit(INTERRUPTED);
             }
         });
@@ -245,5 +271,17 @@ impl RemoveOnInterrupt {
     fn disarm(self) {
         self.armed.store(false, Ordering::Release);
         self.handle.close();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interruption_tells_when_it_cost_what_was_there() {
+        let said = |is_new| interrupted(Path::new("v"), is_new).to_string();
+        assert_eq!(said(true), "v: interrupted: no volume was made");
+        assert!(said(false).contains("what was there is lost"));
     }
 }

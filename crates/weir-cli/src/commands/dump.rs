@@ -12,13 +12,15 @@ use weir::format::bitmap::{self, BitmapHeader};
 use weir::format::frame::{FrameHeader, RETRY_WINDOW_BLOCKS};
 use weir::format::geometry::Geometry;
 use weir::format::node::{ChildRef, Expectation, Node};
-use weir::format::record::Records;
+use weir::format::record::{Record, Records};
 use weir::format::root::Root;
 use weir::format::superblock::{Superblock, choose_superblock};
-use weir::format::{BLOCK_BYTES, BLOCK_BYTES_U64, GROUP_BLOCKS, NODE_BYTES};
+use weir::format::{BLOCK_BYTES, BLOCK_BYTES_U64, GROUP_BLOCKS, Key, Kind, NODE_BYTES};
 
+use crate::commands::info::id_text;
 use crate::failure::{Failure, Outcome};
 use crate::open::{once_closed, print};
+use crate::show;
 
 /// Arguments of `weir dump`.
 #[derive(Debug, Args)]
@@ -74,14 +76,18 @@ pub fn run(args: &DumpArgs) -> Outcome {
         match what {
             What::Superblock => {
                 for place in &places {
-                    let found = match &place.found {
-                        Ok(generation) => format!("generation {generation}"),
-                        Err(error) => error.to_string(),
+                    let (found, value) = match &place.found {
+                        Ok(generation) => (
+                            format!("generation {generation}"),
+                            json!({ "superblock_copy": place.block, "generation": generation }),
+                        ),
+                        Err(error) => (
+                            error.to_string(),
+                            json!({ "superblock_copy": place.block, "damaged": error.to_string() }),
+                        ),
                     };
-                    dump.line(
-                        &format!("superblock copy at block {}: {found}", place.block),
-                        &json!({ "superblock_copy": place.block, "found": found }),
-                    )?;
+                    let text = format!("superblock copy at block {}: {found}", place.block);
+                    dump.line(&text, &value)?;
                 }
                 dump.superblock()?;
             }
@@ -116,8 +122,8 @@ impl Dump<'_> {
 
     fn superblock(&self) -> Outcome {
         let superblock = &self.superblock;
-        let text = format!("{superblock:#?}");
-        self.line(&text, &json!({ "superblock": text }))?;
+        let value = superblock_json(superblock);
+        self.line(&format!("superblock: {value:#}"), &json!({ "superblock": value }))?;
         let root = self.root()?;
         let text = format!(
             "root: generation {}, checkpoint lsn {}, next inode {}, {} inodes, {} free blocks, \
@@ -191,7 +197,8 @@ impl Dump<'_> {
             sequence = sequence.wrapping_add(1);
             digest = next_digest;
         }
-        let text = format!("log: {frames} frames to replay from block {}", replay.position_blocks);
+        let counted = show::counted(frames, "frame", "frames");
+        let text = format!("log: {counted} to replay from block {}", replay.position_blocks);
         let value =
             json!({ "log_frames": frames, "replay_position_blocks": replay.position_blocks });
         self.line(&text, &value)
@@ -229,12 +236,11 @@ impl Dump<'_> {
             return Ok(());
         }
         for record in Records::new(header.records(frame)) {
-            let text = match record {
-                Ok(record) => format!("{record:?}"),
-                Err(error) => error.to_string(),
+            let (text, value) = match record {
+                Ok(record) => (format!("{record:?}"), record_json(&record)),
+                Err(error) => (error.to_string(), json!({ "damaged": error.to_string() })),
             };
-            let text = shortened(&text);
-            self.line(&format!("    {text}"), &json!({ "record": text }))?;
+            self.line(&format!("    {}", shortened(&text)), &json!({ "record": value }))?;
         }
         Ok(())
     }
@@ -267,7 +273,8 @@ impl Dump<'_> {
     }
 
     fn node(&self, node: &Node) -> Outcome {
-        let range = format!("{:?} .. {:?}", node.first_key(), node.last_key());
+        let (first, last) = (node.first_key(), node.last_key());
+        let range = format!("{} .. {}", key_text(first), key_text(last));
         let indent = "  ".repeat(usize::from(8_u8.saturating_sub(node.level())));
         let text = format!(
             "{indent}level {} block {} generation {} slots {} used {} keys {range}",
@@ -283,7 +290,8 @@ impl Dump<'_> {
             "generation": node.generation(),
             "slots": node.count(),
             "used_bytes": node.used_bytes(),
-            "keys": range,
+            "first_key": first.map(key_json),
+            "last_key": last.map(key_json),
         });
         self.line(&text, &value)?;
         if !self.all || node.level() > 0 {
@@ -292,8 +300,13 @@ impl Dump<'_> {
         for slot in 0..node.count() {
             let (key, value) = (node.key(slot), node.value(slot).unwrap_or_default());
             let text =
-                shortened(&format!("{key:?} = {} bytes {}", value.len(), value.escape_ascii()));
-            self.line(&format!("{indent}    {text}"), &json!({ "item": text }))?;
+                format!("{} = {} bytes {}", key_text(key), value.len(), value.escape_ascii());
+            let item = json!({ "item": {
+                "key": key.map(key_json),
+                "value_bytes": value.len(),
+                "value_hex": show::hex(value),
+            } });
+            self.line(&format!("{indent}    {}", shortened(&text)), &item)?;
         }
         Ok(())
     }
@@ -346,6 +359,114 @@ impl Dump<'_> {
             bit += 1;
         }
         Ok(())
+    }
+}
+
+fn superblock_json(superblock: &Superblock) -> Value {
+    let (geometry, features) = (&superblock.geometry, &superblock.features);
+    let (root, replay) = (&superblock.root, &superblock.replay);
+    json!({
+        "volume_id": id_text(superblock),
+        "generation": superblock.generation,
+        "label": superblock.label,
+        "created_ns": superblock.created_ns,
+        "total_blocks": geometry.total_blocks(),
+        "log_start_block": geometry.log_start_block(),
+        "log_blocks": geometry.log_blocks(),
+        "groups": geometry.group_count(),
+        "features": {
+            "compat": features.compat,
+            "ro_compat": features.ro_compat,
+            "incompat": features.incompat,
+        },
+        "root": {
+            "block": root.block,
+            "generation": root.generation,
+            "checksum": root.checksum,
+        },
+        "log_epoch": superblock.log_epoch,
+        "epoch_first_sequence": superblock.epoch_first_sequence,
+        "replay": {
+            "position_blocks": replay.position_blocks,
+            "sequence": replay.sequence,
+            // More than a number of a JSON reader need hold.
+            "prev_digest": format!("{:#018x}", replay.prev_digest),
+        },
+        "durable_lsn": superblock.durable_lsn,
+        "durable_sequence": superblock.durable_sequence,
+        "clean": superblock.clean,
+        "errors_seen": superblock.errors_seen,
+    })
+}
+
+/// The word for what an item is.
+fn kind_name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Inode => "inode",
+        Kind::Inline => "inline",
+        Kind::Dirent => "dirent",
+        Kind::Xattr => "xattr",
+        Kind::Extent => "extent",
+        Kind::Orphan => "orphan",
+    }
+}
+
+fn key_json(key: Key) -> Value {
+    json!({ "inode": key.inode, "kind": kind_name(key.kind), "offset": key.offset })
+}
+
+/// `12 dirent 34`: inode, kind and offset.
+fn key_text(key: Option<Key>) -> String {
+    key.map_or_else(
+        || "no key".to_owned(),
+        |key| format!("{} {} {}", key.inode, kind_name(key.kind), key.offset),
+    )
+}
+
+fn record_json(record: &Record<'_>) -> Value {
+    match *record {
+        Record::Put { key, value } => json!({
+            "kind": "put",
+            "key": key_json(key),
+            "value_bytes": value.len(),
+            "value_hex": show::hex(value),
+        }),
+        Record::Delete { key } => json!({ "kind": "delete", "key": key_json(key) }),
+        Record::Alloc { block, length_blocks } => {
+            json!({ "kind": "alloc", "block": block, "length_blocks": length_blocks })
+        }
+        Record::Free { block, length_blocks } => {
+            json!({ "kind": "free", "block": block, "length_blocks": length_blocks })
+        }
+        Record::Payload { inode, file_block, home_block, index, checksum } => json!({
+            "kind": "payload",
+            "inode": inode,
+            "file_block": file_block,
+            "home_block": home_block,
+            "index": index,
+            "checksum": checksum,
+        }),
+        Record::Wrote { block, checksums } => json!({
+            "kind": "wrote",
+            "block": block,
+            "checksums": checksums.iter().collect::<Vec<_>>(),
+        }),
+        Record::Home { inode, file_block, block, checksum } => json!({
+            "kind": "home",
+            "inode": inode,
+            "file_block": file_block,
+            "block": block,
+            "checksum": checksum,
+        }),
+        Record::NextInode { next_inode } => {
+            json!({ "kind": "next_inode", "next_inode": next_inode })
+        }
+        Record::Settled { inode, file_block, length_blocks } => json!({
+            "kind": "settled",
+            "inode": inode,
+            "file_block": file_block,
+            "length_blocks": length_blocks,
+        }),
     }
 }
 

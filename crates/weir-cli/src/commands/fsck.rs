@@ -13,7 +13,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use weir::check::{CheckOptions, CheckReport, Problem, Stage, check};
 
-use crate::failure::{FSCK_ERRORS_LEFT, FSCK_OPERATIONAL, Failure};
+use crate::failure::{FAILED, FSCK_ERRORS_LEFT, FSCK_OPERATIONAL, Failure};
 use crate::open::{once_closed, print, print_json, with_volume};
 use crate::progress::{Progress, Unit};
 use crate::show;
@@ -63,17 +63,24 @@ pub fn run(args: &FsckArgs) -> Result<ExitCode, Failure> {
         let closed = with_volume(path, false, |_| Ok(()));
         closed.map_err(|failure| failure.with_code(FSCK_OPERATIONAL))?;
     }
-    if args.json {
-        print_json(&as_json(&report, replay))?;
+    let printed = if args.json {
+        print_json(&as_json(&report, replay))
     } else {
-        print(as_text(path, &report, replay).as_bytes())?;
-    }
+        print(as_text(path, &report, replay).as_bytes())
+    };
+    printed.map_err(unprinted)?;
     let code = match (report.is_clean(), replay) {
         (false, _) => FSCK_ERRORS_LEFT,
         (true, true) => CORRECTED,
         (true, false) => 0,
     };
     Ok(ExitCode::from(code))
+}
+
+/// A report that nobody saw: not the code that tells of a log replayed. A reader that went away
+/// keeps its own.
+fn unprinted(failure: Failure) -> Failure {
+    if failure.code == FAILED { failure.with_code(FSCK_OPERATIONAL) } else { failure }
 }
 
 fn checked(args: &FsckArgs) -> weir::Result<CheckReport> {
@@ -96,14 +103,17 @@ fn as_text(path: &Path, report: &CheckReport, replayed: bool) -> String {
     lines.extend(report.problems.iter().map(|problem| format!("{shown}: {problem}")));
     let unlisted = report.problem_count.saturating_sub(report.problems.len() as u64);
     if unlisted > 0 {
-        lines.push(format!("{shown}: and {unlisted} more problems"));
+        let problems = show::counted(unlisted, "more problem", "more problems");
+        lines.push(format!("{shown}: and {problems}"));
     }
     lines.extend(report.warnings.iter().map(|warning| format!("{shown}: note: {warning}")));
     let counts = &report.counts;
+    let frames = show::counted(report.log_frames, "frame", "frames");
     let log = match (report.log_replayed, replayed) {
-        (true, true) => format!(", {} frames of the log replayed", report.log_frames),
-        (true, false) => format!(", {} frames of the log to replay", report.log_frames),
-        (false, _) => String::new(),
+        (true, true) => format!(", {frames} of the log replayed"),
+        (true, false) => format!(", {frames} of the log to replay"),
+        (false, _) if report.cleanly_closed => String::new(),
+        (false, _) => ", not closed but nothing to replay".to_owned(),
     };
     let verdict = match report.problem_count {
         0 => "clean".to_owned(),

@@ -161,7 +161,8 @@ fn counters_text(counters: &Value) -> String {
     groups.iter().filter(|(name, _)| *name != METRICS).map(line).collect()
 }
 
-fn id_text(superblock: &Superblock) -> String {
+/// The identity of a volume, as people write it.
+pub(super) fn id_text(superblock: &Superblock) -> String {
     let digits = show::hex(&superblock.volume_id);
     let parts = [0..8, 8..12, 12..16, 16..20, 20..32];
     parts.map(|part| digits.get(part).unwrap_or_default().to_owned()).join("-")
@@ -171,7 +172,9 @@ fn state_text(superblock: &Superblock, in_use: Option<&str>) -> String {
     let state = match (in_use, superblock.clean) {
         (Some(who), _) => format!("in use: {who}"),
         (None, true) => "clean".to_owned(),
-        (None, false) => "not closed: the log will be replayed at the next open".to_owned(),
+        (None, false) => {
+            "not closed: the next open replays what is in the log, if anything".to_owned()
+        }
     };
     if superblock.errors_seen { format!("{state}; errors were seen: run weir fsck") } else { state }
 }
@@ -193,7 +196,7 @@ fn as_text(
         format!("size        {}", size::show(geometry.total_blocks() * BLOCK_BYTES_U64)),
         format!("log         {}", size::show(geometry.log_blocks() * BLOCK_BYTES_U64)),
         format!("groups      {}", geometry.group_count()),
-        format!("created     {created} UTC"),
+        format!("created     {created}"),
         format!("checkpoint  generation {}", superblock.root.generation),
         format!("durable lsn {} (when the superblock was written)", superblock.durable_lsn),
         format!(

@@ -4,11 +4,11 @@ use std::io::IsTerminal;
 
 use clap::Args;
 use serde_json::{Value, json};
-use weir::{Attr, DirEntry, FileType, Volume};
+use weir::{Attr, DirEntry, Error, FileType, Volume};
 
 use crate::failure::{Failure, Outcome};
 use crate::open::{print, print_json, with_volume};
-use crate::place::{Place, parse_place};
+use crate::place::{Place, place_parser};
 use crate::show;
 
 /// Arguments of `weir ls`.
@@ -18,12 +18,12 @@ use crate::show;
 )]
 pub struct LsArgs {
     /// A directory or file in a volume
-    #[arg(value_name = "VOL:/PATH", value_parser = parse_place, default_value = None, required = true)]
+    #[arg(value_name = "VOL:/PATH", value_parser = place_parser(), default_value = None, required = true)]
     pub place: Place,
     /// One line each with mode, links, owner, size, time of change (UTC) and name
     #[arg(short, long)]
     pub long: bool,
-    /// As JSON, with all attributes
+    /// As JSON, with all attributes; times as RFC 3339 has them, in UTC
     #[arg(long)]
     pub json: bool,
 }
@@ -59,7 +59,14 @@ pub fn run(args: &LsArgs) -> Outcome {
 fn collect(volume: &Volume, args: &LsArgs) -> Outcome<Vec<Row>> {
     let place = &args.place;
     let fail = |error: weir::Error| Failure::inside(place, &error);
-    let attr = volume.metadata(&place.path).map_err(fail)?;
+    let attr = match volume.metadata(&place.path) {
+        // As ls(1): of a link that leads nowhere there is still the link.
+        Err(Error::NotFound | Error::TooManySymlinks) if !place.must_be_directory => {
+            volume.symlink_metadata(&place.path)
+        }
+        attr => attr,
+    };
+    let attr = attr.map_err(fail)?;
     let mut entries = if attr.file_type == FileType::Directory {
         volume.read_dir(&place.path).map_err(fail)?
     } else {
@@ -90,7 +97,7 @@ fn long_line(row: &Row) -> String {
     };
     let time = show::time_text(attr.mtime);
     // Minutes are enough for people; `weir stat` and --json have nanoseconds.
-    let time = time.get(..16).unwrap_or(&time);
+    let time = time.get(..16).unwrap_or(&time).replace('T', " ");
     format!(
         "{} {:>3} {:>5} {:>5} {size:>12} {time} ",
         show::mode_text(attr),

@@ -5,7 +5,7 @@ use weir::{Error, FileType, NewInode, Volume};
 
 use crate::failure::{Failure, Outcome};
 use crate::open::with_volume;
-use crate::place::{Place, parse_place};
+use crate::place::{Place, place_parser};
 
 /// Arguments of `weir mkdir`.
 #[derive(Debug, Args)]
@@ -14,7 +14,7 @@ use crate::place::{Place, parse_place};
 )]
 pub struct MkdirArgs {
     /// The new directory, in a volume
-    #[arg(value_name = "VOL:/PATH", value_parser = parse_place, required = true)]
+    #[arg(value_name = "VOL:/PATH", value_parser = place_parser(), required = true)]
     pub places: Vec<Place>,
     /// Make what is missing on the way; an existing directory is fine
     #[arg(short, long)]

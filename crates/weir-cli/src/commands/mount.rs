@@ -30,7 +30,7 @@ use weir_mount::{
 };
 
 use crate::commands::create::{self, FormatArgs};
-use crate::failure::{FAILED, Failure, Outcome};
+use crate::failure::{FAILED, Failure, Outcome, USAGE};
 use crate::open;
 use crate::size;
 
@@ -38,6 +38,8 @@ use crate::size;
 const PATIENCE: Duration = Duration::from_millis(500);
 /// First word of the server's report when it is usable.
 const READY: &str = "ready ";
+/// The engine takes as much where it is given less.
+const MIN_MEMORY_BYTES: u64 = 256 << 10;
 
 /// Arguments of `weir mount`.
 #[derive(Debug, Args)]
@@ -51,20 +53,24 @@ const READY: &str = "ready ";
         allow_other noallow_other  other users may enter (default: when mounted by root)\n  \
         suid nosuid dev nodev exec noexec\n  \
         relatime noatime strictatime\n  \
-        sync dirsync               every change, every change of a directory is durable before\n  \
-                                   the call that makes it returns: a flush each\n  \
+        async sync dirsync         nothing, every change, every change of a directory is durable\n  \
+        \x20                          before the call that makes it returns: a flush each\n  \
+        \x20                          (default: async)\n  \
         acl noacl                  POSIX access control lists (default: acl; without, they are\n  \
-                                   refused)\n  \
+        \x20                          refused)\n  \
         xattr noxattr              extended attributes (without, they are refused, and new files\n  \
-                                   are made faster)\n  \
+        \x20                          are made faster)\n  \
         io_uring no_io_uring       requests come through a ring for each core instead of\n  \
-                                   /dev/fuse, where the kernel offers that (Linux 6.14; for\n  \
-                                   others than root only while\n  \
-                                   /sys/module/fuse/parameters/enable_uring is Y)\n  \
-                                   (default: io_uring)\n  \
-        writeback_cache            the kernel collects small writes (default: off)\n  \
-        nodirect_new               what is written to new files stays in the kernel's page cache\n  \
-                                   too (default: direct_new; not with writeback_cache)\n  \
+        \x20                          /dev/fuse, where the kernel offers that (Linux 6.14; for\n  \
+        \x20                          others than root only while\n  \
+        \x20                          /sys/module/fuse/parameters/enable_uring is Y)\n  \
+        \x20                          (default: io_uring)\n  \
+        writeback_cache nowriteback_cache\n  \
+        \x20                          the kernel collects small writes, or does not (the default)\n  \
+        direct_new nodirect_new    what is written to new files goes past the kernel's page cache,\n  \
+        \x20                          or stays there too (default: direct_new; not with\n  \
+        \x20                          writeback_cache)\n  \
+        auto noauto nofail _netdev x-...   for others that read /etc/fstab: ignored\n  \
         fsname=NAME                what mount and df show\n  \
         threads=N max_background=N max_write=BYTES   tuning of the connection\n\n\
         Examples:\n  \
@@ -144,12 +150,31 @@ fn mount_options(args: &MountArgs) -> Outcome<MountOptions> {
         ..MountOptions::default()
     };
     for list in &args.options {
-        options
-            .apply(list)
-            .map_err(|error| Failure::bare(error.to_string()).with_code(crate::failure::USAGE))?;
+        options.apply(list).map_err(|error| Failure::bare(error.to_string()).with_code(USAGE))?;
     }
     options.read_only |= args.read_only;
+    check_sizes(args)?;
     Ok(options)
+}
+
+/// Refuses what would be taken for granted and have no effect.
+fn check_sizes(args: &MountArgs) -> Outcome {
+    let usage = |what: String| Err(Failure::new(args.volume.display(), what).with_code(USAGE));
+    let format = &args.format;
+    let formatted = format.size.is_some()
+        || format.log_size.is_some()
+        || format.prewrite
+        || !format.label.is_empty();
+    if formatted && !args.create {
+        return usage("--size, --log-size, --prewrite and --label need --create".to_owned());
+    }
+    match args.memory {
+        Some(memory_bytes) if memory_bytes < MIN_MEMORY_BYTES => usage(format!(
+            "--memory: {memory_bytes} bytes are too few: give at least {}",
+            size::show(MIN_MEMORY_BYTES)
+        )),
+        _ => Ok(()),
+    }
 }
 
 fn check_dir(dir: &Path) -> Outcome {

@@ -5,7 +5,7 @@ use weir::{DirEntry, Error, FileType, Volume};
 
 use crate::failure::{Failure, Outcome};
 use crate::open::with_volume;
-use crate::place::{Place, parse_place};
+use crate::place::{Place, place_parser};
 use crate::progress::{Progress, Unit};
 
 /// Entries of a directory looked at before they are removed.
@@ -18,7 +18,7 @@ const BATCH: usize = 1024;
 )]
 pub struct RmArgs {
     /// A file in a volume, or with -r a directory
-    #[arg(value_name = "VOL:/PATH", value_parser = parse_place, required = true)]
+    #[arg(value_name = "VOL:/PATH", value_parser = place_parser(), required = true)]
     pub places: Vec<Place>,
     /// Directories too, with everything in them
     #[arg(short, long)]

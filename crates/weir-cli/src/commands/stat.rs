@@ -6,9 +6,10 @@ use clap::Args;
 use serde_json::{Value, json};
 use weir::{Attr, FileType, Volume};
 
+use crate::commands::info::read_unlocked;
 use crate::commands::stats::{Show, show_mount, show_volume};
 use crate::failure::{Failure, Outcome, USAGE};
-use crate::open::{print, print_json, with_volume};
+use crate::open::{mount_above, print, print_json, with_volume};
 use crate::place::Place;
 use crate::show;
 
@@ -17,9 +18,13 @@ use crate::show;
 #[command(
     long_about = "Of a directory of a mount: its statistics since it was mounted, with a histogram of \
                   every wait on the way to durability. Of a volume: the same if it is mounted, else \
-                  what its superblock says. Of VOL:/PATH: the attributes of a file, without a mount.",
+                  what its superblock says. Of VOL:/PATH: the attributes of a file, without a mount. \
+                  Times are in UTC.\n\n\
+                  With --json: of a mount, and of a volume that is mounted, the groups of counters; \
+                  of one that is not mounted what `weir info --json` prints; of a file its \
+                  attributes, with times as RFC 3339 has them.",
     after_help = "Examples:\n  weir stat /mnt\n  weir stat --watch /mnt   # each second what was added\n  \
-                  weir stat --json disk.weir | jq .durability.flush_ns\n  \
+                  weir stat --json /mnt | jq .durability.flush_ns\n  \
                   weir stat disk.weir:/etc/fstab"
 )]
 pub struct StatArgs {
@@ -43,6 +48,7 @@ enum What<'a> {
     Mount(&'a Path),
     Volume(&'a Path),
     File(Place),
+    Nothing(&'a Path),
 }
 
 /// A file or directory of that very name wins, so that any can be named.
@@ -52,7 +58,7 @@ fn what(path: &Path) -> What<'_> {
         Ok(_) => What::Volume(path),
         Err(_) => match Place::parse(path.as_os_str()) {
             Some(place) => What::File(place),
-            None => What::Volume(path),
+            None => What::Nothing(path),
         },
     }
 }
@@ -80,7 +86,29 @@ pub fn run(args: &StatArgs) -> Outcome {
     let show = Show { json: args.json, watch: args.watch, count: args.count };
     match what(&args.what) {
         What::Mount(dir) => show_mount(dir, show),
-        What::Volume(volume) => show_volume(volume, show),
+        What::Volume(volume) => {
+            // A volume can be on a mount of another one.
+            if let Some(dir) = mount_above(volume).filter(|_| read_unlocked(volume).is_err()) {
+                return Err(Failure::new(
+                    volume.display(),
+                    format!(
+                        "is a file of a mount: its attributes: stat {}; statistics: weir stat {dir}",
+                        volume.display()
+                    ),
+                ));
+            }
+            show_volume(volume, show)
+        }
+        What::Nothing(path) => {
+            path.metadata().map_err(|error| match error.kind() {
+                std::io::ErrorKind::NotFound => Failure::new(
+                    path.display(),
+                    "no such file or directory: give a mount, a volume, or VOL:/path",
+                ),
+                _ => Failure::host(path, &error),
+            })?;
+            show_volume(path, show)
+        }
         What::File(place) if args.watch => {
             let what = "is a file: --watch is for mounts";
             Err(Failure::new(place, what).with_code(USAGE))

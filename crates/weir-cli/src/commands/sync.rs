@@ -56,7 +56,7 @@ pub(super) fn open_asked(path: &Path) -> Outcome<File> {
 /// An error of a command of a mount.
 pub(super) fn refused(path: &Path, error: &io::Error) -> Failure {
     match error.raw_os_error() {
-        Some(libc::ENOTTY | libc::EINVAL | libc::EOPNOTSUPP) => Failure::new(
+        Some(libc::ENOTTY | libc::EINVAL | libc::EOPNOTSUPP | libc::ESPIPE) => Failure::new(
             path.display(),
             "not on a Weir mount: see what is with: mount -t fuse.weir",
         ),

@@ -11,6 +11,7 @@ use weir_mount::{UnmountError, mount_point};
 
 use crate::commands::info::read_unlocked;
 use crate::failure::{Failure, Outcome};
+use crate::open::mounted_at;
 
 /// A server that needs longer than this to write what is left is reported.
 const CLOSE_LIMIT: Duration = Duration::from_secs(90);
@@ -25,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
     after_help = "Examples:\n  weir umount /mnt\n  weir umount --lazy /mnt   # it is in use, and shall vanish now"
 )]
 pub struct UmountArgs {
-    /// Where it is mounted
+    /// Where it is mounted, or the volume that is
     #[arg(value_name = "DIR")]
     pub dir: PathBuf,
     /// Detach it from the tree now; programs that use it may finish
@@ -49,9 +50,19 @@ fn mount_dir(dir: &Path) -> Outcome<PathBuf> {
     canonical.canonicalize().map_err(|error| Failure::host(dir, &error))
 }
 
+/// Where a volume is mounted that is named instead of its mount point.
+fn volume_mounted_at(path: &Path) -> Option<PathBuf> {
+    // A mount whose server is dead has no attributes: it is no volume either.
+    path.metadata().ok().filter(|meta| !meta.is_dir())?;
+    mounted_at(path).map(PathBuf::from)
+}
+
 /// Runs the command.
 pub fn run(args: &UmountArgs) -> Outcome {
-    let dir = mount_dir(&args.dir)?;
+    let dir = match volume_mounted_at(&args.dir) {
+        Some(dir) => dir,
+        None => mount_dir(&args.dir)?,
+    };
     let shown = &args.dir.display();
     let entry = mount_point::mount_at(&dir)
         .map_err(|error| Failure::new("/proc/self/mountinfo", error))?

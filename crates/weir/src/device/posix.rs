@@ -80,7 +80,9 @@ impl PosixDevice {
     /// # Errors
     /// [`Error::NotFound`]; [`Error::AccessDenied`]; [`Error::InUse`], naming the process that
     /// has it open if the host tells; [`Error::NotAVolume`] if it is neither file nor block device;
-    /// [`Error::ReadOnly`] for a writing open of something write-protected; [`Error::Io`].
+    /// [`Error::ReadOnly`] for a writing open of something write-protected;
+    /// [`Error::NotDirectory`], [`Error::TooManySymlinks`], [`Error::NameTooLong`] for a path that
+    /// leads nowhere; [`Error::Io`].
     pub fn open(path: &Path, mode: OpenMode) -> Result<Self> {
         let metadata = std::fs::metadata(path).map_err(|error| open_error(path, &error))?;
         let is_block_device = metadata.file_type().is_block_device();
@@ -89,6 +91,10 @@ impl PosixDevice {
                 "{}: neither a regular file nor a block device: give the path of a volume",
                 path.display()
             )));
+        }
+        // Its open would succeed, and each of its writes fail.
+        if is_block_device && mode == OpenMode::ReadWrite && is_write_protected(metadata.rdev()) {
+            return Err(Error::ReadOnly);
         }
         let mut options = OpenOptions::new();
         options.read(true).write(mode == OpenMode::ReadWrite);
@@ -443,6 +449,9 @@ fn open_error(path: &Path, error: &io::Error) -> Error {
         Some(libc::EROFS) => Error::ReadOnly,
         Some(libc::EBUSY) => Error::InUse(describe_claim(path)),
         Some(libc::EISDIR) => Error::IsDirectory,
+        Some(libc::ENOTDIR) => Error::NotDirectory,
+        Some(libc::ELOOP) => Error::TooManySymlinks,
+        Some(libc::ENAMETOOLONG) => Error::NameTooLong,
         Some(libc::ENOSPC | libc::EDQUOT) => Error::NoSpace,
         _ => Error::Io(format!("{}: {error}", path.display())),
     }
@@ -469,6 +478,12 @@ fn queue_attribute(device: u64, attribute: &str) -> Option<String> {
     [format!("{base}/queue/{attribute}"), format!("{base}/../queue/{attribute}")]
         .iter()
         .find_map(|path| std::fs::read_to_string(path).ok())
+}
+
+/// Whether the host takes no writes for a block device.
+fn is_write_protected(device: u64) -> bool {
+    let path = format!("/sys/dev/block/{}:{}/ro", libc::major(device), libc::minor(device));
+    std::fs::read_to_string(path).is_ok_and(|text| text.trim() == "1")
 }
 
 fn has_volatile_cache(device: u64) -> bool {

@@ -18,8 +18,16 @@ use std::path::Path;
 
 /// Zeros written at a time.
 const ZERO_BYTES: usize = 1 << 20;
-/// How much of a device is looked at for something that must not be overwritten.
-const SNIFF_BYTES: usize = 128 << 10;
+/// How much of a device's start, and of its end, is looked at for something that must not be
+/// overwritten.
+const SNIFF_BYTES: u64 = 128 << 10;
+/// How much is looked at elsewhere.
+const SAMPLE_BYTES: u64 = 4096;
+/// Places elsewhere, spread evenly over the device.
+const SAMPLES: u64 = 64;
+/// Places where something may begin or has a copy: a partition, and other superblocks of btrfs and
+/// ext4.
+const LIKELY_BYTES: [u64; 5] = [1 << 20, 2 << 20, 64 << 20, 128 << 20, 256 << 30];
 
 /// Tells how far a long creation is: bytes written, bytes to write.
 pub(crate) type Progress<'a> = &'a mut dyn FnMut(u64, u64);
@@ -91,12 +99,31 @@ fn geometry_of(size_bytes: u64, options: &CreateOptions) -> Result<Geometry> {
     })
 }
 
-/// Nothing but zeros at the start, where every file system and partition table has its mark.
+/// Nothing but zeros at the start, where file systems and partition tables have their marks, at the
+/// end, where RAID members and backups of partition tables have theirs, and wherever else a sample
+/// is taken. A device whose data is all between the samples looks empty.
 fn looks_empty(device: &dyn Device) -> Result<bool> {
-    let length = SNIFF_BYTES.min(device.info().size_bytes as usize);
-    let mut bytes = AlignedBuf::zeroed(length);
-    device.read(0, &mut [&mut bytes], IoClass::SyncRead)?;
-    Ok(bytes.iter().all(|&byte| byte == 0))
+    let device_bytes = device.info().size_bytes;
+    let mut bytes = AlignedBuf::zeroed(SNIFF_BYTES as usize);
+    let mut is_zero = |offset_bytes: u64, length_bytes: u64| -> Result<bool> {
+        let length_bytes = length_bytes.min(device_bytes.saturating_sub(offset_bytes));
+        let part = &mut bytes[..length_bytes as usize];
+        device.read(offset_bytes, &mut [&mut *part], IoClass::SyncRead)?;
+        Ok(part.iter().all(|&byte| byte == 0))
+    };
+    for offset_bytes in [0, device_bytes.saturating_sub(SNIFF_BYTES)] {
+        if !is_zero(offset_bytes, SNIFF_BYTES)? {
+            return Ok(false);
+        }
+    }
+    let step_bytes = device_bytes / SAMPLES / BLOCK_BYTES_U64 * BLOCK_BYTES_U64;
+    let spread = (1..SAMPLES).map(|sample| sample * step_bytes);
+    for offset_bytes in LIKELY_BYTES.into_iter().chain(spread) {
+        if offset_bytes < device_bytes && !is_zero(offset_bytes, SAMPLE_BYTES)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Sixteen random bytes from the kernel.
@@ -239,4 +266,36 @@ fn write_area(
         step(length);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::FileExt;
+
+    #[test]
+    fn a_device_looks_empty_only_without_anything_at_its_start_its_end_and_the_samples() {
+        const DEVICE_BYTES: u64 = 200 << 20;
+        let path = std::env::temp_dir().join(format!("weir-sniff-{}", std::process::id()));
+        let device = PosixDevice::create(&path, DEVICE_BYTES).expect("an image");
+        let file = std::fs::OpenOptions::new().write(true).open(&path).expect("the image");
+        assert_eq!(looks_empty(&device), Ok(true));
+        for marked_bytes in [
+            510,
+            64 << 10,
+            (128 << 10) - 1,
+            1 << 20,
+            64 << 20,
+            128 << 20,
+            100 << 20,
+            DEVICE_BYTES - (128 << 10),
+            DEVICE_BYTES - 512,
+        ] {
+            file.write_all_at(&[1], marked_bytes).expect("written");
+            assert_eq!(looks_empty(&device), Ok(false), "a mark at {marked_bytes}");
+            file.write_all_at(&[0], marked_bytes).expect("written");
+        }
+        assert_eq!(looks_empty(&device), Ok(true));
+        std::fs::remove_file(&path).expect("removed");
+    }
 }

@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 use std::ffi::{CString, OsStr};
-use std::fs::{self, File};
+use std::fs::{self, Metadata};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{
@@ -12,6 +12,7 @@ use rustix::fs::{
 };
 use weir::{Attr, Error, FileType, Timestamp, Volume};
 
+use super::output::{Output, make_room};
 use super::to_volume::ANY;
 use super::{CHUNK_BYTES, Tally};
 use crate::failure::{Failure, Outcome};
@@ -21,6 +22,8 @@ use crate::show::device_numbers;
 struct Copier<'a> {
     volume: &'a Volume,
     tally: &'a mut Tally,
+    /// A file that is replaced gets the attributes of its copy; else it keeps its mode and owner.
+    recursive: bool,
     /// Host paths made for inodes with several names.
     linked: HashMap<u64, PathBuf>,
     buffer: Vec<u8>,
@@ -34,12 +37,21 @@ pub(super) fn copy(
     recursive: bool,
     tally: &mut Tally,
 ) -> Outcome {
-    let attr =
-        volume.symlink_metadata(&place.path).map_err(|error| Failure::inside(place, &error))?;
+    // As with cp(1), a link is followed that is named, and copied where a tree is.
+    let attr = if recursive && !place.must_be_directory {
+        volume.symlink_metadata(&place.path)
+    } else {
+        volume.metadata(&place.path)
+    };
+    let attr = attr.map_err(|error| Failure::inside(place, &error))?;
     if attr.file_type == FileType::Directory && !recursive {
         return Err(Failure::new(place, "is a directory: add -r to copy it"));
     }
-    let mut copier = Copier { volume, tally, linked: HashMap::new(), buffer: vec![0; CHUNK_BYTES] };
+    if place.must_be_directory && attr.file_type != FileType::Directory {
+        return Err(Failure::inside(place, &Error::NotDirectory));
+    }
+    let buffer = vec![0; CHUNK_BYTES];
+    let mut copier = Copier { volume, tally, recursive, linked: HashMap::new(), buffer };
     let target = match place.name() {
         Some(name) if destination.is_dir() => destination.join(OsStr::from_bytes(name)),
         _ => destination.to_owned(),
@@ -55,11 +67,22 @@ impl Copier<'_> {
     fn entry(&mut self, attr: &Attr, place: &Place, target: &Path) -> Outcome {
         let host = |error: std::io::Error| Failure::host(target, &error);
         let several_names = attr.file_type != FileType::Directory && attr.links > 1;
+        if self.tally.made_links.contains(target) {
+            return Err(Failure::new(
+                target.display(),
+                "a link that this copy has just made: not written through: copy one by one",
+            ));
+        }
         if let Some(first) = self.linked.get(&attr.ino).filter(|_| several_names) {
-            make_room(target).map_err(host)?;
+            make_room(target)?;
             return fs::hard_link(first, target).map_err(host);
         }
         match attr.file_type {
+            FileType::Regular => {
+                if !self.contents(attr, place, target)? {
+                    return Ok(());
+                }
+            }
             FileType::Directory => {
                 match fs::create_dir(target) {
                     Err(error) if target.is_dir() => drop(error),
@@ -70,12 +93,12 @@ impl Copier<'_> {
             FileType::Symlink => {
                 let link = self.volume.readlink(attr.ino);
                 let link = link.map_err(|error| Failure::inside(place, &error))?;
-                make_room(target).map_err(host)?;
+                make_room(target)?;
                 symlink(OsStr::from_bytes(&link), target).map_err(host)?;
+                self.tally.made_links.insert(target.to_owned());
             }
-            FileType::Regular => self.contents(attr, place, target)?,
             FileType::Fifo | FileType::Socket | FileType::CharDevice | FileType::BlockDevice => {
-                make_room(target).map_err(host)?;
+                make_room(target)?;
                 if !self.special(attr, target) {
                     return Ok(());
                 }
@@ -85,7 +108,10 @@ impl Copier<'_> {
             self.linked.insert(attr.ino, target.to_owned());
         }
         self.tally.files += 1;
-        self.attributes(attr, target)
+        if attr.file_type == FileType::Regular {
+            return Ok(());
+        }
+        self.attributes(attr, target, None)
     }
 
     fn directory(&mut self, attr: &Attr, place: &Place, target: &Path) -> Outcome {
@@ -108,44 +134,54 @@ impl Copier<'_> {
         Ok(())
     }
 
-    /// Copies what is data and leaves holes as they are.
-    fn contents(&mut self, attr: &Attr, place: &Place, target: &Path) -> Outcome {
-        let host = |error: std::io::Error| Failure::host(target, &error);
-        make_room(target).map_err(host)?;
-        let to = File::create_new(target).map_err(host)?;
-        to.set_len(attr.size_bytes).map_err(host)?;
-        let file = self
-            .volume
-            .open_inode(attr.ino, false)
-            .map_err(|error| Failure::inside(place, &error))?;
+    /// Copies a file with its attributes; false (and a word) if it cannot be read to its end.
+    fn contents(&mut self, attr: &Attr, place: &Place, target: &Path) -> Outcome<bool> {
+        let mut output = Output::open(target)?;
+        if let Err(cut_off) = self.data(attr, place, &mut output)? {
+            self.tally.skip(place, cut_off);
+            return Ok(false);
+        }
+        output.finish(attr.size_bytes)?;
+        if let Some(path) = output.with_attributes() {
+            let kept = output.replaced.as_ref().filter(|_| !self.recursive);
+            self.attributes(attr, path, kept)?;
+        }
+        output.complete()?;
+        Ok(true)
+    }
+
+    /// Copies what is data and leaves holes as they are. The inner error: what cannot be read.
+    fn data(
+        &mut self,
+        attr: &Attr,
+        place: &Place,
+        output: &mut Output,
+    ) -> Outcome<Result<(), String>> {
+        let fail = |error: Error| Failure::inside(place, &error);
+        let file = self.volume.open_inode(attr.ino, false).map_err(fail)?;
         let mut offset = 0;
         while offset < attr.size_bytes {
             let range = file.seek_data(offset).and_then(|data| Ok((data, file.seek_hole(data)?)));
             let (data, end) = match range {
                 Ok(range) => range,
                 Err(Error::NoSuchExtent) => break,
-                Err(error) => return Err(Failure::inside(place, &error)),
+                Err(error) => return Err(fail(error)),
             };
             offset = data;
             while offset < end {
                 let wanted = (end - offset).min(CHUNK_BYTES as u64) as usize;
                 let buffer = &mut self.buffer[..wanted];
                 let read_bytes = match file.read_at(offset, buffer) {
+                    Ok(0) => return Ok(Err(format!("at byte {offset}: nothing to read"))),
                     Ok(read_bytes) => read_bytes,
-                    Err(error) => {
-                        self.tally.skip(place, format!("at byte {offset}: {error}"));
-                        return Ok(());
-                    }
+                    Err(error) => return Ok(Err(format!("at byte {offset}: {error}"))),
                 };
-                if read_bytes == 0 {
-                    return Ok(());
-                }
-                to.write_all_at(&buffer[..read_bytes], offset).map_err(host)?;
+                output.write(offset, &buffer[..read_bytes])?;
                 self.tally.count_bytes(read_bytes);
                 offset += read_bytes as u64;
             }
         }
-        Ok(())
+        Ok(Ok(()))
     }
 
     /// Makes a fifo, socket or device node; false (and a word) where this user may not.
@@ -162,19 +198,27 @@ impl Copier<'_> {
         }
     }
 
-    fn attributes(&mut self, attr: &Attr, target: &Path) -> Outcome {
+    /// Gives `target` the attributes of the file that it is a copy of; mode and owner are those of
+    /// `kept`, if that is given.
+    fn attributes(&mut self, attr: &Attr, target: &Path, kept: Option<&Metadata>) -> Outcome {
         let host = |error: std::io::Error| Failure::host(target, &error);
-        let (uid, gid) = (Uid::from_raw(attr.uid), Gid::from_raw(attr.gid));
+        let (uid, gid, permissions) = match kept {
+            Some(meta) => (meta.uid(), meta.gid(), meta.mode()),
+            None => (attr.uid, attr.gid, attr.permissions),
+        };
+        let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
         let owned =
             rustix::fs::chownat(CWD, target, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)
                 .is_ok();
         if attr.file_type != FileType::Symlink {
             // Without the owner, set-user-id would lend the wrong identity.
-            let kept = if owned { 0o7777 } else { 0o1777 };
-            let mode = fs::Permissions::from_mode(attr.permissions & kept);
+            let lent = if owned { 0o7777 } else { 0o1777 };
+            let mode = fs::Permissions::from_mode(permissions & lent);
             fs::set_permissions(target, mode).map_err(host)?;
         }
-        self.xattrs(attr.ino, target);
+        if kept.is_none() {
+            self.xattrs(attr.ino, target);
+        }
         let times = Timestamps {
             last_access: timespec(attr.atime),
             last_modification: timespec(attr.mtime),
@@ -198,13 +242,5 @@ impl Copier<'_> {
                 self.tally.skip(target.display(), format!("attribute {name}: {error}"));
             }
         }
-    }
-}
-
-/// Takes away what is in the way of a new file.
-fn make_room(target: &Path) -> std::io::Result<()> {
-    match fs::remove_file(target) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        removed => removed,
     }
 }

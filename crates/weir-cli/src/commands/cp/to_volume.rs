@@ -8,8 +8,10 @@ use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::Path;
 
 use rustix::fs::{SeekFrom, XattrFlags, lgetxattr, llistxattr, seek};
+use rustix::io::Errno;
 use weir::{Error, FileType, NewInode, SetAttr, SetTime, Timestamp, Volume, XattrMode};
 
+use super::output::identity;
 use super::{CHUNK_BYTES, Tally};
 use crate::failure::{Failure, Outcome};
 use crate::place::Place;
@@ -17,6 +19,8 @@ use crate::place::Place;
 struct Copier<'a> {
     volume: &'a Volume,
     tally: &'a mut Tally,
+    /// The volume's own file on the host, which cannot be copied into itself.
+    own: Option<(u64, u64)>,
     /// Inodes made for host files with several names: (device, inode) to inode.
     linked: HashMap<(u64, u64), u64>,
     buffer: Vec<u8>,
@@ -30,12 +34,18 @@ pub(super) fn copy(
     recursive: bool,
     tally: &mut Tally,
 ) -> Outcome {
-    let meta = source.symlink_metadata().map_err(|error| Failure::host(source, &error))?;
+    // As with cp(1), a link is followed that is named, and copied where a tree is.
+    let meta = if recursive { source.symlink_metadata() } else { source.metadata() };
+    let meta = meta.map_err(|error| Failure::host(source, &error))?;
     if meta.is_dir() && !recursive {
         return Err(Failure::new(source.display(), "is a directory: add -r to copy it"));
     }
     let fail = |error: Error| Failure::inside(place, &error);
-    let mut copier = Copier { volume, tally, linked: HashMap::new(), buffer: vec![0; CHUNK_BYTES] };
+    let own = place.volume.metadata().ok().map(|meta| identity(&meta));
+    let buffer = vec![0; CHUNK_BYTES];
+    let mut copier = Copier { volume, tally, own, linked: HashMap::new(), buffer };
+    let followed = if recursive { None } else { source.canonicalize().ok() };
+    let from = followed.as_deref().unwrap_or(source);
     let contents_only = source.as_os_str().as_bytes().ends_with(b"/.") || source.as_os_str() == ".";
     let existing = match volume.metadata(&place.path) {
         Ok(attr) => Some(attr),
@@ -57,7 +67,7 @@ pub(super) fn copy(
                     .ok_or_else(|| Failure::new(source.display(), "has no name to copy it to"))?,
             };
             let name = name.into_vec();
-            copier.entry(source, &meta, attr.ino, &name, &place.join(&name))
+            copier.entry(from, &meta, attr.ino, &name, &place.join(&name))
         }
         Some(_) if meta.is_dir() || place.must_be_directory => {
             Err(Failure::new(place, "is not a directory"))
@@ -68,7 +78,7 @@ pub(super) fn copy(
         )),
         _ => {
             let (dir, name) = volume.resolve_parent(&place.path).map_err(fail)?;
-            copier.entry(source, &meta, dir, &name, place)
+            copier.entry(from, &meta, dir, &name, place)
         }
     }
 }
@@ -116,6 +126,10 @@ impl Copier<'_> {
     ) -> Outcome {
         let fail = |error: Error| Failure::inside(place, &error);
         let kind = file_type(meta);
+        if self.own == Some(identity(meta)) {
+            self.tally.skip(source.display(), "is the volume that it would be copied into");
+            return Ok(());
+        }
         let several_names = kind != FileType::Directory && meta.nlink() > 1;
         let identity = (meta.dev(), meta.ino());
         if let Some(&ino) = self.linked.get(&identity).filter(|_| several_names) {
@@ -145,10 +159,16 @@ impl Copier<'_> {
                 self.volume.make(dir, name, &new).map_err(fail)?.ino
             }
         };
-        match kind {
-            FileType::Regular => self.contents(source, meta, ino, place)?,
-            FileType::Directory => self.directory(source, ino, place)?,
-            _ => {}
+        let is_whole = match kind {
+            FileType::Regular => self.contents(source, ino, place)?,
+            FileType::Directory => {
+                self.directory(source, ino, place)?;
+                true
+            }
+            _ => true,
+        };
+        if !is_whole {
+            return Ok(());
         }
         if several_names {
             self.linked.insert(identity, ino);
@@ -193,23 +213,28 @@ impl Copier<'_> {
         Ok(())
     }
 
-    /// Copies what is data and leaves holes as they are.
-    fn contents(&mut self, source: &Path, meta: &Metadata, ino: u64, place: &Place) -> Outcome {
-        let fail = |error: Error| Failure::inside(place, &error);
+    /// Copies what is data, up to the end that the source has by then, and leaves holes as they
+    /// are; false (and a word) if it cannot be opened.
+    fn contents(&mut self, source: &Path, ino: u64, place: &Place) -> Outcome<bool> {
         let host = |error: std::io::Error| Failure::host(source, &error);
         let from = match File::open(source) {
             Ok(file) => file,
             Err(error) => {
                 self.tally.skip(source.display(), error);
-                return Ok(());
+                return Ok(false);
             }
         };
+        let fail = |error: Error| Failure::inside(place, &error);
         let file = self.volume.open_inode(ino, true).map_err(fail)?;
-        let size_bytes = meta.len();
         let mut offset = 0;
-        while offset < size_bytes {
-            let Ok(data) = seek(&from, SeekFrom::Data(offset)) else { break };
-            let end = seek(&from, SeekFrom::Hole(data)).unwrap_or(size_bytes);
+        loop {
+            let data = match seek(&from, SeekFrom::Data(offset)) {
+                Ok(data) => data,
+                Err(Errno::NXIO) => break,
+                // A file system that does not know; some do not even know a size.
+                Err(_) => offset,
+            };
+            let end = seek(&from, SeekFrom::Hole(data)).unwrap_or(u64::MAX);
             offset = data;
             while offset < end {
                 let wanted = (end - offset).min(CHUNK_BYTES as u64) as usize;
@@ -218,7 +243,8 @@ impl Copier<'_> {
                 if read_bytes == 0 {
                     break;
                 }
-                file.write_at(offset, &buffer[..read_bytes]).map_err(fail)?;
+                write_all(&file, offset, &buffer[..read_bytes])
+                    .map_err(|(written, error)| cut_off(place, offset + written, &error))?;
                 self.tally.count_bytes(read_bytes);
                 offset += read_bytes as u64;
             }
@@ -226,7 +252,9 @@ impl Copier<'_> {
                 break;
             }
         }
-        file.truncate(size_bytes).map_err(fail)
+        let size_bytes = from.metadata().map_err(host)?.len().max(offset);
+        file.truncate(size_bytes).map_err(fail)?;
+        Ok(true)
     }
 
     fn attributes(&mut self, source: &Path, meta: &Metadata, ino: u64, place: &Place) -> Outcome {
@@ -265,6 +293,26 @@ impl Copier<'_> {
             }
         }
     }
+}
+
+/// Writes all of `data`: a write stops early where space ends. The error comes with how many bytes
+/// were written before it.
+fn write_all(file: &weir::File, offset: u64, data: &[u8]) -> Result<(), (u64, Error)> {
+    let mut written = 0;
+    while written < data.len() {
+        match file.write_at(offset + written as u64, &data[written..]) {
+            Ok(0) => return Err((written as u64, Error::NoSpace)),
+            Ok(more) => written += more,
+            Err(error) => return Err((written as u64, error)),
+        }
+    }
+    Ok(())
+}
+
+/// A copy that ends before its source does.
+fn cut_off(place: &Place, size_bytes: u64, error: &Error) -> Failure {
+    let failure = Failure::inside(place, error);
+    Failure::bare(format!("{failure} (the copy is incomplete: it ends at byte {size_bytes})"))
 }
 
 /// Flags of a plain `setxattr`.

@@ -1,0 +1,333 @@
+//! `weir cp`: where it writes, what it never overwrites, and what it says of copies cut off.
+#![allow(missing_docs)]
+
+mod common;
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use common::{Bench, done, refused, weir};
+use tempfile::TempDir;
+
+/// A volume in a directory of its own.
+struct Scratch {
+    dir: TempDir,
+    volume: String,
+}
+
+impl Scratch {
+    fn new(size: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let volume = dir.path().join("v").to_str().unwrap().to_owned();
+        done(&["create", &volume, "--size", size]);
+        Self { dir, volume }
+    }
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+    fn shown(&self, name: &str) -> String {
+        self.path(name).to_str().unwrap().to_owned()
+    }
+    fn at(&self, path: &str) -> String {
+        format!("{}:{path}", self.volume)
+    }
+    /// A file of the host.
+    fn file(&self, name: &str, content: impl AsRef<[u8]>) -> String {
+        fs::write(self.path(name), content).unwrap();
+        self.shown(name)
+    }
+    /// A file in the volume.
+    fn stored(&self, path: &str, content: impl AsRef<[u8]>) -> String {
+        done(&["cp", &self.file("to-store", content), &self.at(path)]);
+        fs::remove_file(self.path("to-store")).unwrap();
+        self.at(path)
+    }
+    /// Flips a bit in the last block of the volume that is all `byte`.
+    fn damage(&self, byte: u8) {
+        let mut image = fs::read(&self.volume).unwrap();
+        let found = image.chunks(4096).rposition(|block| block == [byte; 4096]).unwrap();
+        image[found * 4096 + 100] ^= 1;
+        fs::write(&self.volume, image).unwrap();
+    }
+}
+
+fn mode(path: &Path) -> u32 {
+    path.metadata().unwrap().mode() & 0o7777
+}
+
+#[test]
+fn a_copy_into_a_volume_that_fills_up_fails_and_says_where_it_ends() {
+    let scratch = Scratch::new("8M");
+    // A write that has room for its beginning only is short, and no error.
+    let pages: Vec<u8> = (0..12 << 20).map(|at: u32| (at >> 12) as u8 | 1).collect();
+    let said = refused(1, &["cp", &scratch.file("big", &pages), &scratch.at("/")]);
+    assert!(said.contains("no space left") && said.contains("incomplete"), "{said}");
+    let stored = weir(&["cat", &scratch.at("/big")]).stdout;
+    assert!(stored.len() < pages.len() && pages.starts_with(&stored), "{}", stored.len());
+    assert!(said.contains(&format!("at byte {})", stored.len())), "{said}");
+    assert_eq!(weir(&["fsck", &scratch.volume]).status.code(), Some(0));
+}
+
+#[test]
+fn what_fits_almost_is_never_a_copy_that_succeeded() {
+    let scratch = Scratch::new("8M");
+    // Sizes around what is free, in steps below the unit of copying: each copy fails or is whole.
+    let info: serde_json::Value =
+        serde_json::from_str(&done(&["info", "--json", &scratch.volume])).unwrap();
+    let free_bytes = info["available_bytes"].as_u64().unwrap();
+    for less in [0, 64 << 10, 200 << 10, 600 << 10] {
+        let content = vec![0xa5; (free_bytes - less) as usize];
+        let output = weir(&["cp", &scratch.file("f", &content), &scratch.at("/f")]);
+        let stored = weir(&["cat", &scratch.at("/f")]).stdout;
+        assert_eq!(output.status.success(), stored == content, "{less} less than is free");
+    }
+}
+
+#[test]
+fn what_has_no_size_until_it_is_read_is_copied_to_its_end() {
+    let scratch = Scratch::new("8M");
+    done(&["cp", "/proc/version", &scratch.at("/")]);
+    assert_eq!(
+        done(&["cat", &scratch.at("/version")]),
+        fs::read_to_string("/proc/version").unwrap()
+    );
+}
+
+#[test]
+fn a_volume_is_never_the_destination_itself() {
+    let scratch = Scratch::new("8M");
+    let other = Scratch::new("8M");
+    let stored = scratch.stored("/file", "kept");
+    symlink(&scratch.volume, scratch.path("link")).unwrap();
+    fs::hard_link(&scratch.volume, scratch.path("again")).unwrap();
+    let before = fs::read(&scratch.volume).unwrap();
+    for destination in [
+        scratch.volume.clone(),
+        scratch.shown("link"),
+        scratch.shown("again"),
+        other.volume.clone(),
+    ] {
+        let said = refused(1, &["cp", &stored, &destination]);
+        assert!(said.contains(&format!("did you mean {destination}:/")), "{said}");
+    }
+    // Below a directory, too, whatever is to come in its place.
+    let named = scratch.stored("/v", "not a volume");
+    let dir = scratch.dir.path().to_str().unwrap();
+    refused(1, &["cp", &named, dir]);
+    refused(1, &["cp", "-r", &scratch.at("/."), dir]);
+    for path in [&scratch.volume, &other.volume] {
+        assert_eq!(weir(&["fsck", path]).status.code(), Some(0));
+    }
+    assert!(before.len() as u64 == Path::new(&scratch.volume).metadata().unwrap().len());
+    assert_eq!(done(&["cat", &stored]), "kept");
+}
+
+#[test]
+fn a_volume_is_not_copied_into_itself() {
+    let scratch = Scratch::new("8M");
+    let said = refused(1, &["cp", &scratch.volume, &scratch.at("/")]);
+    assert!(said.contains("did you mean"), "{said}");
+    // In a tree it is left out, with a word.
+    scratch.file("beside", "beside");
+    let output = weir(&["cp", "-r", scratch.dir.path().to_str().unwrap(), &scratch.at("/tree")]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("is the volume that it would be copied into"), "{said}");
+    assert_eq!(done(&["ls", &scratch.at("/tree")]), "beside\n");
+}
+
+#[test]
+fn a_file_that_is_locked_is_not_overwritten() {
+    let scratch = Scratch::new("8M");
+    let stored = scratch.stored("/file", "new");
+    let target = scratch.file("target", "old");
+    let locked = File::open(&target).unwrap();
+    locked.lock().unwrap();
+    let said = refused(1, &["cp", &stored, &target]);
+    assert!(said.contains("locked"), "{said}");
+    assert_eq!(fs::read(&target).unwrap(), b"old");
+    drop(locked);
+    done(&["cp", &stored, &target]);
+    assert_eq!(fs::read(&target).unwrap(), b"new");
+}
+
+#[test]
+fn a_mounted_volume_survives_a_destination_without_its_slash() {
+    let Some(bench) = Bench::mounted(&[]) else { return };
+    let scratch = Scratch::new("8M");
+    let stored = scratch.stored("/file", "kept");
+    let said = refused(1, &["cp", &stored, &bench.volume()]);
+    assert!(said.contains(&format!("mounted at {}", bench.dir())), "{said}");
+    fs::write(bench.at("still"), "there").unwrap();
+    bench.unmount();
+    assert_eq!(done(&["cat", &format!("{}:/still", bench.volume())]), "there");
+}
+
+#[test]
+fn devices_and_fifos_are_written_through() {
+    let scratch = Scratch::new("8M");
+    let stored = scratch.stored("/file", "through\n");
+    let fifo = scratch.shown("fifo");
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    // Open for both, so that neither side waits for the other.
+    let mut reader = File::options().read(true).write(true).open(&fifo).unwrap();
+    done(&["cp", &stored, &fifo]);
+    assert!(Path::new(&fifo).symlink_metadata().unwrap().file_type().is_fifo());
+    let mut through = [0; 8];
+    reader.read_exact(&mut through).unwrap();
+    assert_eq!(&through, b"through\n");
+    // A node of our own: the machine's is not at stake.
+    let null = scratch.shown("null");
+    let made = Command::new("mknod").args([&null, "c", "1", "3"]).status().unwrap().success();
+    if !made {
+        eprintln!("skipped: making a device node needs root");
+        return;
+    }
+    done(&["cp", &stored, &null]);
+    assert!(Path::new(&null).symlink_metadata().unwrap().file_type().is_char_device());
+}
+
+#[test]
+fn standard_output_can_be_a_destination_and_holes_come_out_as_zeros() {
+    let scratch = Scratch::new("8M");
+    let sparse = scratch.shown("sparse");
+    File::create(&sparse).unwrap().set_len(300_000).unwrap();
+    fs::copy(&sparse, scratch.path("expected")).unwrap();
+    done(&["cp", &sparse, &scratch.at("/")]);
+    assert_eq!(done(&["cp", &scratch.at("/sparse"), "/proc/self/fd/1"]).len(), 300_000);
+}
+
+#[test]
+fn what_a_link_leads_to_is_written_and_the_link_stays() {
+    let scratch = Scratch::new("8M");
+    let stored = scratch.stored("/file", "new");
+    let real = scratch.file("real", "old");
+    let link = scratch.shown("link");
+    symlink("real", &link).unwrap();
+    done(&["cp", &stored, &link]);
+    assert_eq!(fs::read(&real).unwrap(), b"new");
+    assert_eq!(fs::read_link(&link).unwrap(), Path::new("real"));
+    symlink("nowhere", scratch.path("dangling")).unwrap();
+    let said = refused(1, &["cp", &stored, &scratch.shown("dangling")]);
+    assert!(said.contains("leads nowhere"), "{said}");
+}
+
+#[test]
+fn nothing_is_written_through_a_link_that_the_same_copy_made() {
+    let scratch = Scratch::new("8M");
+    let precious = scratch.file("precious", "precious");
+    fs::create_dir_all(scratch.path("one")).unwrap();
+    fs::create_dir_all(scratch.path("two")).unwrap();
+    symlink(&precious, scratch.path("one/name")).unwrap();
+    scratch.file("two/name", "overwritten");
+    done(&["cp", "-r", &scratch.shown("one"), &scratch.shown("two"), &scratch.at("/")]);
+    fs::create_dir(scratch.path("out")).unwrap();
+    let names = [scratch.at("/one/name"), scratch.at("/two/name")];
+    let said = refused(1, &["cp", "-r", &names[0], &names[1], &scratch.shown("out")]);
+    assert!(said.contains("has just made"), "{said}");
+    assert_eq!(fs::read(&precious).unwrap(), b"precious");
+}
+
+#[test]
+fn a_file_that_is_replaced_keeps_its_mode_and_with_r_gets_the_copied_one() {
+    let scratch = Scratch::new("8M");
+    let source = scratch.file("source", "new");
+    fs::set_permissions(&source, fs::Permissions::from_mode(0o755)).unwrap();
+    done(&["cp", &source, &scratch.at("/file")]);
+    let target = scratch.file("target", "old and longer");
+    fs::set_permissions(&target, fs::Permissions::from_mode(0o600)).unwrap();
+    done(&["cp", &scratch.at("/file"), &target]);
+    assert_eq!((fs::read(&target).unwrap(), mode(Path::new(&target))), (b"new".to_vec(), 0o600));
+    done(&["cp", "-r", &scratch.at("/file"), &target]);
+    assert_eq!(mode(Path::new(&target)), 0o755);
+    done(&["cp", &scratch.at("/file"), &scratch.shown("fresh")]);
+    assert_eq!(mode(&scratch.path("fresh")), 0o755);
+}
+
+#[test]
+fn a_copy_that_is_cut_off_leaves_the_old_file_and_is_not_counted() {
+    let scratch = Scratch::new("16M");
+    let stored = scratch.stored("/file", vec![0xab; 5 << 20]);
+    scratch.damage(0xab);
+    fs::create_dir(scratch.path("out")).unwrap();
+    let target = scratch.file("out/file", "old");
+    let output = weir(&["cp", &stored, &target]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("0 files copied, 1 not or not completely"), "{said}");
+    assert_eq!(fs::read(&target).unwrap(), b"old");
+    let left = fs::read_dir(scratch.path("out")).unwrap().count();
+    assert_eq!(left, 1, "nothing else is left behind");
+    // A new file ends where it could not be read on, and does not look whole.
+    let fresh = scratch.path("out/fresh");
+    weir(&["cp", &stored, fresh.to_str().unwrap()]);
+    assert!(fresh.metadata().unwrap().len() < 5 << 20);
+}
+
+#[test]
+fn a_copy_that_is_interrupted_leaves_the_old_file_or_the_new_one_and_nothing_else() {
+    let scratch = Scratch::new("96M");
+    let new = vec![0xab; 64 << 20];
+    let stored = scratch.stored("/file", &new);
+    fs::create_dir(scratch.path("out")).unwrap();
+    let target = scratch.file("out/file", "old");
+    let names = || fs::read_dir(scratch.path("out")).unwrap().count();
+    for _ in 0..3 {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_weir"))
+            .args(["cp", &stored, &target])
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        // Interrupted when it has begun to write, unless it is done by then.
+        while names() < 2 && child.try_wait().unwrap().is_none() {
+            std::thread::yield_now();
+        }
+        let pid = rustix::process::Pid::from_child(&child);
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        child.wait().unwrap();
+        let left = fs::read(&target).unwrap();
+        assert!(left == b"old" || left == new, "{} bytes", left.len());
+        assert_eq!(names(), 1, "nothing else is left behind");
+    }
+}
+
+#[test]
+fn several_sources_need_a_directory_and_without_it_nothing_is_copied() {
+    let scratch = Scratch::new("8M");
+    let (one, two) = (scratch.file("one", "1"), scratch.file("two", "2"));
+    let said = refused(1, &["cp", &one, &two, &scratch.at("/target")]);
+    assert!(said.contains("several sources") && said.contains("weir mkdir"), "{said}");
+    assert_eq!(done(&["ls", &scratch.at("/")]), "");
+    done(&["cp", &one, &two, &scratch.at("/")]);
+    let stored = [scratch.at("/one"), scratch.at("/two")];
+    let said = refused(1, &["cp", &stored[0], &stored[1], &scratch.shown("target")]);
+    assert!(said.contains("several sources") && said.contains("mkdir"), "{said}");
+    assert!(!scratch.path("target").exists());
+    // Nor when one of them is not where it should be.
+    fs::create_dir(scratch.path("out")).unwrap();
+    refused(1, &["cp", &stored[0], &two, &scratch.shown("out")]);
+    assert!(!scratch.path("out/one").exists());
+}
+
+#[test]
+fn a_link_that_is_named_is_followed_and_below_r_is_copied() {
+    let scratch = Scratch::new("8M");
+    fs::create_dir(scratch.path("tree")).unwrap();
+    scratch.file("real", "behind the link");
+    symlink("../real", scratch.path("tree/link")).unwrap();
+    done(&["cp", &scratch.shown("tree/link"), &scratch.at("/")]);
+    assert_eq!(done(&["cat", &scratch.at("/link")]), "behind the link");
+    assert!(done(&["ls", "-l", &scratch.at("/")]).starts_with('-'));
+    done(&["cp", "-r", &scratch.shown("tree"), &scratch.at("/")]);
+    assert!(done(&["ls", "-l", &scratch.at("/tree")]).contains("link -> ../real"));
+    // And on the way out: there the link leads to what is beside the tree in the volume.
+    scratch.stored("/real", "in the volume");
+    done(&["cp", &scratch.at("/tree/link"), &scratch.shown("out")]);
+    assert_eq!(fs::read(scratch.path("out")).unwrap(), b"in the volume");
+    assert!(!scratch.path("out").symlink_metadata().unwrap().is_symlink());
+    done(&["cp", "-r", &scratch.at("/tree/link"), &scratch.shown("kept")]);
+    assert_eq!(fs::read_link(scratch.path("kept")).unwrap(), Path::new("../real"));
+}
