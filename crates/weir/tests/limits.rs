@@ -169,7 +169,7 @@ fn an_attribute_of_every_size_up_to_the_limit_is_kept() {
 fn a_copy_into_a_file_of_another_volume_is_refused() {
     let (first, second) = (small_volume(), small_volume());
     let source = create(&first, "/s");
-    source.write_at(0, &[7; 40_000]).expect("write");
+    source.write_at(0, &vec![7; 40_000]).expect("write");
     let victim = create(&first, "/victim");
     victim.write_at(0, &[1; 5000]).expect("write");
     create(&second, "/x");
