@@ -252,7 +252,11 @@ impl Volume {
         let parent = self.engine.directory(dir)?;
         match name {
             b"." => self.getattr(dir),
-            b".." => self.getattr(parent.meta.lock().item.parent),
+            b".." => {
+                // Not with this lock in hand: several are taken in the order of their numbers.
+                let above = parent.meta.lock().item.parent;
+                self.getattr(above)
+            }
             _ => {
                 let find = || Ok(self.engine.present(dir, name)?.inode);
                 on_named(find, |number| self.getattr_of_named(*number))

@@ -172,3 +172,22 @@ fn nothing_is_left_dirty_of_a_link_that_was_read_while_it_was_removed() {
         assert_eq!(volume.stats().dirty_inodes, 0);
     });
 }
+
+#[test]
+fn what_is_above_a_directory_is_found_while_that_gets_another_name() {
+    explore(|| {
+        let volume = open();
+        for path in ["/d", "/e"] {
+            volume.create_dir(path, 0o755).expect("mkdir");
+        }
+        let dir = volume.resolve("/d", true).expect("resolve");
+        let swapping = volume.clone();
+        both(
+            move || swapping.rename(1, b"d", 1, b"e", RenameMode::Exchange).expect("exchange"),
+            move || {
+                let above = volume.lookup(dir, b"..").expect("the root");
+                assert_eq!(above.ino, Volume::ROOT);
+            },
+        );
+    });
+}
