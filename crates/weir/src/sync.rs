@@ -59,7 +59,8 @@ mod base {
         std::time::Duration::from_micros(1)
     }
 
-    /// See [`super::spawn`]: a thread under the scheduler, without a name. Never fails.
+    /// See [`super::spawn`]: a thread under the scheduler, without a name. Never fails: the two have one shape.
+    #[allow(clippy::unnecessary_wraps)]
     pub fn spawn<F>(_name: &str, body: F) -> std::io::Result<JoinHandle<()>>
     where
         F: FnOnce() + Send + 'static,

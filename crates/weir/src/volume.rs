@@ -680,6 +680,7 @@ impl Engine {
         self.check_shutdown()?;
         // Where there are threads, they do that.
         while !self.background.has_threads() && self.sync_step(Jobs::All) {}
+        self.end_owed_cuts();
         // A purge that went on beside the last checkpoint would leave something in a log that counts as empty.
         self.purge_all()?;
         self.sync()?;
@@ -688,6 +689,11 @@ impl Engine {
             self.empty_log(|| !self.checkpoint_wanted())?;
         }
         self.stop_threads();
+        // What the threads have done until their end.
+        if self.checkpoint_wanted() {
+            let emptied = self.empty_log(|| !self.checkpoint_wanted());
+            emptied.inspect_err(|error| self.shut_down_after(error))?;
+        }
         let superblock = self.superblock.lock().clone();
         let closed = crate::format::superblock::Superblock {
             generation: superblock.generation + 1,
