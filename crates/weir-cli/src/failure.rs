@@ -1,6 +1,7 @@
 //! Errors for people: one line that says where, what, and what to do.
 
 use std::fmt::{self, Display};
+use std::io::Write;
 use std::path::Path;
 
 use weir::Error;
@@ -17,6 +18,12 @@ pub const FSCK_ERRORS_LEFT: u8 = 4;
 pub const FSCK_OPERATIONAL: u8 = 8;
 /// `fsck`: usage.
 pub const FSCK_USAGE: u8 = 16;
+
+/// A line for people on standard error, which may be closed, or a log on a disk that is full: then it is lost, and nothing else.
+/// (`eprintln!` panics there.)
+pub fn say(what: impl Display) {
+    let _ = writeln!(std::io::stderr().lock(), "weir: {what}");
+}
 
 /// Why a command ends, and with which code.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -140,7 +140,7 @@ pub fn main() -> ExitCode {
 fn report(failure: &Failure) -> ExitCode {
     let text = failure.to_string();
     if !text.is_empty() {
-        eprintln!("weir: {text}");
+        failure::say(text);
     }
     ExitCode::from(failure.code)
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use weir::{Error, Volume, VolumeOptions};
 
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Failure, Outcome, say};
 
 /// Longest wait for a mount that is just closing its volume.
 const CLOSING_LIMIT: Duration = Duration::from_secs(10);
@@ -94,7 +94,7 @@ fn recovery_reporter(path: &Path) -> Arc<dyn Fn(u64, u64) + Send + Sync> {
         };
         if now_ms >= due_ms && claim(due_ms, now_ms + EVERY_MS) {
             let percent = read_blocks.saturating_mul(100) / all_blocks.max(1);
-            eprintln!("weir: {shown}: recovering, {percent}%");
+            say(format_args!("{shown}: recovering, {percent}%"));
         }
     })
 }

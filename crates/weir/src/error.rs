@@ -96,9 +96,21 @@ pub enum Error {
     #[error("{0}")]
     NotAVolume(String),
     /// A flush failed, a frame of the log could be written nowhere, or a checkpoint found metadata that contradicts itself: the device's
-    /// state is unknown and the volume is read-only until it is opened again. Sticky.
-    #[error("the volume was shut down after an error ({0}): unmount, check the device, run fsck")]
+    /// state is unknown and the volume is read-only until it is opened again. Or it was closed. Sticky.
+    #[error("{}", shutdown_text(.0))]
     Shutdown(String),
+}
+
+/// Why a volume is shut down that was closed.
+pub(crate) const CLOSED: &str = "closed";
+
+fn shutdown_text(reason: &str) -> String {
+    if reason == CLOSED {
+        return "the volume was closed: open it again".to_owned();
+    }
+    format!(
+        "the volume was shut down after an error ({reason}): unmount, check the device, run fsck"
+    )
 }
 
 impl Error {

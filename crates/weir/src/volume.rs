@@ -7,7 +7,7 @@ use crate::background::{BackgroundWork, Jobs};
 use crate::batch::Batch;
 use crate::device::Device;
 use crate::engine::{Engine, Room};
-use crate::error::{Error, Result};
+use crate::error::{CLOSED, Error, Result};
 use crate::file::fsync::SyncKind;
 use crate::file::handle::{File, InodeHold};
 use crate::format::MAX_NAME_BYTES;
@@ -595,9 +595,6 @@ fn named_parent(engine: &Engine, path: &[u8]) -> Result<(u64, Vec<u8>)> {
     }
     engine.resolve_parent(path)
 }
-
-/// Why a closed volume is shut down.
-const CLOSED: &str = "closed";
 
 impl Engine {
     /// See [`Volume::sync`].

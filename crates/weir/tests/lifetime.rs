@@ -25,7 +25,9 @@ fn a_ticket_ends_when_the_volume_is_closed() {
     let all = volume.sync_async().expect("submit");
     volume.close().expect("close");
     assert_eq!((ticket.poll(), all.poll()), (Some(Ok(())), Some(Ok(()))));
-    assert!(matches!(file.fsync_async(0..1, SyncKind::Full), Err(Error::Shutdown(_))));
+    let refused = file.fsync_async(0..1, SyncKind::Full).map(drop).expect_err("closed");
+    assert!(matches!(refused, Error::Shutdown(_)), "{refused:?}");
+    assert_eq!(refused.to_string(), "the volume was closed: open it again");
 }
 
 #[test]

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Failure, Outcome, say};
 use crate::open::with_volume;
 use crate::place::{Place, Side};
 use crate::progress::{Progress, Unit};
@@ -65,7 +65,7 @@ struct Tally {
 
 impl Tally {
     fn skip(&mut self, subject: impl std::fmt::Display, what: impl std::fmt::Display) {
-        eprintln!("weir: {subject}: {what}");
+        say(format_args!("{subject}: {what}"));
         self.skipped += 1;
     }
     fn count_bytes(&mut self, bytes: usize) {

@@ -14,7 +14,7 @@ use signal_hook::iterator::Signals;
 use weir::CreateOptions;
 use weir::format::superblock::MAX_LABEL_BYTES;
 
-use crate::failure::{Failure, Outcome, USAGE};
+use crate::failure::{Failure, Outcome, USAGE, say};
 use crate::open::{mounted_at, print, print_json};
 use crate::progress::{Progress, Unit};
 use crate::size;
@@ -218,11 +218,11 @@ fn check_size(
         ));
     }
     if size_bytes > available_bytes {
-        eprintln!(
-            "weir: {}: larger than the {} free on its host: it will fill up before it is full",
+        say(format_args!(
+            "{}: larger than the {} free on its host: it will fill up before it is full",
             volume.display(),
             size::show(available_bytes)
-        );
+        ));
     }
     Ok(())
 }
@@ -261,7 +261,7 @@ impl RemoveOnInterrupt {
                     // Half a volume is of no use to anyone.
                     let _ = std::fs::remove_file(&path);
                 }
-                eprintln!("weir: {}", interrupted(&path, is_new));
+                say(interrupted(&path, is_new));
                 std::process::exit(INTERRUPTED);
             }
         });

@@ -30,7 +30,7 @@ use weir_mount::{
 };
 
 use crate::commands::create::{self, FormatArgs};
-use crate::failure::{FAILED, Failure, Outcome, USAGE};
+use crate::failure::{FAILED, Failure, Outcome, USAGE, say};
 use crate::open;
 use crate::size;
 
@@ -132,11 +132,6 @@ pub fn run(args: &MountArgs) -> Result<ExitCode, Failure> {
         say(&failure);
         Ok(ExitCode::from(failure.code))
     })
-}
-
-/// A line for people on standard error, which may be a log on a disk that is full.
-fn say(what: impl Display) {
-    let _ = writeln!(std::io::stderr().lock(), "weir: {what}");
 }
 
 fn mount_options(args: &MountArgs) -> Outcome<MountOptions> {

@@ -1,7 +1,6 @@
 //! `weir umount`: takes a mount off and waits until its volume is closed.
 
 use std::fs::File;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -10,7 +9,7 @@ use clap::Args;
 use weir_mount::{UnmountError, mount_point};
 
 use crate::commands::info::read_unlocked;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Failure, Outcome, say};
 use crate::open::mounted_at;
 
 /// A server that needs longer than this to write what is left is reported.
@@ -111,8 +110,7 @@ fn wait_until_closed(dir: &Path, volume: &Path, device: &str) -> Outcome {
                 Some(who) => format!("unmounted here, but still {who}: waiting for that to end"),
                 None => "unmounted, writing what is left".to_owned(),
             };
-            // That nobody can read it is no reason not to wait.
-            let _ = writeln!(std::io::stderr().lock(), "weir: {}: {what}", dir.display());
+            say(format_args!("{}: {what}", dir.display()));
             told = true;
         }
         if began.elapsed() > CLOSE_LIMIT {
