@@ -167,40 +167,6 @@ fn the_budget_refuses_or_waits_and_expire_never_does() {
 }
 
 #[test]
-fn pages_that_are_handed_over_again_count_once() {
-    let volume = open(&formatted(32 * MIB, 0), manual(4 * MIB));
-    let file = create(&volume, "/f");
-    file.write_at(4 * PAGE, &[1; 2 * PAGE as usize]).expect("write");
-    for round in 0..1000 {
-        let handed = file.sync_range(0..u64::MAX, SyncRangeFlags::WRITE | SyncRangeFlags::NOWAIT);
-        assert_eq!(handed, Ok(()), "round {round}");
-    }
-    assert_eq!(volume.stats().handover_pages, 2);
-    // Of what overlaps, the rest counts.
-    let other = create(&volume, "/g");
-    other.write_at(0, &pattern(2, 10 * PAGE as usize)).expect("write");
-    for pages in [2..4, 6..7, 3..8, 0..10, 1..9] {
-        other.expire(pages.start * PAGE..pages.end * PAGE).expect("expire");
-    }
-    assert_eq!(volume.stats().handover_pages, 2 + 10);
-}
-
-#[test]
-fn the_budget_looks_at_how_much_comes() {
-    let volume = open(&formatted(32 * MIB, 0), manual(8 * MIB));
-    let limit = volume.capabilities().handover_bytes;
-    let nowait = SyncRangeFlags::WRITE | SyncRangeFlags::NOWAIT;
-    let file = create(&volume, "/f");
-    let pieces = limit * 3 / 8 / PAGE * PAGE;
-    file.write_at(0, &vec![1; (3 * pieces) as usize]).expect("write");
-    assert_eq!(file.sync_range(0..pieces, nowait), Ok(()));
-    assert_eq!(file.sync_range(0..2 * pieces, nowait), Ok(()));
-    assert_eq!(file.sync_range(0..3 * pieces, nowait), Err(Error::WouldBlock));
-    assert_eq!(file.sync_range(0..2 * pieces, nowait), Ok(()), "nothing new comes");
-    assert_eq!(volume.stats().handover_pages, 2 * pieces / PAGE);
-}
-
-#[test]
 fn waits_end_when_the_range_is_home_and_skip_what_is_not_asked_for() {
     for background in [BackgroundMode::Manual, BackgroundMode::Threads] {
         let device = Counting::new(64 * MIB);

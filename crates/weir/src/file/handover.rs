@@ -10,8 +10,7 @@
 //! pages clean, and only has the frame left.
 //!
 //! **Bounded**: at most [`Engine::handover_limit`] dirty pages wait or are under way; a call beyond that waits, or answers
-//! [`Error::WouldBlock`]. Pages of a range that waits already are counted once, and a call that brings more than half of the limit
-//! counts as half. `expire` is never refused: it costs a range in memory, and when there are
+//! [`Error::WouldBlock`]. `expire` is never refused: it costs a range in memory, and when there are
 //! [`MAX_RANGES`] of one queue, a file's ranges become one.
 //!
 //! **Invariant:** a range is in the queue until a batch takes it, and in that batch until its pages were written and
@@ -20,7 +19,7 @@
 //! Locks: `drain` (one thread at a time) before an inode's `map`; `state` is a leaf.
 
 use super::writeback::page_range;
-use crate::cache::map::{LoggedFilter, PageMap, RunFilter};
+use crate::cache::map::{LoggedFilter, RunFilter};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::inode::Inode;
@@ -138,19 +137,6 @@ impl<T: Clone> RangeSet<T> {
             .is_some_and(|(_, (end, _))| *end > pages.start)
     }
 
-    /// What no range of `file` covers of `pages`.
-    pub fn uncovered(&self, file: u64, pages: Range<u64>) -> impl Iterator<Item = Range<u64>> {
-        let before = self.ranges.range((file, 0)..=(file, pages.start)).next_back();
-        let reaches = before.map_or(pages.start, |(_, (end, _))| (*end).max(pages.start));
-        let within = self.ranges.range((file, reaches)..(file, pages.end.max(reaches)));
-        let last = (pages.end, pages.end);
-        within
-            .map(|(&(_, start), (end, _))| (start, *end))
-            .chain([last])
-            .scan(reaches, |from, (start, end)| Some(std::mem::replace(from, end)..start))
-            .filter(|gap| !gap.is_empty())
-    }
-
     /// How many ranges.
     pub fn len(&self) -> usize {
         self.ranges.len()
@@ -178,7 +164,7 @@ pub(super) type Batch = Vec<(Arc<Inode>, Range<u64>)>;
 #[derive(Default)]
 struct State {
     queue: RangeSet<Arc<Inode>>,
-    /// Dirty pages of the queue, as they were counted when their range first came to it.
+    /// Dirty pages of the queue, as they were counted when they were handed over.
     queued_pages: u64,
     /// What the flusher is writing, the oldest first.
     batches: VecDeque<(RangeSet<Arc<Inode>>, u64)>,
@@ -261,7 +247,7 @@ impl Engine {
             self.wait_handed_over(inode, &pages)?;
         }
         if flags.write {
-            self.wait_for_handover_budget(inode, &pages, flags.nowait)?;
+            self.wait_for_handover_budget(flags.nowait)?;
             self.hand_over(inode, &pages);
         }
         if flags.wait_after {
@@ -272,17 +258,17 @@ impl Engine {
 
     /// Leaves the dirty pages of `pages` to background writeback.
     pub fn hand_over(&self, inode: &Arc<Inode>, pages: &Range<u64>) {
+        let dirty_pages = {
+            let map = inode.pages.read();
+            let runs = map.dirty_runs(pages.clone(), u64::MAX, TO_WRITE);
+            runs.map(|run| run.end - run.start).sum::<u64>()
+        };
+        if dirty_pages == 0 {
+            return;
+        }
         let handover = &self.background.handover;
         let (was_empty, is_due) = {
-            let map = inode.pages.read();
             let mut state = handover.state.lock();
-            // What waits already was counted when it came.
-            let new = state.queue.uncovered(inode.number, pages.clone());
-            let dirty_pages: u64 = new.map(|new| to_write(&map, new)).sum();
-            drop(map);
-            if dirty_pages == 0 {
-                return;
-            }
             let was_empty = state.queue.is_empty();
             state.queue.add(inode.number, pages.clone(), inode);
             let was_due = state.queued_pages >= BATCH_PAGES;
@@ -299,19 +285,10 @@ impl Engine {
         MAX_PAGES.min(self.pool.capacity_pages() as u64 / 8).max(1)
     }
 
-    /// Waits until `pages` can be handed over within the budget. What is more than half of it counts as half: it would wait for others
-    /// without end.
-    fn wait_for_handover_budget(
-        &self,
-        inode: &Inode,
-        pages: &Range<u64>,
-        nowait: bool,
-    ) -> Result<()> {
+    fn wait_for_handover_budget(&self, nowait: bool) -> Result<()> {
         loop {
             let moment = self.background.moment();
-            let limit = self.handover_limit();
-            let new_pages = self.new_handover_pages(inode, pages).min(limit.div_ceil(2));
-            if new_pages == 0 || self.background.handover.pages() + new_pages <= limit {
+            if self.background.handover.pages() < self.handover_limit() {
                 return Ok(());
             }
             if nowait {
@@ -326,14 +303,6 @@ impl Engine {
                 let _ = self.drain_handover();
             }
         }
-    }
-
-    /// What handing `pages` over would count for.
-    fn new_handover_pages(&self, inode: &Inode, pages: &Range<u64>) -> u64 {
-        let map = inode.pages.read();
-        let state = self.background.handover.state.lock();
-        let new = state.queue.uncovered(inode.number, pages.clone());
-        new.map(|new| to_write(&map, new)).sum()
     }
 
     fn hurry_handover(&self) {
@@ -359,11 +328,6 @@ impl Engine {
             }
         }
     }
-}
-
-/// How many of `pages` writeback would take.
-fn to_write(map: &PageMap, pages: Range<u64>) -> u64 {
-    map.dirty_runs(pages, u64::MAX, TO_WRITE).map(|run| run.end - run.start).sum()
 }
 
 /// Dirty pages that the log does not have and that are not on their way.
