@@ -16,6 +16,7 @@ use shuttle::sync::{Condvar, Mutex as SharedMutex};
 use shuttle::thread;
 use weir::device::request::{check_range, check_transfer, perform};
 use weir::device::{Device, DeviceInfo, DeviceResult, IoClass, OnDone, Request};
+use weir::format::frame::FRAME_MAGIC;
 
 use crate::time::Time;
 
@@ -86,6 +87,7 @@ impl Elevator {
 /// What has been asked so far.
 #[derive(Debug, Clone, Default)]
 pub struct Served {
+    pub frames: u64,
     pub writes: BTreeMap<IoClass, u64>,
     pub flushes: u64,
     pub bytes: u64,
@@ -160,6 +162,11 @@ impl SlowDisk {
     /// Writes of one class that have ended.
     pub fn writes(&self, class: IoClass) -> u64 {
         self.with(|state| state.served.writes.get(&class).copied().unwrap_or(0))
+    }
+
+    /// Frames of the log that have been written, those that go with data included.
+    pub fn frames(&self) -> u64 {
+        self.with(|state| state.served.frames)
     }
 
     pub fn served(&self) -> Served {
@@ -292,6 +299,8 @@ impl Device for Content<'_> {
         let length = check_transfer("write", size_bytes, offset_bytes, buffers.iter().copied())?;
         self.0.with(|state| {
             *state.served.writes.entry(class).or_default() += 1;
+            let is_frame = buffers.first().is_some_and(|first| first.starts_with(&FRAME_MAGIC));
+            state.served.frames += u64::from(is_frame);
             state.served.bytes += length;
             let blocks = buffers.iter().flat_map(|buffer| buffer.chunks_exact(BLOCK));
             for (number, bytes) in (offset_bytes / BLOCK as u64..).zip(blocks) {

@@ -60,6 +60,15 @@ struct Waits {
     late_ns: u64,
 }
 
+/// Writes that an operation may have to wait for, a millisecond each.
+#[derive(Debug, Clone, Copy)]
+enum Before {
+    /// Frames of the log, whatever class they are of: those that go with data are not of the log's.
+    Frames,
+    /// All of this class.
+    Class(IoClass),
+}
+
 /// Everything that the threads share.
 struct Stage {
     time: Time,
@@ -84,14 +93,14 @@ impl Stage {
     fn timed<T>(
         &self,
         name: &'static str,
-        (limit_ns, classes): (u64, &[IoClass]),
+        (limit_ns, before): (u64, &[Before]),
         operation: impl FnOnce() -> T,
     ) -> T {
-        let writes = || classes.iter().map(|class| self.disk.writes(*class)).sum::<u64>();
-        let (began, before) = (self.time.now_ns(), writes());
+        let writes = || before.iter().map(|before| self.writes(*before)).sum::<u64>();
+        let (began, written) = (self.time.now_ns(), writes());
         let result = operation();
         let took_ns = self.time.now_ns() - began;
-        let late_ns = took_ns.saturating_sub(limit_ns + (writes() - before) * WRITE_NS);
+        let late_ns = took_ns.saturating_sub(limit_ns + (writes() - written) * WRITE_NS);
         if late_ns > 0 {
             for line in self.disk.waiting() {
                 eprintln!("{name} waited {took_ns} ns from {began} ns on; still waiting: {line}");
@@ -99,6 +108,13 @@ impl Stage {
         }
         self.note(name, (began, took_ns), late_ns);
         result
+    }
+
+    fn writes(&self, before: Before) -> u64 {
+        match before {
+            Before::Frames => self.disk.frames(),
+            Before::Class(class) => self.disk.writes(class),
+        }
     }
 
     /// An operation has taken so long, which is `late_ns` more than it may.
@@ -222,7 +238,7 @@ fn small_fsyncs(stage: &Stage, mut rng: Rng) {
     let record = vec![3; PAGE as usize];
     while !stage.is_over() {
         file.append(&record).expect("append");
-        let grant = (stage.small_fsync_ns, &[IoClass::Log][..]);
+        let grant = (stage.small_fsync_ns, &[Before::Frames][..]);
         stage.timed(NEW_PAGE, grant, || file.fdatasync()).expect("fsync");
         stage.time.sleep(rng.below(20_000_000));
     }
@@ -234,7 +250,8 @@ fn small_rewrites(stage: &Stage, mut rng: Rng) {
     let record = vec![3; 3000];
     while !stage.is_over() {
         file.write_at(PAGE * rng.below(4), &record).expect("write");
-        let grant = (stage.small_fsync_ns, &[IoClass::Log, IoClass::Background][..]);
+        let grant =
+            (stage.small_fsync_ns, &[Before::Frames, Before::Class(IoClass::Background)][..]);
         stage.timed(SAME_PAGE, grant, || file.fdatasync()).expect("fsync");
         stage.time.sleep(rng.below(20_000_000));
     }

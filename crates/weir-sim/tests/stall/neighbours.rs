@@ -193,7 +193,7 @@ fn tickets_and_syncs(stage: &Stage, mut rng: Rng) {
         let ticket = file.fsync_async(0..u64::MAX, SyncKind::Data).expect("ticket");
         ticket.wait().expect("durable");
         write();
-        let grant = (stage.small_fsync_ns + PAGES * DELAYED_NS, &[IoClass::Log][..]);
+        let grant = (stage.small_fsync_ns + PAGES * DELAYED_NS, &[Before::Frames][..]);
         stage.timed("small fsync after a ticket", grant, || file.fdatasync()).expect("fsync");
         stage.time.sleep(rng.below(20_000_000));
     }
