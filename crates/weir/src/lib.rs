@@ -6,7 +6,8 @@
 //!   [`Volume::create_dir`] …) and by inode number ([`Volume::lookup`], [`Volume::make`] …); [`Volume::sync`],
 //!   [`Volume::checkpoint`], [`Volume::stats`]
 //! * [`File`]: [`File::read_at`], [`File::write_at`], [`File::append`], [`File::truncate`], [`File::allocate`];
-//!   durability: [`File::fsync`], [`File::fdatasync`], and without waiting: [`File::fsync_async`]
+//!   durability: [`File::fsync`], [`File::fdatasync`], and without waiting: [`File::fsync_async`]; as a stream of
+//!   `std::io`: [`File::cursor`]
 //! * order and atomicity: [`Volume::barrier`], [`File::barrier`]; [`Volume::batch`] makes a [`Batch`]
 //! * [`SyncTicket`], [`CompletionQueue`]: durability as something to hold
 //! * [`Error`]: what can go wrong, with [`Error::errno`]
@@ -86,6 +87,7 @@ mod volume;
 pub use background::BackgroundWork;
 pub use batch::Batch;
 pub use error::{Error, Result};
+pub use file::cursor::FileCursor;
 pub use file::fsync::SyncKind;
 pub use file::handle::{File, InodeHold};
 pub use file::handover::SyncRangeFlags;

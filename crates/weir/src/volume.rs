@@ -2,6 +2,7 @@
 
 pub(crate) mod create;
 pub(crate) mod open;
+mod paths;
 
 use crate::background::{BackgroundWork, Jobs};
 use crate::batch::Batch;
@@ -13,7 +14,7 @@ use crate::file::handle::{File, InodeHold};
 use crate::format::MAX_NAME_BYTES;
 use crate::inode::Inode;
 use crate::log::stats::Histogram;
-use crate::namespace::path::{Located, on_named};
+use crate::namespace::path::on_named;
 use crate::namespace::xattr::XattrMode;
 use crate::running::Running;
 use crate::stats::Stats;
@@ -22,8 +23,7 @@ use crate::sync::{Arc, is_own_thread};
 use crate::ticket::SyncTicket;
 use crate::txn::checkpoint::Phase;
 use crate::types::{
-    Attr, CreateOptions, DirEntry, FileType, NewInode, OpenFlags, RenameMode, SetAttr, StatFs,
-    VolumeOptions,
+    Attr, CreateOptions, DirEntry, FileType, NewInode, RenameMode, SetAttr, StatFs, VolumeOptions,
 };
 use std::path::Path;
 
@@ -435,165 +435,6 @@ impl Volume {
         self.engine.counters.fsyncs.add(1);
         Ok(inode.meta.lock().last_lsn)
     }
-}
-
-/// The namespace by path: `/`-separated from the root; symbolic links are followed, at the end only where it says so. A directory on the way that
-/// another one replaces meanwhile is looked up again.
-impl Volume {
-    /// Opens a regular file, creating it if the flags say so. A symbolic link at the end is followed, unless the file has to be a new one.
-    ///
-    /// # Errors
-    /// [`Error::Exists`] if it has to be a new one; [`Error::IsDirectory`]; [`Error::Invalid`] for what is no regular file either,
-    /// and for `truncate` without `write`.
-    pub fn open_file(&self, path: impl AsRef<[u8]>, flags: OpenFlags) -> Result<File> {
-        if flags.truncate && !flags.write {
-            return Err(Error::Invalid("who cuts a file opens it for writing: set `write` too"));
-        }
-        let file = self.open_or_make(path.as_ref(), flags)?;
-        if flags.truncate && file.size() > 0 {
-            file.truncate(0)?;
-        }
-        Ok(file)
-    }
-
-    /// What others do to the name meanwhile is no reason to fail: then it is looked up again.
-    fn open_or_make(&self, path: &[u8], flags: OpenFlags) -> Result<File> {
-        let open = |inode| self.open_handle(inode, flags.write, flags.data_sync);
-        let must_be_new = flags.create && flags.exclusive;
-        let (mut gone, mut gone_dir) = (None, None);
-        loop {
-            match self.engine.locate(path, !must_be_new)? {
-                Located::Present(_) if must_be_new => {
-                    return Err(Error::Exists);
-                }
-                Located::Present(number) => match self.engine.inode(number).and_then(open) {
-                    // Replaced, or removed, after it was found.
-                    Err(Error::NotFound) if gone != Some(number) => gone = Some(number),
-                    opened => return opened,
-                },
-                Located::Absent { .. } | Located::AbsentDirectory if !flags.create => {
-                    return Err(Error::NotFound);
-                }
-                Located::AbsentDirectory => return Err(Error::IsDirectory),
-                Located::Absent { dir, name, place } => {
-                    match self.engine.make_at(dir, (&name, place), flags.permissions).map(open) {
-                        // Made by somebody else after it was not found; or removed after it was made.
-                        Err(Error::Exists) if !flags.exclusive => {}
-                        Ok(Err(Error::NotFound)) => {}
-                        // The directory was replaced, or removed, after it was found.
-                        Err(Error::NotFound) if gone_dir != Some(dir) => gone_dir = Some(dir),
-                        made => return made?,
-                    }
-                }
-            }
-        }
-    }
-
-    /// Has `act` done with the inode that `path` names, whose number it is given. Where that is replaced in between, and gone when `act` asks
-    /// for it, the path is resolved again: so whoever uses this finds what is always there, whoever renames something over it. (Between
-    /// [`Volume::resolve`] and a call with the number an inode may go.)
-    ///
-    /// # Errors
-    /// As [`Volume::resolve`], and those of `act`; [`Error::NotFound`] of `act` if the path still leads to the same inode.
-    pub fn at_path<R>(
-        &self,
-        path: impl AsRef<[u8]>,
-        follow_last: bool,
-        mut act: impl FnMut(u64) -> Result<R>,
-    ) -> Result<R> {
-        on_named(|| self.resolve(&path, follow_last), |number| act(*number))
-    }
-
-    /// Attributes of what `path` names, symbolic links followed.
-    pub fn metadata(&self, path: impl AsRef<[u8]>) -> Result<Attr> {
-        self.at_path(path, true, |number| self.getattr_of_named(number))
-    }
-
-    /// Attributes of what `path` names; a symbolic link at the end is not followed.
-    pub fn symlink_metadata(&self, path: impl AsRef<[u8]>) -> Result<Attr> {
-        self.at_path(path, false, |number| self.getattr_of_named(number))
-    }
-
-    /// The inode that `path` names.
-    pub fn resolve(&self, path: impl AsRef<[u8]>, follow_last: bool) -> Result<u64> {
-        self.engine.resolve(path.as_ref(), follow_last)
-    }
-
-    /// The directory that the last part of `path` is in, and that part.
-    pub fn resolve_parent(&self, path: impl AsRef<[u8]>) -> Result<(u64, Vec<u8>)> {
-        self.engine.resolve_parent(path.as_ref())
-    }
-
-    /// Makes a directory.
-    pub fn create_dir(&self, path: impl AsRef<[u8]>, permissions: u32) -> Result<Attr> {
-        let path = path.as_ref();
-        let find = || match self.engine.resolve_parent(path) {
-            // The root, `.` and `..` have no name, but are there.
-            Err(Error::NotFound | Error::Invalid(_)) if self.resolve(path, true).is_ok() => {
-                Err(Error::Exists)
-            }
-            split => split,
-        };
-        let new = NewInode::new(FileType::Directory, permissions);
-        on_named(find, |(dir, name)| self.make(*dir, name, &new))
-    }
-
-    /// Removes a name of something that is no directory.
-    pub fn remove_file(&self, path: impl AsRef<[u8]>) -> Result<()> {
-        let find = || match named_parent(&self.engine, path.as_ref()) {
-            Err(Error::RootDirectory) => Err(Error::IsDirectory),
-            split => split,
-        };
-        on_named(find, |(dir, name)| {
-            self.check_slash(path.as_ref(), *dir, name)?;
-            self.unlink(*dir, name)
-        })
-    }
-
-    /// A slash at the end of `path` says that `name` in `dir` is a directory.
-    fn check_slash(&self, path: &[u8], dir: u64, name: &[u8]) -> Result<()> {
-        if path.last() != Some(&b'/') || self.lookup(dir, name)?.file_type == FileType::Directory {
-            return Ok(());
-        }
-        Err(Error::NotDirectory)
-    }
-
-    /// Removes an empty directory.
-    pub fn remove_dir(&self, path: impl AsRef<[u8]>) -> Result<()> {
-        let find = || named_parent(&self.engine, path.as_ref());
-        on_named(find, |(dir, name)| self.rmdir(*dir, name))
-    }
-
-    /// Renames, replacing what is there.
-    pub fn rename_path(&self, from: impl AsRef<[u8]>, to: impl AsRef<[u8]>) -> Result<()> {
-        let parent_of = |path: &[u8]| named_parent(&self.engine, path);
-        let find = || Ok((parent_of(from.as_ref())?, parent_of(to.as_ref())?));
-        on_named(find, |((dir, name), (new_dir, new_name))| {
-            self.check_slash(from.as_ref(), *dir, name)?;
-            self.check_slash(to.as_ref(), *dir, name)?;
-            self.rename(*dir, name, *new_dir, new_name, RenameMode::Replace)
-        })
-    }
-
-    /// All entries of a directory.
-    pub fn read_dir(&self, path: impl AsRef<[u8]>) -> Result<Vec<DirEntry>> {
-        self.at_path(path, true, |dir| {
-            let mut entries = Vec::new();
-            self.readdir(dir, 0, &mut |entry| {
-                entries.push(entry);
-                true
-            })?;
-            Ok(entries)
-        })
-    }
-}
-
-/// The directory and the name of what is to be removed, renamed or replaced.
-fn named_parent(engine: &Engine, path: &[u8]) -> Result<(u64, Vec<u8>)> {
-    if !path.is_empty() && path.iter().all(|&byte| byte == b'/') {
-        return Err(Error::RootDirectory);
-    }
-    engine.resolve_parent(path)
 }
 
 impl Engine {

@@ -15,6 +15,7 @@
 //! * [`truncate`]: size changes, and removing ranges
 //! * [`allocate`]: the modes of `fallocate(2)`
 //! * [`seek`]: data and holes; copying ranges
+//! * [`cursor`]: a file as a stream of `std::io`
 //!
 //! A write goes: `File::write_at` → [`crate::engine::Engine::write`] (cache, dirty) → later
 //! `fsync` ([`crate::engine::Engine::fsync`]): pages → log frame → flush; or `writeback`: pages → blocks → operation →
@@ -28,6 +29,7 @@
 
 pub mod allocate;
 pub mod closed;
+pub mod cursor;
 pub mod extents;
 pub mod fsync;
 pub mod handle;
