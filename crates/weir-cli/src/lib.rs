@@ -5,6 +5,7 @@
 
 pub mod commands;
 pub mod failure;
+pub mod mount_helper;
 pub mod open;
 pub mod place;
 pub mod progress;
@@ -118,6 +119,9 @@ fn usage_failure(error: &clap::Error) -> Failure {
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
+    if mount_helper::is_meant(std::env::args_os().next().as_deref()) {
+        return mount_helper::main();
+    }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error)

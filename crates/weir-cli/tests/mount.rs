@@ -441,6 +441,47 @@ fn a_mount_that_does_not_work_in_the_background_says_why_and_fails() {
     refused(1, &["mount", &missing, &bench.dir(), "--background", "--log", log]);
 }
 
+/// `mount(8)` finds its helpers in /sbin only: in a namespace of its own that has one more.
+const MOUNT_AS_FSTAB_SAYS: &str = "set -e
+    mount -t overlay -o lowerdir=$1/sbin:/usr/sbin none /usr/sbin
+    mount --fstab $1/fstab $1/mnt
+    grep \" $1/mnt fuse.weir \" /proc/self/mounts
+    echo x > $1/mnt/f
+    if mount -t weir $1/v $1/mnt -o sparkling; then exit 1; else test $? = 1; fi
+    if mount -t weir $1/none $1/mnt; then exit 1; else test $? = 32; fi
+    weir umount $1/mnt
+    mount -t weir -s -r $1/v $1/mnt -o sparkling
+    cat $1/mnt/f
+    if touch $1/mnt/g; then exit 1; fi
+    weir umount $1/mnt";
+
+#[test]
+fn what_fstab_says_is_mounted_by_mount() {
+    let Some(bench) = Bench::new() else { return };
+    let at = |name: &str| bench.dir.path().join(name);
+    let program = Path::new(env!("CARGO_BIN_EXE_weir"));
+    fs::create_dir(at("sbin")).unwrap();
+    std::os::unix::fs::symlink(program, at("sbin/mount.weir")).unwrap();
+    let (volume, dir, log) = (bench.volume(), bench.dir(), at("log"));
+    let options = format!("defaults,noatime,user,memory=16M,log={},nofail", log.display());
+    fs::write(at("fstab"), format!("{volume} {dir} weir {options} 0 0\n")).unwrap();
+
+    let path = format!("{}:{}", program.parent().unwrap().display(), env!("PATH"));
+    let output = Command::new("unshare")
+        .args(["--mount", "sh", "-c", MOUNT_AS_FSTAB_SAYS, "sh"])
+        .arg(bench.dir.path())
+        .env("PATH", path)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    let printed = String::from_utf8(output.stdout).unwrap();
+    assert!(printed.contains("noatime") && printed.ends_with("x\n"), "{printed}");
+    assert!(said.contains("mount option 'sparkling'"), "{said}");
+    assert!(said.contains("no such file"), "{said}");
+    assert!(log.exists());
+}
+
 #[test]
 fn create_and_mount_is_one_command() {
     let Some(bench) = Bench::new() else { return };

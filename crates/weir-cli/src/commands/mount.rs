@@ -220,9 +220,12 @@ fn start_server(args: &MountArgs) -> Result<ExitCode, Failure> {
             .map_err(|error| Failure::host(path, &error))?
             .into(),
     };
+    // After the command's name: what comes behind a `--` is no option.
+    let mut arguments = std::env::args_os().skip(1);
     let mut server = Command::new(program)
-        .args(std::env::args_os().skip(1))
+        .args(arguments.next())
         .arg("--serve")
+        .args(arguments)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(log)
