@@ -12,7 +12,7 @@
 //! Whoever makes many tickets end at once puts the wake-ups of queues off until the last ([`gather_wakes`]): a thread that waits for
 //! a queue would otherwise be woken for each, take one, and go back to sleep.
 //!
-//! Lock order: a ticket's state is a leaf; wakers, queues and callbacks run outside of it.
+//! Lock order: a ticket's state is a leaf; wakers, queues and callbacks run outside of it. A panic of a waker or callback ends there.
 
 use crate::error::Result;
 use crate::sync::atomic::{AtomicBool, Ordering};
@@ -91,14 +91,24 @@ impl Promise {
         };
         self.0.done.notify_all();
         if let Some(waker) = waker {
-            waker.wake();
+            run_foreign(|| waker.wake());
         }
         if let Some((queue, user_data)) = queue {
             queue.push(Completion { user_data, result }, Some(self.0));
         } else if let Some(callback) = callback {
-            callback(result);
+            run_foreign(|| callback(result));
         }
     }
+}
+
+/// Runs what a program has left here. If that panics, its panic hook has heard of it, and this thread goes on: it makes others' requests
+/// durable as well.
+fn run_foreign(call: impl FnOnce()) {
+    if cfg!(feature = "shuttle") {
+        // There a panic is how a schedule ends.
+        return call();
+    }
+    let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(call));
 }
 
 impl std::fmt::Debug for SyncTicket {
@@ -165,7 +175,8 @@ impl SyncTicket {
 
     /// Calls `callback` with the result: now, on this thread, if the request has ended, else when it does, on the thread of
     /// the engine that finds out. That thread makes others' requests durable as well, so the callback must be short, must not
-    /// wait for anything, and must not drop the last handle of an unlinked file. Uses the ticket up.
+    /// wait for anything, and must not drop the last handle of an unlinked file. If it panics on a thread of the engine, nothing ends but
+    /// itself. Uses the ticket up.
     pub fn on_completion(self, callback: impl FnOnce(Result<()>) + Send + 'static) {
         self.hurry();
         let mut state = self.0.state.lock();

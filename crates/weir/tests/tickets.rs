@@ -213,3 +213,39 @@ fn a_sync_of_what_is_durable_is_answered_at_once_and_no_other() {
     assert_eq!(at_once(0..4096, SyncKind::Data), Some(Ok(())));
     assert_eq!(at_once(8192..12288, SyncKind::Data), None);
 }
+
+/// A waker that cannot be woken.
+struct Broken;
+
+impl Wake for Broken {
+    fn wake(self: Arc<Self>) {
+        panic!("on purpose: a waker");
+    }
+}
+
+#[test]
+fn what_a_program_panics_with_when_it_is_told_ends_nobody_elses_request() {
+    let device = formatted(64 * MIB);
+    let volume = threads(&device);
+    let (all, here) = (0..u64::MAX, std::thread::current().id());
+    for round in 0..8 {
+        let submit = |name: &str| {
+            let file = volume.open_file(format!("/{name}{round}"), OpenFlags::CREATE)?;
+            file.write_at(0, name.as_bytes())?;
+            file.fsync_async(all.clone(), SyncKind::Full)
+        };
+        let mut awaited = pin!(submit("woken").expect("submit"));
+        let waker = Waker::from(Arc::new(Broken));
+        // Not told, where it has ended already.
+        let _ = awaited.as_mut().poll(&mut Context::from_waker(&waker));
+        // On the thread of the engine: where it has ended already, it is told here.
+        submit("called").expect("submit").on_completion(move |_| {
+            assert!(std::thread::current().id() == here, "on purpose: a callback");
+        });
+        let other = submit("other").expect("submit");
+        assert_eq!(other.wait_timeout(30_000_000), Some(Ok(())));
+    }
+    let file = volume.open_file("/last", OpenFlags::CREATE).expect("create");
+    file.fsync().expect("durable");
+    volume.close().expect("close");
+}
