@@ -14,7 +14,7 @@ use crate::cache::map::{LoggedFilter, RunFilter};
 use crate::cache::throttle::{DelayDebt, Demand, Limits, Pressure};
 use crate::device::IoClass;
 use crate::engine::{Engine, Room};
-use crate::error::{Error, Result};
+use crate::error::{Error, PANICKED, Result};
 use crate::file::handover::{self, Handover};
 use crate::file::paced::Pacing;
 use crate::file::submit::SyncJob;
@@ -22,7 +22,7 @@ use crate::file::writeback::{FLUSH_INODES, owed_filter};
 use crate::format::BLOCK_BYTES_U64;
 use crate::inode::Inode;
 use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{Arc, Clock, Condvar, JoinHandle, Mutex, give_way, spawn, wait_for};
+use crate::sync::{Arc, Clock, Condvar, JoinHandle, Mutex, OnPanic, give_way, spawn, wait_for};
 use crate::txn::Lsn;
 use crate::txn::checkpoint::is_refusal;
 use futile::Futile;
@@ -328,6 +328,7 @@ impl Engine {
         for (name, body) in bodies {
             let engine = self.clone();
             let thread = spawn(name, move || {
+                let _ends_all = OnPanic(|| engine.shut_down(PANICKED));
                 give_way(0);
                 body(&engine);
             })?;
@@ -345,10 +346,8 @@ impl Engine {
         self.pool.wake_preparer();
         let threads = std::mem::take(&mut *self.background.threads.lock());
         for thread in threads {
-            // A thread that panicked has nothing more to say; its work is done by the log at recovery.
-            if thread.join().is_err() {
-                self.shut_down("a background thread panicked");
-            }
+            // A thread that panicked has shut the volume down; its work is done by the log at recovery.
+            let _ = thread.join();
         }
         self.log.stop();
         // Nobody else does what is left.

@@ -25,14 +25,14 @@
 use crate::cache::map::{LoggedFilter, RunFilter};
 use crate::device::IoClass;
 use crate::engine::{Engine, Room, class_of};
-use crate::error::{Error, Result};
+use crate::error::{Error, PANICKED, Result};
 use crate::file::writeback::{Piece, PieceLimits, settle_bytes};
 use crate::format::Key;
 use crate::inode::Inode;
 use crate::log::chain::CHAIN_END_BLOCKS;
 use crate::log::{Admission, OpRecords};
 use crate::mutation::{self, Mutation};
-use crate::sync::{Arc, Condvar, JoinHandle, Mutex, spawn, wait_for};
+use crate::sync::{Arc, Condvar, JoinHandle, Mutex, OnPanic, spawn, wait_for};
 use crate::txn::{Lsn, Op};
 use crate::types::FileType;
 use std::collections::VecDeque;
@@ -457,7 +457,10 @@ impl Engine {
     pub fn start_barriers(self: &Arc<Self>) -> Result<()> {
         self.barriers.queue.lock().stop = false;
         let engine = self.clone();
-        let thread = spawn("weir-barrier", move || engine.barrier_loop())?;
+        let thread = spawn("weir-barrier", move || {
+            let _ends_all = OnPanic(|| engine.shut_down(PANICKED));
+            engine.barrier_loop();
+        })?;
         *self.barriers.thread.lock() = Some(thread);
         Ok(())
     }
@@ -467,9 +470,8 @@ impl Engine {
         let Some(thread) = self.barriers.thread.lock().take() else { return };
         self.barriers.queue.lock().stop = true;
         self.barriers.wake.notify_all();
-        if thread.join().is_err() {
-            self.shut_down("the barrier thread panicked");
-        }
+        // One that panicked has shut the volume down.
+        let _ = thread.join();
     }
 
     fn barrier_loop(&self) {

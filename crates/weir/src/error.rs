@@ -101,6 +101,8 @@ pub enum Error {
     Shutdown(String),
 }
 
+/// Why a volume is shut down of which a thread has panicked.
+pub(crate) const PANICKED: &str = "an internal error ended one of its threads";
 /// Why a volume is shut down that was closed.
 pub(crate) const CLOSED: &str = "closed";
 

@@ -91,6 +91,18 @@ where
     })
 }
 
+/// Calls `end` when it is dropped by a panic: what others wait for will not come from this thread any more.
+pub struct OnPanic<F: Fn()>(pub F);
+
+impl<F: Fn()> Drop for OnPanic<F> {
+    fn drop(&mut self) {
+        // In a schedule test nobody goes on after a panic.
+        if std::thread::panicking() && !cfg!(feature = "shuttle") {
+            (self.0)();
+        }
+    }
+}
+
 /// The calling thread was started by an engine: callbacks and wakers run there.
 pub fn is_own_thread() -> bool {
     IS_OWN.with(Cell::get)

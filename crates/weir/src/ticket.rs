@@ -14,7 +14,7 @@
 //!
 //! Lock order: a ticket's state is a leaf; wakers, queues and callbacks run outside of it. A panic of a waker or callback ends there.
 
-use crate::error::Result;
+use crate::error::{Error, PANICKED, Result};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Arc, Condvar, Mutex, MutexGuard, wait_for};
 use std::cell::RefCell;
@@ -69,32 +69,52 @@ struct Shared {
 #[must_use = "a ticket that is dropped is not cancelled, but nobody learns whether it failed"]
 pub struct SyncTicket(Arc<Shared>);
 
-/// The engine's end of a ticket; completing it twice is impossible.
-pub struct Promise(Arc<Shared>);
+/// The engine's end of a ticket; completing it twice is impossible. Where a panic takes it along, the ticket ends with an error.
+pub struct Promise(Option<Arc<Shared>>);
 
 /// A ticket and its other end. `hurry`: who is told when somebody waits for the ticket, if it may be gathered with others
 /// until then.
 pub fn ticket(hurry: Option<Arc<dyn Hurry>>) -> (SyncTicket, Promise) {
     let state = Mutex::new(State { hurry, ..State::default() });
     let shared = Arc::new(Shared { state, done: Condvar::new() });
-    (SyncTicket(shared.clone()), Promise(shared))
+    (SyncTicket(shared.clone()), Promise(Some(shared)))
 }
 
 impl Promise {
     /// The request has ended.
-    pub fn complete(self, result: Result<()>) {
+    pub fn complete(mut self, result: Result<()>) {
+        if let Some(shared) = self.0.take() {
+            shared.end(result);
+        }
+    }
+}
+
+impl Drop for Promise {
+    fn drop(&mut self) {
+        // In a schedule test nobody goes on after a panic.
+        if std::thread::panicking()
+            && !cfg!(feature = "shuttle")
+            && let Some(shared) = self.0.take()
+        {
+            shared.end(Err(Error::Shutdown(PANICKED.to_owned())));
+        }
+    }
+}
+
+impl Shared {
+    fn end(self: Arc<Self>, result: Result<()>) {
         let (waker, queue, callback) = {
-            let mut state = self.0.state.lock();
+            let mut state = self.state.lock();
             state.result = Some(result.clone());
             state.hurry = None;
             (state.waker.take(), state.queue.take(), state.callback.take())
         };
-        self.0.done.notify_all();
+        self.done.notify_all();
         if let Some(waker) = waker {
             run_foreign(|| waker.wake());
         }
         if let Some((queue, user_data)) = queue {
-            queue.push(Completion { user_data, result }, Some(self.0));
+            queue.push(Completion { user_data, result }, Some(self));
         } else if let Some(callback) = callback {
             run_foreign(|| callback(result));
         }

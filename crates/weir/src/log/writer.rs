@@ -13,11 +13,12 @@ use super::turns::Company;
 use super::waiter::{Callback, Outbox, Slot, Verdict};
 use super::{Commit, Log};
 use crate::device::{Buffers, IoClass, Operation, Request};
+use crate::error::PANICKED;
 use crate::format::frame::FrameHeader;
 use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64};
 use crate::mutation::{self, Mutation};
 use crate::sync::atomic::Ordering;
-use crate::sync::{Arc, MutexGuard, wait_for};
+use crate::sync::{Arc, MutexGuard, OnPanic, wait_for};
 use crate::ticket::gather_wakes;
 use crate::{Error, Result};
 use std::collections::VecDeque;
@@ -649,6 +650,7 @@ impl Log {
     /// A log thread: a driver that sleeps while there is nothing to do. There is one for each thing to do at a time: to
     /// write, to flush, and to call callbacks. Whichever is awake takes the most urgent.
     pub(super) fn run(&self) {
+        let _ends_all = OnPanic(|| self.shut_down(PANICKED));
         let mut out = Outbox::default();
         let mut commit = self.commit.lock();
         loop {
