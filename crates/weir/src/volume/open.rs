@@ -17,7 +17,7 @@ use crate::file::known_homes::HomesBudget;
 use crate::format::geometry::Geometry;
 use crate::format::root::Root;
 use crate::format::superblock::{Superblock, choose_superblock};
-use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64};
+use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64, MAX_COUNTER_AT_OPENING};
 use crate::inode::InodeTable;
 use crate::log::replay::{Recovered, ReplayStart, recover};
 use crate::log::ring::ReplayPoint;
@@ -239,6 +239,7 @@ pub(super) fn open(device: Arc<dyn Device>, options: VolumeOptions) -> Result<Ar
     let root = read_root(&*device, &superblock)?;
     let recovered = scan_log(&*device, &superblock, &root, &options)?;
     if !options.read_only {
+        check_counters(&superblock, &root, &recovered)?;
         superblock = begin_epoch(&*device, superblock, &recovered)?;
     }
     let alloc =
@@ -285,6 +286,22 @@ fn scan_log(
         ));
     }
     Ok(recovered)
+}
+
+/// Nothing that counts comes near to the end of its numbers.
+fn check_counters(superblock: &Superblock, root: &Root, recovered: &Recovered) -> Result<()> {
+    let counters = [
+        superblock.generation,
+        superblock.log_epoch,
+        root.generation,
+        root.next_inode,
+        recovered.end.sequence,
+        recovered.next_lsn,
+    ];
+    if counters.iter().all(|counter| *counter < MAX_COUNTER_AT_OPENING) {
+        return Ok(());
+    }
+    Err(Error::Corrupt("a counter is impossibly large: open the volume read-only".into()))
 }
 
 /// What was durable once is missing: the device lost it. Pages that are not home may be in frames that are older than the
