@@ -257,11 +257,17 @@ pub(super) fn open(device: Arc<dyn Device>, options: VolumeOptions) -> Result<Ar
     engine.log.keep_recovered(recovered.first(), recovered.live_frames());
     engine.recover(&recovered, root.checkpoint_lsn)?;
     engine.store.check_new_numbers();
-    if threads {
-        engine.start_background()?;
-        engine.start_barriers()?;
+    if threads && let Err(error) = start_threads(&engine) {
+        // Those there are have the engine, and with it the device.
+        engine.stop_threads();
+        return Err(error);
     }
     Ok(engine)
+}
+
+fn start_threads(engine: &Arc<Engine>) -> Result<()> {
+    engine.start_background()?;
+    engine.start_barriers()
 }
 
 fn scan_log(
@@ -332,4 +338,35 @@ fn begin_epoch(device: &dyn Device, old: Superblock, recovered: &Recovered) -> R
     }
     device.flush()?;
     Ok(superblock)
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use crate::device::Device;
+    use crate::device::memory::MemoryDevice;
+    use crate::sync::{Arc, THREADS_LEFT};
+    use crate::{CreateOptions, Error, OpenFlags, Volume, VolumeOptions};
+
+    /// Whoever has the device has its lock.
+    #[test]
+    fn an_opening_that_gets_too_few_threads_lets_go_of_the_device() {
+        let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(32 << 20));
+        Volume::format_device(&device, &CreateOptions::default()).expect("format");
+        let options = || VolumeOptions { memory_bytes: Some(8 << 20), ..VolumeOptions::default() };
+        for threads in 0..100 {
+            THREADS_LEFT.set(threads);
+            let opened = Volume::open_device(device.clone(), options());
+            THREADS_LEFT.set(usize::MAX);
+            match opened {
+                Ok(volume) => {
+                    assert!(threads >= 5, "{threads}");
+                    volume.open_file("/f", OpenFlags::CREATE).expect("create");
+                    return volume.close().expect("close");
+                }
+                Err(error) => assert!(matches!(error, Error::Io(_)), "{error}"),
+            }
+            assert_eq!(Arc::strong_count(&device), 1, "with {threads} threads");
+        }
+        panic!("no number of threads is enough");
+    }
 }
