@@ -16,7 +16,7 @@ use crate::file::in_place::InPlace;
 use crate::file::known_homes::HomesBudget;
 use crate::format::geometry::Geometry;
 use crate::format::root::Root;
-use crate::format::superblock::{Superblock, choose_superblock};
+use crate::format::superblock::{Superblock, SuperblockPlace, choose_superblock};
 use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64, MAX_COUNTER_AT_OPENING};
 use crate::inode::InodeTable;
 use crate::log::replay::{Recovered, ReplayStart, recover};
@@ -30,7 +30,7 @@ use crate::sync::atomic::{AtomicBool, AtomicU64};
 use crate::sync::{Arc, Mutex};
 use crate::tree::{NodeCache, TreeRoot};
 use crate::txn::Store;
-use crate::txn::checkpoint::{Checkpointer, loaded_tree};
+use crate::txn::checkpoint::{Checkpointer, loaded_tree, with_attempts};
 use crate::txn::names::CACHED_NAME_BYTES;
 use crate::txn::store::Memory;
 use crate::types::{BackgroundMode, VolumeOptions};
@@ -223,6 +223,7 @@ pub(crate) fn replay_start(superblock: &Superblock, root: &Root) -> ReplayStart 
         },
         epoch: superblock.log_epoch,
         epoch_first_sequence: superblock.epoch_first_sequence,
+        replay_epoch: superblock.replay_epoch,
         durable_lsn: superblock.durable_lsn,
         next_lsn: root.checkpoint_lsn + 1,
     }
@@ -230,7 +231,7 @@ pub(crate) fn replay_start(superblock: &Superblock, root: &Root) -> ReplayStart 
 
 /// The whole opening.
 pub(super) fn open(device: Arc<dyn Device>, options: VolumeOptions) -> Result<Arc<Engine>> {
-    let (mut superblock, _) = choose_superblock(&*device)?;
+    let (mut superblock, places) = choose_superblock(&*device)?;
     if !options.read_only && !superblock.features.allow_writing() {
         return Err(Error::NotAVolume(
             "a Weir volume with features that this version can only read: open it read-only".into(),
@@ -240,7 +241,7 @@ pub(super) fn open(device: Arc<dyn Device>, options: VolumeOptions) -> Result<Ar
     let recovered = scan_log(&*device, &superblock, &root, &options)?;
     if !options.read_only {
         check_counters(&superblock, &root, &recovered)?;
-        superblock = begin_epoch(&*device, superblock, &recovered)?;
+        superblock = begin_epoch(&*device, superblock, &places, &recovered)?;
     }
     let alloc =
         Allocator::open(device.clone(), &superblock.geometry, superblock.volume_id, &root.groups)?;
@@ -321,23 +322,44 @@ pub(crate) fn lost_durable(superblock: &Superblock, recovered: &Recovered) -> bo
 /// Makes the next log epoch durable, so that frames behind the recovered ones stay cut for ever. The
 /// first flush makes what was recovered durable too: after a mere crash of the process it may only
 /// be in the device's cache.
-fn begin_epoch(device: &dyn Device, old: Superblock, recovered: &Recovered) -> Result<Superblock> {
+///
+/// The superblock goes where the one before the present one is. So that one generation has both of its copies whatever happens, the present
+/// one gets the copy first that an opening could not write, or a crash has torn.
+fn begin_epoch(
+    device: &dyn Device,
+    old: Superblock,
+    places: &[SuperblockPlace],
+    recovered: &Recovered,
+) -> Result<Superblock> {
+    let is_there = |block| {
+        places.iter().any(|place| place.block == block && place.found == Ok(old.generation))
+    };
+    for block in old.places().into_iter().filter(|block| !is_there(*block)) {
+        write_copy(device, &old, block)?;
+    }
     device.flush()?;
     let superblock = Superblock {
         generation: old.generation + 1,
         log_epoch: old.log_epoch + 1,
         epoch_first_sequence: recovered.end.sequence,
+        replay_epoch: recovered.epoch(),
         durable_sequence: recovered.end.sequence,
         durable_lsn: recovered.next_lsn - 1,
         clean: false,
         ..old
     };
     for block in superblock.places() {
-        let bytes = superblock.encode(block)?;
-        device.write(block * BLOCK_BYTES_U64, &[&bytes], IoClass::Log, false)?;
+        write_copy(device, &superblock, block)?;
     }
     device.flush()?;
     Ok(superblock)
+}
+
+/// The copy of `superblock` that belongs at `block`.
+fn write_copy(device: &dyn Device, superblock: &Superblock, block: u64) -> Result<()> {
+    let bytes = superblock.encode(block)?;
+    let offset_bytes = block * BLOCK_BYTES_U64;
+    with_attempts(|| Ok(device.write(offset_bytes, &[&bytes], IoClass::Log, false)?))
 }
 
 #[cfg(all(test, not(feature = "shuttle")))]
