@@ -168,3 +168,39 @@ fn a_disk_that_fails_amid_an_opening_and_loses_its_cache_leaves_everything() {
     }
     assert!(ended);
 }
+
+/// An older volume on the device, which may be larger than the new one: its mirrors then lie behind that.
+#[test]
+fn a_creation_that_is_cut_short_leaves_the_older_volume_as_it_was_or_none() {
+    for size_bytes in [4 * MIB, 2 * MIB] {
+        let (mut kept, mut gone, mut ended) = (0, 0, false);
+        for writes in 0..1000 {
+            let disk = Volatile::new(4 * MIB);
+            let probe = Probe::new(disk.clone());
+            let device: Arc<dyn Device> = probe.clone();
+            format(&device, LOG_BLOCKS);
+            in_use(&device);
+            device.flush().expect("flush");
+            let done = AtomicU64::new(0);
+            probe.refuse(move |_, _| done.fetch_add(1, Ordering::Relaxed) >= writes);
+            let options =
+                CreateOptions { size_bytes: Some(size_bytes), ..CreateOptions::default() };
+            ended = Volume::format_device(&device, &options).is_ok();
+            if ended {
+                break;
+            }
+            for seed in 0..16 {
+                let disk = disk.after_crash(seed);
+                match opens(&disk) {
+                    Err(Error::NotAVolume(_)) => gone += 1,
+                    Ok(new) if new.superblock().volume_id != [7; 16] => {}
+                    _ => {
+                        assert_in_use(&disk);
+                        kept += 1;
+                    }
+                }
+            }
+        }
+        assert!(ended && kept > 0 && gone > 0, "{kept} kept, {gone} gone");
+    }
+}
