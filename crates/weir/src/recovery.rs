@@ -27,7 +27,7 @@ use crate::error::{Error, Result};
 use crate::file::extents;
 use crate::format::item::InodeItem;
 use crate::format::record::Record;
-use crate::format::{BLOCK_BYTES, Key, Kind, MAX_COUNTER, checksum};
+use crate::format::{BLOCK_BYTES, Key, Kind, MAX_COUNTER_AT_OPENING, checksum};
 use crate::log::Admission;
 use crate::log::replay::{Progress, Recovered, ReplayFrame};
 use crate::mutation::{self, Mutation};
@@ -61,7 +61,7 @@ struct Gathered {
 impl Gathered {
     /// The inode number was given out.
     fn use_inode(&mut self, number: u64) -> Result<()> {
-        if number >= MAX_COUNTER - 1 {
+        if number >= MAX_COUNTER_AT_OPENING {
             return Err(Error::Corrupt(format!("log: inode number {number} is impossibly large")));
         }
         self.next_inode = self.next_inode.max(number + 1);

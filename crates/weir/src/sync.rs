@@ -34,11 +34,22 @@ mod base {
         std::time::Duration::from_micros(timeout_us)
     }
 
+    #[cfg(test)]
+    thread_local! {
+        /// How many threads the calling one can start before the system has no more for it.
+        pub static THREADS_LEFT: std::cell::Cell<usize> = const { std::cell::Cell::new(usize::MAX) };
+    }
+
     /// See [`super::spawn`].
     pub fn spawn<F>(name: &str, body: F) -> std::io::Result<JoinHandle<()>>
     where
         F: FnOnce() + Send + 'static,
     {
+        #[cfg(test)]
+        match THREADS_LEFT.get().checked_sub(1) {
+            Some(left) => THREADS_LEFT.set(left),
+            None => return Err(std::io::Error::from_raw_os_error(libc::EAGAIN)),
+        }
         std::thread::Builder::new().name(name.to_owned()).spawn(body)
     }
 }
@@ -69,6 +80,8 @@ mod base {
     }
 }
 
+#[cfg(all(test, not(feature = "shuttle")))]
+pub use base::THREADS_LEFT;
 use base::thread_local;
 pub use base::{JoinHandle, atomic, yield_now};
 use std::cell::Cell;

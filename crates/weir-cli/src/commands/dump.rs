@@ -394,6 +394,7 @@ fn superblock_json(superblock: &Superblock) -> Value {
         },
         "durable_lsn": superblock.durable_lsn,
         "durable_sequence": superblock.durable_sequence,
+        "replay_epoch": superblock.replay_epoch,
         "clean": superblock.clean,
         "errors_seen": superblock.errors_seen,
     })

@@ -43,6 +43,8 @@ use std::path::Path;
 
 /// Memory cap of the recovery in memory, for volumes that are larger.
 const RECOVERY_MEMORY_BYTES: u64 = 256 << 20;
+/// The cap that it gets where it cannot do with less, by and by: a log holds what was changed with a lot of memory.
+const MOST_RECOVERY_MEMORY_BYTES: u64 = 16 << 30;
 
 /// Called with (blocks checked, blocks to check).
 pub type OnProgress = Arc<dyn Fn(u64, u64) + Send + Sync>;
@@ -110,12 +112,21 @@ pub fn check(path: &Path, options: &CheckOptions) -> Result<CheckReport> {
 /// [`Error::NotAVolume`] or [`Error::Io`] if there is no superblock to start from. Everything else is a problem in
 /// the report.
 pub fn check_device(device: &Arc<dyn Device>, options: &CheckOptions) -> Result<CheckReport> {
+    check_within(device, options, RECOVERY_MEMORY_BYTES)
+}
+
+/// As [`check_device`], with this memory cap of the recovery in memory to begin with.
+fn check_within(
+    device: &Arc<dyn Device>,
+    options: &CheckOptions,
+    memory_bytes: u64,
+) -> Result<CheckReport> {
     let (superblock, places) = choose_superblock(&**device)?;
     let mut findings = Findings::new(options.max_problems);
     check_superblocks(&**device, &superblock, &places, &mut findings);
     let mut state = Checked { log_frames: 0, counts: Counts::default() };
     if let Some(root) = load_root(&**device, &superblock, &mut findings) {
-        state = check_stored(device, &superblock, &root, options, &mut findings);
+        state = check_stored(device, (&superblock, &root), (options, memory_bytes), &mut findings);
     }
     let mut report = findings.into_report();
     report.log_frames = state.log_frames;
@@ -133,9 +144,8 @@ struct Checked {
 /// The stored state, and if a log follows it, what recovery makes of it.
 fn check_stored(
     device: &Arc<dyn Device>,
-    superblock: &Superblock,
-    root: &Root,
-    options: &CheckOptions,
+    (superblock, root): (&Superblock, &Root),
+    (options, memory_bytes): (&CheckOptions, u64),
     findings: &mut Findings,
 ) -> Checked {
     let log_frames = check_log(&**device, superblock, root, findings);
@@ -155,7 +165,7 @@ fn check_stored(
         return Checked { log_frames: frames, counts };
     }
     findings.stage = Stage::Recovered;
-    let recovered = check_recovered(device, superblock, options, findings);
+    let recovered = check_recovered(device, superblock, (options, memory_bytes), findings);
     findings.stage = Stage::Stored;
     Checked { log_frames: frames, counts: recovered.unwrap_or(counts) }
 }
@@ -164,7 +174,7 @@ fn check_stored(
 fn check_recovered(
     device: &Arc<dyn Device>,
     superblock: &Superblock,
-    options: &CheckOptions,
+    (options, memory_bytes): (&CheckOptions, u64),
     findings: &mut Findings,
 ) -> Option<Counts> {
     if !superblock.features.allow_writing() {
@@ -172,18 +182,19 @@ fn check_recovered(
         findings.warn(ProblemKind::Recovery, Place::Volume, text.to_owned());
         return None;
     }
-    let overlay: Arc<dyn Device> = Arc::new(Overlay::new(device.clone()));
     let volume_bytes = superblock.geometry.total_blocks().saturating_mul(BLOCK_BYTES_U64);
-    let volume_options = VolumeOptions {
-        memory_bytes: Some(volume_bytes.min(RECOVERY_MEMORY_BYTES)),
-        background: BackgroundMode::Manual,
-        ..VolumeOptions::default()
+    let mut memory_bytes = volume_bytes.min(memory_bytes);
+    let recovery = loop {
+        match recover_over(device, memory_bytes) {
+            // That says something about this check, and nothing about the volume.
+            Err(Error::TooLittleMemory(_)) if memory_bytes < MOST_RECOVERY_MEMORY_BYTES => {
+                memory_bytes = memory_bytes.saturating_mul(4).min(MOST_RECOVERY_MEMORY_BYTES);
+            }
+            recovery => break recovery,
+        }
     };
-    let recovery = Volume::open_device(overlay.clone(), volume_options)
-        .and_then(|volume| volume.close())
-        .and_then(|()| choose_superblock(&*overlay));
-    let (superblock, _) = match recovery {
-        Ok(chosen) => chosen,
+    let (overlay, superblock) = match recovery {
+        Ok(recovered) => recovered,
         Err(error) => {
             findings.add(ProblemKind::Recovery, Place::Volume, || error.to_string());
             return None;
@@ -205,6 +216,22 @@ fn check_recovered(
         on_progress: options.on_progress.as_ref(),
     };
     Some(check_view(&view, findings))
+}
+
+/// What recovery makes of the volume, with all that it writes in memory.
+fn recover_over(
+    device: &Arc<dyn Device>,
+    memory_bytes: u64,
+) -> Result<(Arc<dyn Device>, Superblock)> {
+    let overlay: Arc<dyn Device> = Arc::new(Overlay::new(device.clone()));
+    let options = VolumeOptions {
+        memory_bytes: Some(memory_bytes),
+        background: BackgroundMode::Manual,
+        ..VolumeOptions::default()
+    };
+    Volume::open_device(overlay.clone(), options)?.close()?;
+    let (superblock, _) = choose_superblock(&*overlay)?;
+    Ok((overlay, superblock))
 }
 
 /// The checkpoint root that `superblock` names.
@@ -362,4 +389,35 @@ fn copy_problem(
     }
     (generation == newest.generation && copy != *newest)
         .then(|| "differs from the other copy of its generation".to_owned())
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+    use crate::device::memory::MemoryDevice;
+    use crate::{CreateOptions, OpenFlags};
+
+    #[test]
+    fn a_log_that_was_filled_with_a_lot_of_memory_is_no_problem_of_the_volume() {
+        const LITTLE_BYTES: u64 = 256 << 10;
+        let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(16 << 20));
+        Volume::format_device(&device, &CreateOptions::default()).expect("format");
+        let options = |memory_bytes| VolumeOptions {
+            memory_bytes: Some(memory_bytes),
+            background: BackgroundMode::Manual,
+            ..VolumeOptions::default()
+        };
+        let volume = Volume::open_device(device.clone(), options(64 << 20)).expect("open");
+        for number in 0..1000 {
+            let path = format!("/{number:0>200}");
+            volume.open_file(path, OpenFlags::CREATE).expect("create");
+        }
+        volume.sync().expect("sync");
+        drop(volume);
+        let opened = Volume::open_device(device.clone(), options(LITTLE_BYTES)).map(|_| ());
+        assert!(matches!(opened, Err(Error::TooLittleMemory(_))), "{opened:?}");
+        let report = check_within(&device, &CheckOptions::default(), LITTLE_BYTES).expect("check");
+        assert!(report.is_clean(), "{:?}", report.problems);
+        assert_eq!((report.log_replayed, report.counts.files), (true, 1000));
+    }
 }

@@ -53,6 +53,9 @@ pub const MAX_FILE_BLOCKS: u64 = MAX_FILE_BYTES / BLOCK_BYTES_U64 + 1;
 /// Generations, LSNs, sequence, epoch and inode numbers stay below this: they grow by one at a time
 /// and never get there. Decoders refuse larger ones, so that counting on never overflows.
 pub const MAX_COUNTER: u64 = 1 << 62;
+/// Where such a number has come so far on a volume that is opened, something has damaged it: writing it is refused, since it would end with
+/// numbers that no decoder accepts.
+pub const MAX_COUNTER_AT_OPENING: u64 = MAX_COUNTER / 2;
 
 /// Identifies a volume; repeated in every structure.
 pub type VolumeId = [u8; 16];

@@ -265,6 +265,10 @@ fn decode_tree(raw: &RawTree, geometry: &Geometry) -> Result<TreeRoot, FormatErr
     } else if !geometry.is_data_run(tree.root_block, NODE_BLOCKS) {
         return Err(FormatError::new(STRUCTURE, "the tree's root is outside of the data area"));
     }
+    // So that counting on, and sums of what nodes take, never overflow.
+    if tree.node_count > geometry.data_blocks() / NODE_BLOCKS || tree.item_count >= MAX_COUNTER {
+        return Err(FormatError::new(STRUCTURE, "the tree counts more than the volume can have"));
+    }
     Ok(tree)
 }
 

@@ -1,7 +1,8 @@
 //! The superblock: which checkpoint is current and where replay starts.
 //!
 //! Two slots (generation mod 2), each with a mirror at the end of the volume.
-//! [`choose_superblock`] reads all four places and takes the valid copy of the highest generation.
+//! [`choose_superblock`] reads all four places and takes the valid copy of the highest generation. A place that cannot be read is
+//! no proof that nothing newer is there.
 //! Feature policy: an unknown incompat bit refuses to open, an unknown `ro_compat` bit allows
 //! reading, an unknown compat bit is ignored.
 
@@ -69,7 +70,8 @@ struct Raw {
     durable_lsn: U64,
     state: U64,
     durable_sequence: U64,
-    reserved: [u8; 3808],
+    replay_epoch: U64,
+    reserved: [u8; 3800],
 }
 
 const _: () = {
@@ -94,7 +96,8 @@ const _: () = {
     assert!(offset_of!(Raw, durable_lsn) == 264);
     assert!(offset_of!(Raw, state) == 272);
     assert!(offset_of!(Raw, durable_sequence) == 280);
-    assert!(offset_of!(Raw, reserved) == 288);
+    assert!(offset_of!(Raw, replay_epoch) == 288);
+    assert!(offset_of!(Raw, reserved) == 296);
 };
 
 /// The current checkpoint root, as the superblock names it.
@@ -162,6 +165,8 @@ pub struct Superblock {
     pub log_epoch: u64,
     /// Frames from this sequence on must carry `log_epoch`.
     pub epoch_first_sequence: u64,
+    /// The epoch that frames before that sequence must carry; 0: not known, any smaller one.
+    pub replay_epoch: u64,
     /// Where replay starts.
     pub replay: ReplayPoint,
     /// Everything up to here was durable when this was written.
@@ -258,7 +263,8 @@ impl Superblock {
             durable_lsn: self.durable_lsn.into(),
             state: state.into(),
             durable_sequence: self.durable_sequence.into(),
-            reserved: [0; 3808],
+            replay_epoch: self.replay_epoch.into(),
+            reserved: [0; 3800],
         };
         raw.checksum = super::checksum(raw.as_bytes()).into();
         Ok(AlignedBuf::from_slice(raw.as_bytes()))
@@ -336,6 +342,7 @@ impl Superblock {
             raw.replay_sequence,
             raw.durable_lsn,
             raw.durable_sequence,
+            raw.replay_epoch,
         ];
         let in_range = counters.iter().all(|counter| counter.get() < MAX_COUNTER);
         check(in_range, "a counter is impossibly large")?;
@@ -355,6 +362,7 @@ impl Superblock {
             root,
             log_epoch: raw.log_epoch.get(),
             epoch_first_sequence: raw.epoch_first_sequence.get(),
+            replay_epoch: raw.replay_epoch.get(),
             replay,
             durable_lsn: raw.durable_lsn.get(),
             durable_sequence: raw.durable_sequence.get(),
@@ -377,7 +385,7 @@ pub struct SuperblockPlace {
 ///
 /// # Errors
 /// [`Error::NotAVolume`], with one line that says what is there instead and what to do;
-/// [`Error::Io`] if no copy could be read at all.
+/// [`Error::Io`] if no copy could be read, or neither copy of a generation that may be the newest.
 pub fn choose_superblock(device: &dyn Device) -> crate::Result<(Superblock, Vec<SuperblockPlace>)> {
     let device_blocks = device.info().size_bytes / BLOCK_BYTES_U64;
     let mut search = Search::new(device);
@@ -399,13 +407,16 @@ struct Search<'a> {
     block: AlignedBuf,
     places: Vec<SuperblockPlace>,
     best: Option<Superblock>,
+    /// Places that could not be read, and why not the last one.
+    unread: Vec<u64>,
     io_error: Option<Error>,
 }
 
 impl<'a> Search<'a> {
     fn new(device: &'a dyn Device) -> Self {
         let block = AlignedBuf::zeroed(BLOCK_BYTES);
-        Self { device, block, places: Vec::new(), best: None, io_error: None }
+        let (places, unread) = (Vec::new(), Vec::new());
+        Self { device, block, places, best: None, unread, io_error: None }
     }
 
     fn look_at(&mut self, block: u64) {
@@ -418,6 +429,7 @@ impl<'a> Search<'a> {
         if let Err(error) = read {
             let unreadable = FormatError::new(STRUCTURE, error.reason.clone());
             self.places.push(SuperblockPlace { block, found: Err(unreadable.into()) });
+            self.unread.push(block);
             self.io_error = Some(error.into());
             return;
         }
@@ -431,6 +443,17 @@ impl<'a> Search<'a> {
         }
     }
 
+    /// Of the slot that `best` is not in, nothing is known: the newest superblock may be there, and what the older one refers to may have been
+    /// used again. (Copies that are read and make no sense are what a crash leaves of one that was never in use.)
+    fn is_in_doubt(&self, best: &Superblock) -> bool {
+        let other = 1 - best.slot();
+        let places =
+            [Geometry::superblock_block(other), best.geometry.superblock_mirror_block(other)];
+        let is_known =
+            |place: &SuperblockPlace| places.contains(&place.block) && place.found.is_ok();
+        !self.places.iter().any(is_known) && self.unread.iter().any(|block| places.contains(block))
+    }
+
     fn conclude(self, device_blocks: u64) -> crate::Result<(Superblock, Vec<SuperblockPlace>)> {
         let refuse = |text: String| Err(Error::NotAVolume(text));
         let errors = || self.places.iter().filter_map(|place| place.found.as_ref().err());
@@ -441,6 +464,7 @@ impl<'a> Search<'a> {
         if let Some(error) = newer {
             return refuse(format!("a Weir volume, but {error}: use a newer weir"));
         }
+        let in_doubt = self.best.as_ref().is_some_and(|best| self.is_in_doubt(best));
         if let Some(superblock) = self.best {
             let total_blocks = superblock.geometry.total_blocks();
             if total_blocks > device_blocks {
@@ -451,7 +475,10 @@ impl<'a> Search<'a> {
                     device_blocks * BLOCK_BYTES_U64,
                 ));
             }
-            return Ok((superblock, self.places));
+            return match self.io_error {
+                Some(error) if in_doubt => Err(error),
+                _ => Ok((superblock, self.places)),
+            };
         }
         if let Some(error) = self.io_error {
             return Err(error);

@@ -13,6 +13,7 @@ fn start() -> ReplayStart {
         point: START.point,
         epoch: START.epoch,
         epoch_first_sequence: START.point.sequence,
+        replay_epoch: 0,
         durable_lsn: START.next_lsn - 1,
         next_lsn: START.next_lsn,
     }

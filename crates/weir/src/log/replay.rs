@@ -40,10 +40,23 @@ pub struct ReplayStart {
     pub epoch: u64,
     /// Frames from this sequence on must carry `epoch`.
     pub epoch_first_sequence: u64,
+    /// What those before it must carry; 0: any smaller one.
+    pub replay_epoch: u64,
     /// Everything up to here was durable.
     pub durable_lsn: Lsn,
     /// LSN of the next operation if the log holds none: one more than the checkpoint's.
     pub next_lsn: Lsn,
+}
+
+impl ReplayStart {
+    /// Whether the frame with this sequence number may carry `epoch`. A frame that was cut, and the one that was written in its stead, both
+    /// continue the one before: before `epoch_first_sequence` as well only the epoch tells which of them is the log's.
+    fn allows(&self, epoch: u64, sequence: u64) -> bool {
+        if sequence >= self.epoch_first_sequence {
+            return epoch == self.epoch;
+        }
+        epoch < self.epoch && (self.replay_epoch == 0 || epoch == self.replay_epoch)
+    }
 }
 
 /// How far the scan is.
@@ -60,6 +73,7 @@ pub struct Progress {
 struct Accepted {
     position: u64,
     total_blocks: u64,
+    epoch: u64,
     last_lsn: Lsn,
     digest: u64,
     continues: bool,
@@ -240,11 +254,7 @@ impl Scan<'_> {
         let Some(header) = FrameHeader::peek(self.reader.get(position, 1)?) else {
             return Ok(None);
         };
-        let epoch_holds = if point.sequence >= self.start.epoch_first_sequence {
-            header.epoch == self.start.epoch
-        } else {
-            header.epoch < self.start.epoch
-        };
+        let epoch_holds = self.start.allows(header.epoch, point.sequence);
         let total_blocks = header.total_blocks();
         let stale = mutation::active(Mutation::AcceptStaleFrame);
         let belongs = header.volume_id == self.geometry.volume_id
@@ -266,6 +276,7 @@ impl Scan<'_> {
         let accepted = Accepted {
             position,
             total_blocks,
+            epoch: header.epoch,
             last_lsn: header.last_lsn,
             digest,
             continues: header.continues,
@@ -452,6 +463,12 @@ impl Recovered {
     /// written. A crash never does that.
     pub fn lost_durable(&self) -> bool {
         self.next_lsn <= self.durable_lsn
+    }
+
+    /// The epoch that all accepted frames carry; 0 if there is none, or more than one.
+    pub fn epoch(&self) -> u64 {
+        let first = self.frames.first().map_or(0, |frame| frame.epoch);
+        if self.frames.iter().all(|frame| frame.epoch == first) { first } else { 0 }
     }
 
     /// Blocks of the ring from where replay started to the end of the last accepted frame.

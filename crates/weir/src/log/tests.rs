@@ -18,6 +18,7 @@ pub(super) fn replay_start(start: &LogStart) -> ReplayStart {
         point: start.point,
         epoch: start.epoch,
         epoch_first_sequence: start.point.sequence,
+        replay_epoch: 0,
         durable_lsn: start.next_lsn - 1,
         next_lsn: start.next_lsn,
     }

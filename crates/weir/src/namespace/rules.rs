@@ -299,6 +299,8 @@ pub fn check_no_loop(
         return Ok(());
     }
     let mut ancestor = new_parent;
+    // On a damaged volume directories may contain each other: one that was passed a while ago is known again.
+    let (mut passed, mut steps) = (new_parent, 0_u64);
     loop {
         if ancestor == moved.inode {
             return Err(Error::Invalid("a directory cannot be moved below itself"));
@@ -309,6 +311,13 @@ pub fn check_no_loop(
         let above = parent_of(ancestor)?;
         if above == ancestor || above == 0 {
             return Ok(());
+        }
+        if above == passed {
+            return Err(Error::Corrupt(format!("directory {above} contains itself: run fsck")));
+        }
+        steps += 1;
+        if steps.is_power_of_two() {
+            passed = above;
         }
         ancestor = above;
     }

@@ -123,6 +123,18 @@ fn attempts(error: &Error) -> u32 {
     if matches!(error, Error::Io(_)) { HOME_ATTEMPTS } else { 1 }
 }
 
+/// Does `work` until it succeeds, or has failed as often as somebody waits for.
+pub fn with_attempts(work: impl Fn() -> Result<()>) -> Result<()> {
+    let mut failed = 0;
+    while let Err(error) = work() {
+        failed += 1;
+        if failed >= attempts(&error) {
+            return Err(error);
+        }
+    }
+    Ok(())
+}
+
 struct Published {
     tree: TreeRoot,
     /// Blocks of the nodes that are not part of it any more.
@@ -631,13 +643,7 @@ impl Engine {
     /// # Errors
     /// The disk has refused it [`HOME_ATTEMPTS`] times: the one before is as good. Or the flush failed.
     pub fn write_superblock(&self, superblock: &Superblock) -> Result<()> {
-        let mut failed = 0;
-        while let Err(error) = self.write_places(superblock) {
-            failed += 1;
-            if failed >= attempts(&error) {
-                return Err(error);
-            }
-        }
+        with_attempts(|| self.write_places(superblock))?;
         self.make_superblock_durable(superblock)
     }
 

@@ -19,7 +19,7 @@ use super::obligations::Obligations;
 use super::op::Op;
 use crate::alloc::{Allocator, FrozenSpace, MetadataReserve};
 use crate::error::Result;
-use crate::format::{Key, Kind, MAX_COUNTER};
+use crate::format::{Key, Kind, MAX_COUNTER_AT_OPENING};
 use crate::log::{Admission, Boundary, Log};
 use crate::mutation::{self, Mutation};
 use crate::sync::atomic::{AtomicBool, Ordering};
@@ -421,7 +421,7 @@ impl Store {
             return;
         }
         // Greater ones are never reached.
-        let last_number = Key { inode: MAX_COUNTER - 1, ..Key::MAX };
+        let last_number = Key { inode: MAX_COUNTER_AT_OPENING / 2, ..Key::MAX };
         let used = self.get_le(last_number, Key::inode(next));
         let mut state = self.state.write();
         state.new_directories = NewDirectories::new(0);

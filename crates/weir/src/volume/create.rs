@@ -8,8 +8,10 @@ use crate::device::{Device, IoClass};
 use crate::error::{Error, Result};
 use crate::format::geometry::{Geometry, TAIL_BLOCKS, default_log_blocks};
 use crate::format::item::InodeItem;
-use crate::format::superblock::{Features, MAX_LABEL_BYTES, ReplayPoint, RootPointer, Superblock};
-use crate::format::{BLOCK_BYTES_U64, Key, MIN_VOLUME_BYTES, VolumeId};
+use crate::format::superblock::{
+    self, Features, MAX_LABEL_BYTES, ReplayPoint, RootPointer, Superblock,
+};
+use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64, Key, MIN_VOLUME_BYTES, VolumeId};
 use crate::log::LogStart;
 use crate::sync::{Arc, Clock, SystemClock};
 use crate::tree::TreeRoot;
@@ -167,6 +169,7 @@ pub(crate) fn format(
         log_epoch: 1,
         epoch_first_sequence: 1,
         durable_sequence: 0,
+        replay_epoch: 0,
         replay: ReplayPoint { position_blocks: 0, sequence: 1, prev_digest: 0 },
         durable_lsn: 0,
         clean: true,
@@ -222,8 +225,8 @@ fn root_directory(options: &CreateOptions, now: Timestamp) -> InodeItem {
     }
 }
 
-/// Superblock places first, so that an older volume is gone before anything else of it; then the log ring,
-/// or with `everything` the whole volume.
+/// Superblock places first, so that an older volume is gone, also after a power cut, before anything else of it; then the log ring, or with
+/// `everything` the whole volume.
 fn write_zeros(
     device: &dyn Device,
     geometry: &Geometry,
@@ -236,15 +239,37 @@ fn write_zeros(
     let ring = geometry.log_start_block()..geometry.log_start_block() + geometry.log_blocks();
     let middle = head.end..tail.start;
     let written = if everything { middle } else { ring };
-    let areas = [head, tail, written];
-    let all: u64 = areas.iter().map(|area| (area.end - area.start) * BLOCK_BYTES_U64).sum();
+    let places = [head, tail];
+    let blocks: u64 = places.iter().chain([&written]).map(|area| area.end - area.start).sum();
     let zeros = AlignedBuf::zeroed(ZERO_BYTES);
     let mut done = 0;
-    for area in areas {
-        write_area(device, &zeros, area, &mut |bytes| {
-            done += bytes;
-            progress(done, all);
-        })?;
+    let mut step = |bytes| {
+        done += bytes;
+        progress(done, blocks * BLOCK_BYTES_U64);
+    };
+    for area in places {
+        write_area(device, &zeros, area, &mut step)?;
+    }
+    forget_older_volume(device, geometry)?;
+    device.flush()?;
+    write_area(device, &zeros, written, &mut step)
+}
+
+/// A volume that filled the device has mirrors of its superblocks behind the end of a smaller one: without its slots it would be found by
+/// them. What else is there is nobody's business.
+fn forget_older_volume(device: &dyn Device, geometry: &Geometry) -> Result<()> {
+    let device_blocks = device.info().size_bytes / BLOCK_BYTES_U64;
+    let mut block = AlignedBuf::zeroed(BLOCK_BYTES);
+    for slot in [0, 1] {
+        let mirror = (device_blocks - TAIL_BLOCKS) + Geometry::superblock_block(slot);
+        if mirror < geometry.total_blocks() {
+            continue;
+        }
+        let offset_bytes = mirror * BLOCK_BYTES_U64;
+        device.read(offset_bytes, &mut [&mut block], IoClass::SyncRead)?;
+        if block.starts_with(&superblock::MAGIC) {
+            write_area(device, &AlignedBuf::zeroed(BLOCK_BYTES), mirror..mirror + 1, &mut |_| {})?;
+        }
     }
     Ok(())
 }

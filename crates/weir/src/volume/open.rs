@@ -16,8 +16,8 @@ use crate::file::in_place::InPlace;
 use crate::file::known_homes::HomesBudget;
 use crate::format::geometry::Geometry;
 use crate::format::root::Root;
-use crate::format::superblock::{Superblock, choose_superblock};
-use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64};
+use crate::format::superblock::{Superblock, SuperblockPlace, choose_superblock};
+use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64, MAX_COUNTER_AT_OPENING};
 use crate::inode::InodeTable;
 use crate::log::replay::{Recovered, ReplayStart, recover};
 use crate::log::ring::ReplayPoint;
@@ -30,7 +30,7 @@ use crate::sync::atomic::{AtomicBool, AtomicU64};
 use crate::sync::{Arc, Mutex};
 use crate::tree::{NodeCache, TreeRoot};
 use crate::txn::Store;
-use crate::txn::checkpoint::{Checkpointer, loaded_tree};
+use crate::txn::checkpoint::{Checkpointer, loaded_tree, with_attempts};
 use crate::txn::names::CACHED_NAME_BYTES;
 use crate::txn::store::Memory;
 use crate::types::{BackgroundMode, VolumeOptions};
@@ -223,6 +223,7 @@ pub(crate) fn replay_start(superblock: &Superblock, root: &Root) -> ReplayStart 
         },
         epoch: superblock.log_epoch,
         epoch_first_sequence: superblock.epoch_first_sequence,
+        replay_epoch: superblock.replay_epoch,
         durable_lsn: superblock.durable_lsn,
         next_lsn: root.checkpoint_lsn + 1,
     }
@@ -230,7 +231,7 @@ pub(crate) fn replay_start(superblock: &Superblock, root: &Root) -> ReplayStart 
 
 /// The whole opening.
 pub(super) fn open(device: Arc<dyn Device>, options: VolumeOptions) -> Result<Arc<Engine>> {
-    let (mut superblock, _) = choose_superblock(&*device)?;
+    let (mut superblock, places) = choose_superblock(&*device)?;
     if !options.read_only && !superblock.features.allow_writing() {
         return Err(Error::NotAVolume(
             "a Weir volume with features that this version can only read: open it read-only".into(),
@@ -239,7 +240,8 @@ pub(super) fn open(device: Arc<dyn Device>, options: VolumeOptions) -> Result<Ar
     let root = read_root(&*device, &superblock)?;
     let recovered = scan_log(&*device, &superblock, &root, &options)?;
     if !options.read_only {
-        superblock = begin_epoch(&*device, superblock, &recovered)?;
+        check_counters(&superblock, &root, &recovered)?;
+        superblock = begin_epoch(&*device, superblock, &places, &recovered)?;
     }
     let alloc =
         Allocator::open(device.clone(), &superblock.geometry, superblock.volume_id, &root.groups)?;
@@ -256,11 +258,17 @@ pub(super) fn open(device: Arc<dyn Device>, options: VolumeOptions) -> Result<Ar
     engine.log.keep_recovered(recovered.first(), recovered.live_frames());
     engine.recover(&recovered, root.checkpoint_lsn)?;
     engine.store.check_new_numbers();
-    if threads {
-        engine.start_background()?;
-        engine.start_barriers()?;
+    if threads && let Err(error) = start_threads(&engine) {
+        // Those there are have the engine, and with it the device.
+        engine.stop_threads();
+        return Err(error);
     }
     Ok(engine)
+}
+
+fn start_threads(engine: &Arc<Engine>) -> Result<()> {
+    engine.start_background()?;
+    engine.start_barriers()
 }
 
 fn scan_log(
@@ -287,6 +295,22 @@ fn scan_log(
     Ok(recovered)
 }
 
+/// Nothing that counts comes near to the end of its numbers.
+fn check_counters(superblock: &Superblock, root: &Root, recovered: &Recovered) -> Result<()> {
+    let counters = [
+        superblock.generation,
+        superblock.log_epoch,
+        root.generation,
+        root.next_inode,
+        recovered.end.sequence,
+        recovered.next_lsn,
+    ];
+    if counters.iter().all(|counter| *counter < MAX_COUNTER_AT_OPENING) {
+        return Ok(());
+    }
+    Err(Error::Corrupt("a counter is impossibly large: open the volume read-only".into()))
+}
+
 /// What was durable once is missing: the device lost it. Pages that are not home may be in frames that are older than the
 /// checkpoint, so that all of its operations are there says too little.
 pub(crate) fn lost_durable(superblock: &Superblock, recovered: &Recovered) -> bool {
@@ -298,21 +322,73 @@ pub(crate) fn lost_durable(superblock: &Superblock, recovered: &Recovered) -> bo
 /// Makes the next log epoch durable, so that frames behind the recovered ones stay cut for ever. The
 /// first flush makes what was recovered durable too: after a mere crash of the process it may only
 /// be in the device's cache.
-fn begin_epoch(device: &dyn Device, old: Superblock, recovered: &Recovered) -> Result<Superblock> {
+///
+/// The superblock goes where the one before the present one is. So that one generation has both of its copies whatever happens, the present
+/// one gets the copy first that an opening could not write, or a crash has torn.
+fn begin_epoch(
+    device: &dyn Device,
+    old: Superblock,
+    places: &[SuperblockPlace],
+    recovered: &Recovered,
+) -> Result<Superblock> {
+    let is_there = |block| {
+        places.iter().any(|place| place.block == block && place.found == Ok(old.generation))
+    };
+    for block in old.places().into_iter().filter(|block| !is_there(*block)) {
+        write_copy(device, &old, block)?;
+    }
     device.flush()?;
     let superblock = Superblock {
         generation: old.generation + 1,
         log_epoch: old.log_epoch + 1,
         epoch_first_sequence: recovered.end.sequence,
+        replay_epoch: recovered.epoch(),
         durable_sequence: recovered.end.sequence,
         durable_lsn: recovered.next_lsn - 1,
         clean: false,
         ..old
     };
     for block in superblock.places() {
-        let bytes = superblock.encode(block)?;
-        device.write(block * BLOCK_BYTES_U64, &[&bytes], IoClass::Log, false)?;
+        write_copy(device, &superblock, block)?;
     }
     device.flush()?;
     Ok(superblock)
+}
+
+/// The copy of `superblock` that belongs at `block`.
+fn write_copy(device: &dyn Device, superblock: &Superblock, block: u64) -> Result<()> {
+    let bytes = superblock.encode(block)?;
+    let offset_bytes = block * BLOCK_BYTES_U64;
+    with_attempts(|| Ok(device.write(offset_bytes, &[&bytes], IoClass::Log, false)?))
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use crate::device::Device;
+    use crate::device::memory::MemoryDevice;
+    use crate::sync::{Arc, THREADS_LEFT};
+    use crate::{CreateOptions, Error, OpenFlags, Volume, VolumeOptions};
+
+    /// Whoever has the device has its lock.
+    #[test]
+    fn an_opening_that_gets_too_few_threads_lets_go_of_the_device() {
+        let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(32 << 20));
+        Volume::format_device(&device, &CreateOptions::default()).expect("format");
+        let options = || VolumeOptions { memory_bytes: Some(8 << 20), ..VolumeOptions::default() };
+        for threads in 0..100 {
+            THREADS_LEFT.set(threads);
+            let opened = Volume::open_device(device.clone(), options());
+            THREADS_LEFT.set(usize::MAX);
+            match opened {
+                Ok(volume) => {
+                    assert!(threads >= 5, "{threads}");
+                    volume.open_file("/f", OpenFlags::CREATE).expect("create");
+                    return volume.close().expect("close");
+                }
+                Err(error) => assert!(matches!(error, Error::Io(_)), "{error}"),
+            }
+            assert_eq!(Arc::strong_count(&device), 1, "with {threads} threads");
+        }
+        panic!("no number of threads is enough");
+    }
 }

@@ -359,7 +359,17 @@ proptest! {
         lsn in prop::option::of(interesting()),
         read_only in prop::bool::weighted(0.2),
     ) {
-        watched(move || survive(&with_records(&records, lsn), read_only));
+        let frame = ForgedFrame { records, last_lsn: lsn, ..ForgedFrame::default() };
+        watched(move || survive(&with_frames(&[frame]), read_only));
+    }
+
+    /// Frames of a log that no engine ever wrote: numbers that go back, chains without an end, gaps.
+    #[test]
+    fn frames_that_lie_never_make_it_panic_or_hang(
+        frames in prop::collection::vec(forged_frame(), 1..12),
+        read_only in prop::bool::weighted(0.2),
+    ) {
+        watched(move || survive(&with_frames(&frames), read_only));
     }
 }
 
@@ -380,6 +390,34 @@ fn entries_of_inodes_that_are_still_to_be_made_never_make_it_panic_or_hang() {
         image.store();
         survive(&image.device.image(), false)
     });
+}
+
+/// Directories that say they are in each other, though they are reached from the root.
+#[test]
+fn a_rename_into_directories_that_contain_each_other_ends() {
+    watched(|| {
+        let mut image = Image::load(&Arc::new(MemoryDevice::from_image(&images()[0])));
+        let (outer, inner) = (image.find("/dir"), image.find("/dir/sub"));
+        image.edit_inode(outer, |item| item.parent = inner);
+        image.store();
+        let volume = open(&image.device);
+        let renamed = volume.rename_path("/empty", "/dir/sub/empty");
+        assert!(matches!(renamed, Err(Error::Corrupt(_))), "{renamed:?}");
+        assert!(volume.read_dir("/empty").is_ok(), "nothing has changed");
+    });
+}
+
+/// Counts of the tree that no volume can have.
+#[test]
+fn a_tree_that_counts_more_than_there_can_be_is_refused() {
+    for counts in [(i64::MAX, 0, 0), (-1000, 0, 0), (0, i64::MAX, 0), (0, -1000, 0), (0, 5000, 0)] {
+        watched(move || {
+            let mut image = Image::load(&Arc::new(MemoryDevice::from_image(&images()[0])));
+            image.wrong_counts = counts;
+            image.store();
+            assert!(survive(&image.device.image(), false).is_none(), "{counts:?}");
+        });
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -403,8 +441,35 @@ fn forged() -> impl Strategy<Value = Forged> {
         .prop_map(|(kind, key, first, second, value)| Forged { kind, key, first, second, value })
 }
 
-/// A volume whose log holds one frame with these records, and with payload for those that need it.
-fn with_records(records: &[Forged], lsn: Option<u64>) -> Vec<u8> {
+/// A frame: `None` stands for what the engine would have written.
+#[derive(Debug, Clone, Default)]
+struct ForgedFrame {
+    records: Vec<Forged>,
+    first_lsn: Option<u64>,
+    last_lsn: Option<u64>,
+    durable_lsn: Option<u64>,
+    continues: bool,
+    /// Blocks between it and the frame before.
+    gap: u64,
+}
+
+fn forged_frame() -> impl Strategy<Value = ForgedFrame> {
+    let lsn = || prop::option::weighted(0.4, interesting());
+    let records = prop::collection::vec(forged(), 0..4);
+    let continues = prop::bool::weighted(0.2);
+    (records, lsn(), lsn(), prop::option::weighted(0.1, interesting()), continues, 0_u64..3)
+        .prop_map(|(records, first_lsn, last_lsn, durable_lsn, continues, gap)| ForgedFrame {
+            records,
+            first_lsn,
+            last_lsn,
+            durable_lsn,
+            continues,
+            gap,
+        })
+}
+
+/// A volume whose log holds these frames, with payload for records that need it.
+fn with_frames(frames: &[ForgedFrame]) -> Vec<u8> {
     static BASE: OnceLock<Vec<u8>> = OnceLock::new();
     let base = BASE.get_or_init(|| {
         let device = formatted(2 * MIB);
@@ -418,8 +483,39 @@ fn with_records(records: &[Forged], lsn: Option<u64>) -> Vec<u8> {
     });
     let device = MemoryDevice::from_image(base);
     let (superblock, _) = choose_superblock(&device).expect("superblock");
-    let block = superblock.geometry.log_start_block() + superblock.replay.position_blocks;
-    let mut header = FrameHeader::peek(&read(&device, block, BLOCK_BYTES)).expect("a frame");
+    let ring = superblock.geometry.log_start_block();
+    let mut position = superblock.replay.position_blocks;
+    let mut header =
+        FrameHeader::peek(&read(&device, ring + position, BLOCK_BYTES)).expect("a frame");
+    for (number, forged) in frames.iter().enumerate() {
+        let (bytes, count) = encoded(&forged.records);
+        position += if number > 0 { forged.gap } else { 0 };
+        header.ring_position_blocks = position;
+        header.first_lsn = forged.first_lsn.unwrap_or(header.first_lsn + number as u64);
+        let last_lsn = forged.last_lsn.unwrap_or(header.first_lsn).max(header.first_lsn);
+        header.last_lsn = last_lsn.min((1 << 62) - 1);
+        header.first_lsn = header.first_lsn.min(header.last_lsn);
+        header.durable_lsn = forged.durable_lsn.unwrap_or(header.durable_lsn);
+        header.continues = forged.continues;
+        header.meta_bytes = (FRAME_HEADER_BYTES + bytes.len()) as u32;
+        header.record_count = count;
+        header.payload_blocks = 1;
+        let blocks = header.total_blocks();
+        if position + blocks > superblock.geometry.log_blocks() {
+            break;
+        }
+        let mut frame = vec![0; blocks as usize * BLOCK_BYTES];
+        frame[FRAME_HEADER_BYTES..][..bytes.len()].copy_from_slice(&bytes);
+        header.prev_digest = header.seal(&mut frame).expect("seal");
+        header.sequence += 1;
+        write(&device, ring + position, &frame);
+        position += blocks;
+    }
+    device.image()
+}
+
+/// Records and how many they are.
+fn encoded(records: &[Forged]) -> (Vec<u8>, u32) {
     let mut bytes = Vec::new();
     let mut count = 0;
     for forged in records {
@@ -442,13 +538,5 @@ fn with_records(records: &[Forged], lsn: Option<u64>) -> Vec<u8> {
         };
         count += record.encode(&mut bytes).expect("encode");
     }
-    header.meta_bytes = (FRAME_HEADER_BYTES + bytes.len()) as u32;
-    header.record_count = count;
-    header.payload_blocks = 1;
-    header.last_lsn = lsn.unwrap_or(header.last_lsn).max(header.first_lsn);
-    let mut frame = vec![0; header.total_blocks() as usize * BLOCK_BYTES];
-    frame[FRAME_HEADER_BYTES..][..bytes.len()].copy_from_slice(&bytes);
-    header.seal(&mut frame).expect("seal");
-    write(&device, block, &frame);
-    device.image()
+    (bytes, count)
 }

@@ -29,19 +29,26 @@ impl Volatile {
 
     /// What the disk holds after a power cut now; the volume goes on.
     pub fn after_crash(&self, seed: u64) -> Arc<dyn Device> {
-        let copy = MemoryDevice::new(self.size_bytes);
-        let mut bytes = AlignedBuf::zeroed(self.size_bytes as usize);
-        self.inner.read(0, &mut [&mut bytes], IoClass::SyncRead).expect("read");
         let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-        for (offset, data) in self.pending.lock().expect("lock").iter() {
+        self.after_crash_with(|data| {
             random ^= random << 13;
             random ^= random >> 7;
             random ^= random << 17;
-            let keep = match random % 4 {
+            match random % 4 {
                 0 => 0,
                 1 => data.len() / 2 / 4096 * 4096,
                 _ => data.len(),
-            };
+            }
+        })
+    }
+
+    /// The same, with so many bytes of each write that was not flushed as `kept_bytes` says.
+    pub fn after_crash_with(&self, mut kept_bytes: impl FnMut(&[u8]) -> usize) -> Arc<dyn Device> {
+        let copy = MemoryDevice::new(self.size_bytes);
+        let mut bytes = AlignedBuf::zeroed(self.size_bytes as usize);
+        self.inner.read(0, &mut [&mut bytes], IoClass::SyncRead).expect("read");
+        for (offset, data) in self.pending.lock().expect("lock").iter() {
+            let keep = kept_bytes(data);
             bytes[*offset as usize..*offset as usize + keep].copy_from_slice(&data[..keep]);
         }
         for (index, part) in bytes.chunks(1 << 20).enumerate() {

@@ -1,5 +1,6 @@
 use super::*;
 use crate::device::memory::MemoryDevice;
+use crate::device::{DeviceError, DeviceInfo, DeviceResult, OnDone, Request};
 use crate::format::geometry::default_log_blocks;
 use proptest::prelude::*;
 
@@ -18,6 +19,7 @@ fn sample(total_blocks: u64, generation: u64) -> Superblock {
         log_epoch: 3,
         epoch_first_sequence: 1000,
         durable_sequence: 0,
+        replay_epoch: 0,
         replay: ReplayPoint {
             position_blocks: 17,
             sequence: 1234,
@@ -123,6 +125,64 @@ fn mirrors_are_found_on_a_device_larger_than_the_volume() {
     publish(&device, &sample(512, 7));
     device.write(8 * 4096, &[&AlignedBuf::zeroed(4096)], IoClass::Log, true).unwrap();
     assert_eq!(choose_superblock(&device).unwrap().0.generation, 7);
+}
+
+/// A device that cannot read these blocks.
+struct Unreadable<'a>(&'a MemoryDevice, &'a [u64]);
+
+impl Device for Unreadable<'_> {
+    fn info(&self) -> DeviceInfo {
+        self.0.info()
+    }
+    fn read(&self, offset: u64, buffers: &mut [&mut [u8]], class: IoClass) -> DeviceResult<()> {
+        if self.1.contains(&(offset / 4096)) {
+            return Err(DeviceError {
+                operation: "read",
+                offset_bytes: offset,
+                length_bytes: 4096,
+                reason: "a bad cable".into(),
+                no_space: false,
+            });
+        }
+        self.0.read(offset, buffers, class)
+    }
+    fn write(&self, offset: u64, buffers: &[&[u8]], class: IoClass, fua: bool) -> DeviceResult<()> {
+        self.0.write(offset, buffers, class, fua)
+    }
+    fn flush(&self) -> DeviceResult<()> {
+        self.0.flush()
+    }
+    fn discard(&self, offset: u64, length: u64) -> DeviceResult<()> {
+        self.0.discard(offset, length)
+    }
+    fn submit(&self, request: Request, on_done: OnDone) {
+        self.0.submit(request, on_done);
+    }
+}
+
+/// What an older superblock refers to may have been used again since, and the log as well.
+#[test]
+fn an_older_superblock_is_not_taken_where_the_newest_cannot_be_read() {
+    let device = MemoryDevice::new(512 * 4096);
+    publish(&device, &sample(512, 6));
+    publish(&device, &sample(512, 7));
+    let chosen = |unreadable: &[u64]| {
+        choose_superblock(&Unreadable(&device, unreadable)).map(|(chosen, _)| chosen.generation)
+    };
+    for known in [&[][..], &[8], &[504], &[0, 8], &[0, 504], &[8, 496]] {
+        assert_eq!(chosen(known), Ok(7), "{known:?}");
+    }
+    // Nor can it be known that the other one is older.
+    for unknown in [&[8, 504][..], &[0, 496], &[0, 8, 496, 504]] {
+        assert!(matches!(chosen(unknown), Err(Error::Io(_))), "{unknown:?}");
+    }
+    // A torn copy may be what a crash has left of the newest, which the other place has whole.
+    let mut image = device.image();
+    image[504 * 4096 + 300] ^= 1;
+    let torn = MemoryDevice::from_image(&image);
+    assert_eq!(choose_superblock(&torn).expect("another copy").0.generation, 7);
+    let doubtful = choose_superblock(&Unreadable(&torn, &[8]));
+    assert!(matches!(doubtful, Err(Error::Io(_))), "{doubtful:?}");
 }
 
 #[test]
