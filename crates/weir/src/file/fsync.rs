@@ -12,7 +12,7 @@ use super::homes::run_of;
 use super::known_homes::{Held, MappedRun};
 use super::placement_policy;
 use super::writeback::{PIECE_PAGES, USUAL_RUNS, page_range};
-use crate::cache::map::{LoggedFilter, RunFilter};
+use crate::cache::map::{LoggedFilter, PageMap, RunFilter};
 use crate::device::IoClass;
 use crate::engine::{Engine, Room};
 use crate::error::{Error, Result};
@@ -244,8 +244,8 @@ impl Engine {
         (room, beside_from): (Room, Option<u64>),
     ) -> Result<Logged> {
         let limit = self.max_payload_pages();
-        let count = count_unlogged(inode, pages, limit);
-        if count == 0 && !Self::needs_log(inode, pages, kind) {
+        let (count, is_awaited) = unlogged(inode, pages, limit);
+        if count == 0 && !is_awaited && !Self::has_news(inode, kind) {
             return Ok(Logged::Done);
         }
         if count > limit {
@@ -295,14 +295,11 @@ impl Engine {
 
     /// A sync has nothing to put into the log.
     fn is_in_log(inode: &Inode, pages: &Range<u64>, kind: SyncKind) -> bool {
-        count_unlogged(inode, pages, 0) == 0 && !Self::needs_log(inode, pages, kind)
+        unlogged(inode, pages, 0) == (0, false) && !Self::has_news(inode, kind)
     }
 
-    /// Without dirty pages that the log does not have: pages on their way home, or attributes that matter for `kind`.
-    fn needs_log(inode: &Inode, pages: &Range<u64>, kind: SyncKind) -> bool {
-        if inode.pages.read().first_unlogged_writeback(pages.clone()).is_some() {
-            return true;
-        }
+    /// Attributes that matter for `kind` are not in the log.
+    fn has_news(inode: &Inode, kind: SyncKind) -> bool {
         let meta = inode.meta.lock();
         meta.item.size != inode.size() || (kind == SyncKind::Full && meta.dirty)
     }
@@ -472,7 +469,17 @@ fn last_lsn(inode: &Inode, kind: SyncKind) -> Lsn {
 
 /// Dirty pages of `pages` that the log does not have; stops counting beyond `limit`.
 pub(super) fn count_unlogged(inode: &Inode, pages: &Range<u64>, limit: usize) -> usize {
+    count_in(&inode.pages.read(), pages, limit)
+}
+
+/// The same, and whether pages of `pages` are on their way home that a sync has to wait for. Both at one moment: what cannot be written, or is
+/// put back, is dirty again.
+fn unlogged(inode: &Inode, pages: &Range<u64>, limit: usize) -> (usize, bool) {
     let map = inode.pages.read();
+    (count_in(&map, pages, limit), map.first_unlogged_writeback(pages.clone()).is_some())
+}
+
+fn count_in(map: &PageMap, pages: &Range<u64>, limit: usize) -> usize {
     if map.counts().dirty == 0 {
         return 0;
     }
