@@ -371,18 +371,17 @@ impl Engine {
             }
         }
         self.write_pieces(&mut pieces)?;
+        // A page of which an older version was under way was left out, and one that could not be written is back.
+        let mut some_left = false;
         for part in &job.parts {
             for range in part.ranges() {
                 // Pages that may be one write go together: neighbours hold each other up.
                 let start = range.start / NEIGHBOURS * NEIGHBOURS;
-                self.wait_writeback(&part.inode, &(start..range.end.saturating_add(NEIGHBOURS)));
+                let pages = start..range.end.saturating_add(NEIGHBOURS);
+                some_left |= self.wait_for_chosen(&part.inode, &pages, range);
             }
         }
-        // A page of which an older version was under way was left out, and one that could not be written is back.
-        Ok(job.parts.iter().all(|part| {
-            let map = part.inode.pages.read();
-            part.ranges().all(|range| map.dirty_runs(range.clone(), 1, CHOSEN).next().is_none())
-        }))
+        Ok(!some_left)
     }
 
     /// Takes the chosen pages of `span`; log space for it is what is `given_back`, and then comes out of `room`.

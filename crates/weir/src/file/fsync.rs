@@ -415,11 +415,30 @@ impl Engine {
 
     /// Waits until no page of the range is under writeback.
     pub fn wait_writeback(&self, inode: &Inode, pages: &Range<u64>) {
+        self.when_quiet(inode, pages, |_| ());
+    }
+
+    /// As [`Engine::wait_writeback`]. Answers whether pages of `chosen`, a part of `pages`, were left then that somebody has chosen and that
+    /// nobody has taken. Who looks later misses those that others have taken in between.
+    pub fn wait_for_chosen(&self, inode: &Inode, pages: &Range<u64>, chosen: &Range<u64>) -> bool {
+        let is_left = |map: &PageMap| map.dirty_runs(chosen.clone(), 1, CHOSEN).next().is_some();
+        self.when_quiet(inode, pages, is_left)
+    }
+
+    /// What `look` sees at a moment when no page of the range is under writeback.
+    fn when_quiet<R>(
+        &self,
+        inode: &Inode,
+        pages: &Range<u64>,
+        look: impl FnOnce(&PageMap) -> R,
+    ) -> R {
         loop {
             let moment = inode.io_moment();
-            if inode.pages.read().first_writeback(pages.clone()).is_none() {
-                return;
+            let map = inode.pages.read();
+            if map.first_writeback(pages.clone()).is_none() {
+                return look(&map);
             }
+            drop(map);
             self.wait_pages(inode, moment);
         }
     }
@@ -436,13 +455,12 @@ impl Engine {
         self.counters.sync_home_pages.add(count as u64);
         loop {
             self.write_back(inode, bounds.clone(), CHOSEN, IoClass::SyncWrite)?;
-            for range in chosen {
-                self.wait_writeback(inode, range);
-            }
             // A page of which an older version was under way was left out.
-            let map = inode.pages.read();
-            let is_left = |range: &Range<u64>| map.dirty_runs(range.clone(), 1, CHOSEN).next();
-            if chosen.iter().all(|range| is_left(range).is_none()) {
+            let mut some_left = false;
+            for range in chosen {
+                some_left |= self.wait_for_chosen(inode, range, range);
+            }
+            if !some_left {
                 return Ok(());
             }
         }

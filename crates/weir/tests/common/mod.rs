@@ -1,6 +1,7 @@
 //! What the tests of the public API share: devices, a clock that is set by hand, patterns.
 #![allow(dead_code)]
 
+pub mod locks;
 pub mod volatile;
 
 use std::collections::HashSet;
