@@ -264,9 +264,16 @@ impl Engine {
         let _map = inode.lock_map()?;
         // The mapping cannot change from here on, so where the pages live can be looked up before the
         // page map is locked.
-        let homes = self.homes(inode, || unlogged_runs(inode, pages, limit + 1), Held::Map)?;
+        let mut most = count;
+        let wanted = || {
+            let runs = unlogged_runs(inode, pages, limit + 1);
+            // Others may have gone since they were counted. As many as are left are these, or they are counted again.
+            most = most.min(runs.iter().map(|run| (run.end - run.start) as usize).sum());
+            runs
+        };
+        let homes = self.homes(inode, wanted, Held::Map)?;
         inode.known_mapping.lock().forget();
-        self.log_pages(inode, pages, (count, &homes), (room, admission))
+        self.log_pages(inode, pages, (most, &homes), (room, admission))
     }
 
     /// From how many new pages on a sync has them written beside its frame.
@@ -527,5 +534,94 @@ fn home_of(homes: &[MappedRun], index: u64) -> u64 {
             home.block + (index - home.file_block)
         }
         _ => 0,
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+    use crate::device::Device;
+    use crate::device::memory::MemoryDevice;
+    use crate::sync::{Turn, take_turns};
+    use crate::{
+        BackgroundMode, BackgroundWork, CreateOptions, File, OpenFlags, Volume, VolumeOptions,
+    };
+    use std::cell::{Cell, RefCell};
+
+    /// At which lock of a sync the log gets one of its pages from somebody else, and at which another page is written.
+    struct Plan {
+        file: File,
+        locks: u32,
+        logged_at: u32,
+        written_at: u32,
+    }
+
+    thread_local! {
+        static PLAN: RefCell<Option<Plan>> = const { RefCell::new(None) };
+        static WRITTEN: Cell<bool> = const { Cell::new(false) };
+    }
+
+    const PAGE: u64 = BLOCK_BYTES as u64;
+
+    fn come_to(turn: Turn) {
+        let Some(mut plan) = PLAN.take() else { return };
+        assert_eq!(turn, Turn::Locks, "nobody has what it wants");
+        let file = &plan.file;
+        if plan.locks == plan.logged_at {
+            let ticket = file.fsync_async(PAGE..2 * PAGE, SyncKind::Data).expect("submit");
+            assert!(ticket.poll().is_none(), "it is in the log, no more");
+        }
+        // Not amid something that would keep the write waiting.
+        let inode = file.engine().inode(file.ino()).expect("the file");
+        let may_write = inode.pages.try_write().is_some() && inode.meta.try_lock().is_some();
+        if plan.locks >= plan.written_at && may_write && !WRITTEN.replace(true) {
+            file.write_at(9 * PAGE, &[9; BLOCK_BYTES]).expect("write");
+        }
+        plan.locks += 1;
+        PLAN.set(Some(plan));
+    }
+
+    /// While a sync looks its pages up, one of them gets into the log, and another becomes dirty: the sync has not looked up where that lives, so
+    /// it must not say of it that it lives nowhere. What is there is not what was there first, once it has gone home.
+    #[test]
+    fn a_page_that_becomes_dirty_while_a_sync_looks_its_pages_up_is_found_after_a_crash() {
+        for (logged_at, after) in (0..8).flat_map(|lock| (1..24).map(move |after| (lock, after))) {
+            let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(32 << 20));
+            Volume::format_device(&device, &CreateOptions::default()).expect("format");
+            let open = || {
+                let background = BackgroundMode::Manual;
+                let memory_bytes = Some(2 << 20);
+                let options = VolumeOptions { background, memory_bytes, ..Default::default() };
+                Volume::open_device(device.clone(), options).expect("open")
+            };
+            let volume = open();
+            let file = volume.open_file("/f", OpenFlags::CREATE).expect("create");
+            file.write_at(0, &[1; 10 * BLOCK_BYTES]).expect("write");
+            while volume.background_step(BackgroundWork::Writeback).expect("writeback") {}
+            file.write_at(PAGE, &[2; 2 * BLOCK_BYTES]).expect("write");
+            let (locks, written_at) = (0, logged_at + after);
+            PLAN.set(Some(Plan { file: file.clone(), locks, logged_at, written_at }));
+            WRITTEN.set(false);
+            take_turns(Some(come_to));
+            file.fsync().expect("fsync");
+            take_turns(None);
+            PLAN.set(None);
+            // What is in the log goes home, where it lives; and nothing more is said about it.
+            volume.background_step(BackgroundWork::Checkpoint).expect("checkpoint");
+            drop((file, volume));
+            let volume = open();
+            let file = volume.open_file("/f", OpenFlags::READ).expect("what was synced is there");
+            let mut bytes = vec![0; 10 * BLOCK_BYTES];
+            assert_eq!(file.read_at(0, &mut bytes), Ok(bytes.len()));
+            let expected = |page: usize| match page {
+                1 | 2 => 2,
+                9 if bytes[9 * BLOCK_BYTES] == 9 => 9,
+                _ => 1,
+            };
+            for (page, content) in bytes.chunks_exact(BLOCK_BYTES).enumerate() {
+                let is_right = content.iter().all(|byte| *byte == expected(page));
+                assert!(is_right, "page {page}, logged at {logged_at}, written {after} later");
+            }
+        }
     }
 }
