@@ -143,3 +143,26 @@ fn a_barrier_waits_for_pages_that_others_take_when_it_looks_whether_any_are_left
         });
     }
 }
+
+/// What the file ended with when the sync began is a hole, and there is too much to write to log the size with data.
+#[test]
+fn a_sync_makes_the_size_durable_also_if_others_write_all_the_time() {
+    const PAGES: usize = 40;
+    let device = Volatile::new(16 * MIB);
+    let dynamic: Arc<dyn Device> = device.clone();
+    format(&dynamic, 0);
+    let probe = Probe::new(dynamic);
+    let volume = Volume::open_device(probe.clone(), manual(8 * MIB)).expect("open");
+    let file = create(&volume, "/f");
+    let size = (PAGES as u64 + 1) * 4096;
+    file.write_all_at(0, &pattern(1, size as usize)).expect("write");
+    file.allocate(AllocateMode::PunchHole, size - 4096, 4096).expect("punch");
+    let goes_on = file.clone();
+    probe.amid_next_data_write(move || {
+        goes_on.write_all_at(0, &pattern(2, PAGES * 4096)).expect("write");
+    });
+    file.fsync().expect("fsync");
+    assert!(probe.has_happened());
+    let after = open(&device.after_crash(1), manual(8 * MIB));
+    assert_eq!(after.metadata("/f").expect("it is there").size_bytes, size);
+}

@@ -17,7 +17,7 @@ use crate::device::IoClass;
 use crate::engine::{Engine, Room};
 use crate::error::{Error, Result};
 use crate::format::{BLOCK_BYTES, Key};
-use crate::inode::Inode;
+use crate::inode::{Inode, Reach};
 use crate::log::Admission;
 use crate::mutation::{self, Mutation};
 use crate::sync::{Arc, at_once};
@@ -32,6 +32,9 @@ pub const MAX_PAYLOAD_PAGES: usize = 32;
 const PRESSED_PERCENT: u64 = 65;
 /// Log space for the records of one payload operation.
 pub(super) const PAYLOAD_RECORD_BYTES: usize = 512 + 64 * MAX_PAYLOAD_PAGES;
+
+/// Log space for the inode of a file whose size the log does not know.
+pub const SIZE_BYTES: usize = 1024;
 
 /// What [`Engine::log_dirty`] did.
 enum Logged {
@@ -110,18 +113,21 @@ impl Engine {
     fn bring_into_log(&self, inode: &Arc<Inode>, range: Range<u64>, kind: SyncKind) -> Result<Lsn> {
         self.check_writable()?;
         let pages = page_range(range.start, range.end.saturating_sub(range.start));
-        let mut sent_home = false;
+        let mut sent_home = None;
         let mut beside_from = Some(self.beside_from());
         loop {
             let moment = inode.io_moment();
             match self.log_dirty(inode, &pages, kind, (Room::Normal, beside_from))? {
                 Logged::Done => break,
-                // What is dirty now was written since the sync began.
-                Logged::TooMuch if sent_home => break,
                 Logged::TooMuch if mutation::active(Mutation::SizeBeforeData) => break,
                 Logged::TooMuch => {
+                    if let Some(reach) = sent_home {
+                        // What is dirty now was written since the sync began.
+                        self.log_size(inode, reach, Room::Normal)?;
+                        break;
+                    }
+                    sent_home = Some(reach_within(inode, &pages));
                     self.send_home(inode, &pages, std::slice::from_ref(&pages))?;
-                    sent_home = true;
                     beside_from = None;
                 }
                 Logged::Beside(new_pages) => {
@@ -393,12 +399,7 @@ impl Engine {
         let mut meta = inode.meta.lock();
         // What lies below the end of the range and is not logged reads as it was before, or as zeros. A range behind
         // the end says nothing about how far the file reaches.
-        if range.start.saturating_mul(BLOCK_BYTES as u64) < inode.size() {
-            let all = mutation::active(Mutation::SizeBeyondRange);
-            let end = if all { u64::MAX } else { range.end };
-            let covered = end.saturating_mul(BLOCK_BYTES as u64).min(inode.size());
-            meta.item.size = meta.item.size.max(covered);
-        }
+        meta.item.size = meta.item.size.max(covered_size(inode.size(), range));
         op.put(Key::inode(inode.number), &meta.item.encode());
         let lsn = self.store.commit(op, admission)?;
         let times_left = meta.item.size != inode.size();
@@ -418,6 +419,30 @@ impl Engine {
             self.dirty.remove_if_clean(inode);
         }
         Ok(Logged::Done)
+    }
+
+    /// Tells the log how far the file has reached, if the data that is home has not done so: its end may lie in a hole. Whoever has cut the
+    /// file since has told the log already, and what it has grown by after that is nobody's promise.
+    pub fn log_size(&self, inode: &Arc<Inode>, reach: Reach, room: Room) -> Result<()> {
+        if inode.meta.lock().item.size >= reach.size.min(inode.size()) {
+            return Ok(());
+        }
+        let admission = self.admit(SIZE_BYTES, 0, room)?;
+        let _map = inode.map.lock();
+        let _pages = inode.pages.read();
+        let mut meta = inode.meta.lock();
+        let size = reach.size.min(inode.size());
+        if meta.purged || meta.item.size >= size || inode.cuts() != reach.cuts {
+            return Ok(());
+        }
+        meta.item.size = size;
+        let mut op = Op::new();
+        op.put(Key::inode(inode.number), &meta.item.encode());
+        let lsn = self.store.commit(op, admission)?;
+        let times_left = size != inode.size();
+        meta.logged(lsn, true);
+        meta.dirty |= times_left;
+        Ok(())
     }
 
     /// Waits until no page of the range is under writeback.
@@ -479,6 +504,23 @@ pub(super) const UNLOGGED: RunFilter =
     RunFilter { logged: LoggedFilter::NotLogged, only_towrite: false, skip_writeback: false };
 /// Those of them that were dirty when the sync began.
 pub(super) const CHOSEN: RunFilter = RunFilter { only_towrite: true, ..UNLOGGED };
+
+/// How much of a file that is `size` long a sync of `pages` covers: 0 if they lie behind its end.
+fn covered_size(size: u64, pages: &Range<u64>) -> u64 {
+    if pages.start.saturating_mul(BLOCK_BYTES as u64) >= size {
+        return 0;
+    }
+    let all = mutation::active(Mutation::SizeBeyondRange);
+    let end = if all { u64::MAX } else { pages.end };
+    end.saturating_mul(BLOCK_BYTES as u64).min(size)
+}
+
+/// How far `inode` reaches within `pages`.
+fn reach_within(inode: &Inode, pages: &Range<u64>) -> Reach {
+    let _pages = inode.pages.read();
+    let reach = inode.reach();
+    Reach { size: covered_size(reach.size, pages), ..reach }
+}
 
 /// Marks the dirty pages of `chosen`. Answers how many.
 fn mark_chosen(inode: &Inode, chosen: &[Range<u64>]) -> usize {
