@@ -631,6 +631,19 @@ impl Engine {
     /// # Errors
     /// The disk has refused it [`HOME_ATTEMPTS`] times: the one before is as good. Or the flush failed.
     pub fn write_superblock(&self, superblock: &Superblock) -> Result<()> {
+        self.write_places_again(superblock)?;
+        self.make_superblock_durable(superblock)
+    }
+
+    /// The same, when the log is shut down.
+    pub fn write_last_superblock(&self, superblock: &Superblock) -> Result<()> {
+        self.write_places_again(superblock)?;
+        self.device.flush()?;
+        *self.superblock.lock() = superblock.clone();
+        Ok(())
+    }
+
+    fn write_places_again(&self, superblock: &Superblock) -> Result<()> {
         let mut failed = 0;
         while let Err(error) = self.write_places(superblock) {
             failed += 1;
@@ -638,7 +651,7 @@ impl Engine {
                 return Err(error);
             }
         }
-        self.make_superblock_durable(superblock)
+        Ok(())
     }
 
     /// May be repeated.
