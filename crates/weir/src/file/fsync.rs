@@ -633,12 +633,12 @@ mod tests {
             let open = || {
                 let background = BackgroundMode::Manual;
                 let memory_bytes = Some(2 << 20);
-                let options = VolumeOptions { background, memory_bytes, ..Default::default() };
+                let options = VolumeOptions { memory_bytes, background, ..Default::default() };
                 Volume::open_device(device.clone(), options).expect("open")
             };
             let volume = open();
             let file = volume.open_file("/f", OpenFlags::CREATE).expect("create");
-            file.write_at(0, &[1; 10 * BLOCK_BYTES]).expect("write");
+            file.write_at(0, &vec![1; 10 * BLOCK_BYTES]).expect("write");
             while volume.background_step(BackgroundWork::Writeback).expect("writeback") {}
             file.write_at(PAGE, &[2; 2 * BLOCK_BYTES]).expect("write");
             let (locks, written_at) = (0, logged_at + after);

@@ -167,12 +167,15 @@ pub struct Probe {
     pub failed_writes: AtomicU64,
     amid_data_write: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     /// Amid the write of a block, after so many before.
-    amid_block_write: Mutex<Option<(u64, u32, Box<dyn FnOnce() + Send>)>>,
+    amid_block_write: Mutex<Option<(u64, u32, Happening)>>,
     refused: Mutex<Option<Refused>>,
     /// The blocks written so far, all that there are while the host is full.
     written: Mutex<HashSet<u64>>,
     host_is_full: AtomicBool,
 }
+
+/// What happens amid a write.
+type Happening = Box<dyn FnOnce() + Send>;
 
 /// Which writes fail: by offset and by what the first buffer begins with.
 type Refused = Box<dyn Fn(u64, &[u8]) -> bool + Send>;
