@@ -262,6 +262,26 @@ fn a_file_that_is_replaced_while_it_is_looked_up_is_there() {
     }
 }
 
+/// Writeback of a page fails between two looks of somebody's sync at what there is to write: one at what is dirty, one at what is on its way.
+#[test]
+fn a_sync_finds_a_page_whose_writeback_fails_while_it_looks() {
+    let (mut struck, mut states) = (0, 0);
+    for lock in 0..40 {
+        let (range, hold) = (0..u64::MAX, Hold::Await);
+        let submit = Op::Submit { sync: Sync::Data(at("/a")), range, ticket: 1, hold };
+        let amid = Amid { first: At::Call(0), back: Some(At::Lock(lock)) };
+        let inner = vec![submit, frames()];
+        let overlap = Op::Overlap { outer: Box::new(Op::Writeback), amid, inner };
+        let ops = vec![write("/a", 5000, 6000, 2), overlap, frames(), create("/n"), fsync("/n")];
+        let class = Some(IoClass::Writeback);
+        let fault = Fault { class, ..Fault::once(FaultKind::WriteError, 0).amid() };
+        let tally = survives(ops, FaultPlan::new([fault]));
+        struck += tally.faults;
+        states += tally.states;
+    }
+    assert!(struck >= 20 && states > 400, "{struck} struck, {states} states");
+}
+
 /// Either frame cannot be written, once, twice, or anywhere, or the data beside it, or the flush fails that was for both.
 #[test]
 fn errors_strike_two_frames_that_are_on_their_way_at_a_time() {

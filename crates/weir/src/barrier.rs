@@ -26,14 +26,14 @@ use crate::cache::map::{LoggedFilter, RunFilter};
 use crate::device::IoClass;
 use crate::engine::{Engine, Room, class_of};
 use crate::error::{Error, PANICKED, Result};
+use crate::file::fsync::SIZE_BYTES;
 use crate::file::writeback::{Piece, PieceLimits, settle_bytes};
-use crate::format::Key;
-use crate::inode::Inode;
+use crate::inode::{Inode, Reach};
 use crate::log::chain::CHAIN_END_BLOCKS;
 use crate::log::{Admission, OpRecords};
 use crate::mutation::{self, Mutation};
 use crate::sync::{Arc, Condvar, JoinHandle, Mutex, OnPanic, spawn, wait_for};
-use crate::txn::{Lsn, Op};
+use crate::txn::Lsn;
 use crate::types::FileType;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -47,8 +47,6 @@ const MANY_PAGES: usize = 1024;
 const MANY_JOBS: usize = 4;
 /// How often data is tried to be written.
 const ATTEMPTS: u32 = 3;
-/// Log space for the inode of a file whose size the log does not know.
-const SIZE_BYTES: usize = 1024;
 /// How far pages reach that are written together or not at all.
 const NEIGHBOURS: u64 = 64;
 
@@ -63,9 +61,8 @@ struct Part {
     inode: Arc<Inode>,
     /// Pages that were dirty or under writeback, in groups that settle in one operation each.
     groups: Vec<Group>,
-    /// The file was this long, and had been cut so many times.
-    size: u64,
-    cuts: u64,
+    /// How far the file reached.
+    reach: Reach,
 }
 
 /// Ranges of pages, in order.
@@ -117,7 +114,7 @@ impl Part {
     fn of(inode: &Arc<Inode>, limits: PieceLimits) -> Option<Self> {
         let piece_pages = limits.pages();
         let mut runs: Vec<Range<u64>> = Vec::new();
-        let (size, cuts);
+        let reach;
         {
             let pages = inode.pages.read();
             runs.extend(pages.dirty_runs(0..u64::MAX, piece_pages, UNLOGGED));
@@ -126,15 +123,15 @@ impl Part {
                 runs.push(index..index + 1);
                 from = index + 1;
             }
-            (size, cuts) = (inode.size(), inode.cuts());
+            reach = inode.reach();
         }
-        let size_logged = inode.meta.lock().item.size >= size;
+        let size_logged = inode.meta.lock().item.size >= reach.size;
         if runs.is_empty() && size_logged {
             return None;
         }
         runs.sort_unstable_by_key(|run| run.start);
         let groups = grouped(joined(runs, piece_pages), limits);
-        Some(Self { inode: inode.clone(), groups, size, cuts })
+        Some(Self { inode: inode.clone(), groups, reach })
     }
 
     fn ranges(&self) -> impl Iterator<Item = &Range<u64>> {
@@ -346,7 +343,7 @@ impl Engine {
         }
         for part in &job.parts {
             drop(job.room.split(blocks_for(SIZE_BYTES)));
-            self.log_size(part)?;
+            self.log_size(&part.inode, part.reach, Room::Reserve)?;
         }
         Ok(())
     }
@@ -371,18 +368,17 @@ impl Engine {
             }
         }
         self.write_pieces(&mut pieces)?;
+        // A page of which an older version was under way was left out, and one that could not be written is back.
+        let mut some_left = false;
         for part in &job.parts {
             for range in part.ranges() {
                 // Pages that may be one write go together: neighbours hold each other up.
                 let start = range.start / NEIGHBOURS * NEIGHBOURS;
-                self.wait_writeback(&part.inode, &(start..range.end.saturating_add(NEIGHBOURS)));
+                let pages = start..range.end.saturating_add(NEIGHBOURS);
+                some_left |= self.wait_for_chosen(&part.inode, &pages, range);
             }
         }
-        // A page of which an older version was under way was left out, and one that could not be written is back.
-        Ok(job.parts.iter().all(|part| {
-            let map = part.inode.pages.read();
-            part.ranges().all(|range| map.dirty_runs(range.clone(), 1, CHOSEN).next().is_none())
-        }))
+        Ok(!some_left)
     }
 
     /// Takes the chosen pages of `span`; log space for it is what is `given_back`, and then comes out of `room`.
@@ -425,32 +421,6 @@ impl Engine {
         let mut taken = std::mem::take(pieces);
         self.write_out(&mut taken, IoClass::SyncWrite);
         self.settle(taken)
-    }
-
-    /// Tells the log how long the file was, if the data that is home has not done so: its end may lie in a hole. Whoever has cut the file since
-    /// has told the log already, and what it has grown by after that is nobody's promise.
-    fn log_size(&self, part: &Part) -> Result<()> {
-        let inode = &part.inode;
-        let size = part.size.min(inode.size());
-        if inode.meta.lock().item.size >= size {
-            return Ok(());
-        }
-        let admission = self.admit(SIZE_BYTES, 0, Room::Reserve)?;
-        let _map = inode.map.lock();
-        let _pages = inode.pages.read();
-        let mut meta = inode.meta.lock();
-        let size = part.size.min(inode.size());
-        if meta.purged || meta.item.size >= size || inode.cuts() != part.cuts {
-            return Ok(());
-        }
-        meta.item.size = size;
-        let mut op = Op::new();
-        op.put(Key::inode(inode.number), &meta.item.encode());
-        let lsn = self.store.commit(op, admission)?;
-        let times_left = size != inode.size();
-        meta.logged(lsn, true);
-        meta.dirty |= times_left;
-        Ok(())
     }
 
     /// Starts the barriers' thread.

@@ -52,6 +52,15 @@ pub struct Meta {
     pub purged: bool,
 }
 
+/// How far a file reached at some moment.
+#[derive(Debug, Clone, Copy)]
+pub struct Reach {
+    /// It was so long, and
+    pub size: u64,
+    /// had become shorter so often.
+    pub cuts: u64,
+}
+
 /// An inode in memory. See the module's head for the locks.
 pub struct Inode {
     /// Its number.
@@ -151,6 +160,11 @@ impl Inode {
     /// How often the file has become shorter. What it was before says nothing about how far it reaches now.
     pub fn cuts(&self) -> u64 {
         self.cuts.load(Ordering::Acquire)
+    }
+
+    /// How far the file reaches. The caller holds `pages`.
+    pub fn reach(&self) -> Reach {
+        Reach { size: self.size(), cuts: self.cuts() }
     }
 
     /// Size that programs see.

@@ -532,14 +532,19 @@ impl Engine {
             let emptied = self.empty_log(|| !self.checkpoint_wanted());
             emptied.inspect_err(|error| self.shut_down_after(error))?;
         }
+        // Whoever goes on beside this hears from here on that it is closed: the superblock is to say that the log is empty.
+        self.shut_down(CLOSED);
+        if self.log.fill().used_blocks > 0 || self.checkpoint_wanted() {
+            // Somebody was faster. The next opening replays what was durable by then.
+            return Ok(());
+        }
         let superblock = self.superblock.lock().clone();
         let closed = crate::format::superblock::Superblock {
             generation: superblock.generation + 1,
             clean: true,
             ..superblock
         };
-        // Without its threads it cannot go on.
-        self.write_superblock(&closed).inspect_err(|error| self.shut_down_after(error))
+        self.write_last_superblock(&closed)
     }
 
     fn background_step(self: &Arc<Self>, work: BackgroundWork) -> Result<bool> {

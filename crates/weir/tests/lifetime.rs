@@ -3,10 +3,12 @@
 mod common;
 
 use common::*;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
+use weir::check::{CheckOptions, check_device};
 use weir::device::Device;
+use weir::format::geometry::Geometry;
 use weir::*;
 
 const SECONDS: Duration = Duration::from_secs(20);
@@ -148,4 +150,36 @@ fn a_second_close_waits_for_the_first() {
     let second = second.lock().expect("lock").take().expect("somebody else closes");
     let reason = second.join().expect("no panic").expect("close");
     assert!(reason.is_some(), "closed, and nothing is durable");
+}
+
+/// Somebody else goes on amid any of the superblocks that a close writes: what was acknowledged to him is there, and the volume is in order.
+#[test]
+fn a_volume_that_is_closed_while_others_sync_is_in_order() {
+    let mut happened = 0;
+    let blocks = [0, 1].map(Geometry::superblock_block);
+    let times = |block| (0..4).map(move |writes| (block, writes));
+    for (block, writes) in blocks.into_iter().flat_map(times) {
+        let probe = Probe::new(formatted(16 * MIB, 0));
+        let device: Arc<dyn Device> = probe.clone();
+        let volume = open(&device, manual(4 * MIB));
+        let file = create(&volume, "/f");
+        let acknowledged = Arc::new(AtomicBool::new(false));
+        let is_acknowledged = acknowledged.clone();
+        probe.amid_write_of(block, writes, move || {
+            let synced = file.write_at(0, &pattern(1, 5000)).and_then(|_| file.fsync());
+            acknowledged.store(synced.is_ok(), Ordering::Relaxed);
+        });
+        volume.close().expect("close");
+        drop(volume);
+        happened += u32::from(probe.has_happened());
+        let report = check_device(&device, &CheckOptions::default()).expect("check");
+        let problems = report.problems;
+        assert!(problems.is_empty(), "amid write {writes} of block {block}: {problems:?}");
+        let volume = open(&device, manual(4 * MIB));
+        let file = volume.open_file("/f", OpenFlags::READ).expect("open");
+        if is_acknowledged.load(Ordering::Relaxed) {
+            assert!(contents(&file) == pattern(1, 5000), "amid write {writes} of block {block}");
+        }
+    }
+    assert!(happened >= 2, "{happened}");
 }

@@ -12,12 +12,12 @@ use super::homes::run_of;
 use super::known_homes::{Held, MappedRun};
 use super::placement_policy;
 use super::writeback::{PIECE_PAGES, USUAL_RUNS, page_range};
-use crate::cache::map::{LoggedFilter, RunFilter};
+use crate::cache::map::{LoggedFilter, PageMap, RunFilter};
 use crate::device::IoClass;
 use crate::engine::{Engine, Room};
 use crate::error::{Error, Result};
 use crate::format::{BLOCK_BYTES, Key};
-use crate::inode::Inode;
+use crate::inode::{Inode, Reach};
 use crate::log::Admission;
 use crate::mutation::{self, Mutation};
 use crate::sync::{Arc, at_once};
@@ -32,6 +32,9 @@ pub const MAX_PAYLOAD_PAGES: usize = 32;
 const PRESSED_PERCENT: u64 = 65;
 /// Log space for the records of one payload operation.
 pub(super) const PAYLOAD_RECORD_BYTES: usize = 512 + 64 * MAX_PAYLOAD_PAGES;
+
+/// Log space for the inode of a file whose size the log does not know.
+pub const SIZE_BYTES: usize = 1024;
 
 /// What [`Engine::log_dirty`] did.
 enum Logged {
@@ -110,18 +113,21 @@ impl Engine {
     fn bring_into_log(&self, inode: &Arc<Inode>, range: Range<u64>, kind: SyncKind) -> Result<Lsn> {
         self.check_writable()?;
         let pages = page_range(range.start, range.end.saturating_sub(range.start));
-        let mut sent_home = false;
+        let mut sent_home = None;
         let mut beside_from = Some(self.beside_from());
         loop {
             let moment = inode.io_moment();
             match self.log_dirty(inode, &pages, kind, (Room::Normal, beside_from))? {
                 Logged::Done => break,
-                // What is dirty now was written since the sync began.
-                Logged::TooMuch if sent_home => break,
                 Logged::TooMuch if mutation::active(Mutation::SizeBeforeData) => break,
                 Logged::TooMuch => {
+                    if let Some(reach) = sent_home {
+                        // What is dirty now was written since the sync began.
+                        self.log_size(inode, reach, Room::Normal)?;
+                        break;
+                    }
+                    sent_home = Some(reach_within(inode, &pages));
                     self.send_home(inode, &pages, std::slice::from_ref(&pages))?;
-                    sent_home = true;
                     beside_from = None;
                 }
                 Logged::Beside(new_pages) => {
@@ -244,8 +250,8 @@ impl Engine {
         (room, beside_from): (Room, Option<u64>),
     ) -> Result<Logged> {
         let limit = self.max_payload_pages();
-        let count = count_unlogged(inode, pages, limit);
-        if count == 0 && !Self::needs_log(inode, pages, kind) {
+        let (count, is_awaited) = unlogged(inode, pages, limit);
+        if count == 0 && !is_awaited && !Self::has_news(inode, kind) {
             return Ok(Logged::Done);
         }
         if count > limit {
@@ -264,9 +270,16 @@ impl Engine {
         let _map = inode.lock_map()?;
         // The mapping cannot change from here on, so where the pages live can be looked up before the
         // page map is locked.
-        let homes = self.homes(inode, || unlogged_runs(inode, pages, limit + 1), Held::Map)?;
+        let mut most = count;
+        let wanted = || {
+            let runs = unlogged_runs(inode, pages, limit + 1);
+            // Others may have gone since they were counted. As many as are left are these, or they are counted again.
+            most = most.min(runs.iter().map(|run| (run.end - run.start) as usize).sum());
+            runs
+        };
+        let homes = self.homes(inode, wanted, Held::Map)?;
         inode.known_mapping.lock().forget();
-        self.log_pages(inode, pages, (count, &homes), (room, admission))
+        self.log_pages(inode, pages, (most, &homes), (room, admission))
     }
 
     /// From how many new pages on a sync has them written beside its frame.
@@ -295,14 +308,11 @@ impl Engine {
 
     /// A sync has nothing to put into the log.
     fn is_in_log(inode: &Inode, pages: &Range<u64>, kind: SyncKind) -> bool {
-        count_unlogged(inode, pages, 0) == 0 && !Self::needs_log(inode, pages, kind)
+        unlogged(inode, pages, 0) == (0, false) && !Self::has_news(inode, kind)
     }
 
-    /// Without dirty pages that the log does not have: pages on their way home, or attributes that matter for `kind`.
-    fn needs_log(inode: &Inode, pages: &Range<u64>, kind: SyncKind) -> bool {
-        if inode.pages.read().first_unlogged_writeback(pages.clone()).is_some() {
-            return true;
-        }
+    /// Attributes that matter for `kind` are not in the log.
+    fn has_news(inode: &Inode, kind: SyncKind) -> bool {
         let meta = inode.meta.lock();
         meta.item.size != inode.size() || (kind == SyncKind::Full && meta.dirty)
     }
@@ -389,12 +399,7 @@ impl Engine {
         let mut meta = inode.meta.lock();
         // What lies below the end of the range and is not logged reads as it was before, or as zeros. A range behind
         // the end says nothing about how far the file reaches.
-        if range.start.saturating_mul(BLOCK_BYTES as u64) < inode.size() {
-            let all = mutation::active(Mutation::SizeBeyondRange);
-            let end = if all { u64::MAX } else { range.end };
-            let covered = end.saturating_mul(BLOCK_BYTES as u64).min(inode.size());
-            meta.item.size = meta.item.size.max(covered);
-        }
+        meta.item.size = meta.item.size.max(covered_size(inode.size(), range));
         op.put(Key::inode(inode.number), &meta.item.encode());
         let lsn = self.store.commit(op, admission)?;
         let times_left = meta.item.size != inode.size();
@@ -416,13 +421,56 @@ impl Engine {
         Ok(Logged::Done)
     }
 
+    /// Tells the log how far the file has reached, if the data that is home has not done so: its end may lie in a hole. Whoever has cut the
+    /// file since has told the log already, and what it has grown by after that is nobody's promise.
+    pub fn log_size(&self, inode: &Arc<Inode>, reach: Reach, room: Room) -> Result<()> {
+        if inode.meta.lock().item.size >= reach.size.min(inode.size()) {
+            return Ok(());
+        }
+        let admission = self.admit(SIZE_BYTES, 0, room)?;
+        let _map = inode.map.lock();
+        let _pages = inode.pages.read();
+        let mut meta = inode.meta.lock();
+        let size = reach.size.min(inode.size());
+        if meta.purged || meta.item.size >= size || inode.cuts() != reach.cuts {
+            return Ok(());
+        }
+        meta.item.size = size;
+        let mut op = Op::new();
+        op.put(Key::inode(inode.number), &meta.item.encode());
+        let lsn = self.store.commit(op, admission)?;
+        let times_left = size != inode.size();
+        meta.logged(lsn, true);
+        meta.dirty |= times_left;
+        Ok(())
+    }
+
     /// Waits until no page of the range is under writeback.
     pub fn wait_writeback(&self, inode: &Inode, pages: &Range<u64>) {
+        self.when_quiet(inode, pages, |_| ());
+    }
+
+    /// As [`Engine::wait_writeback`]. Answers whether pages of `chosen`, a part of `pages`, were left then that somebody has chosen and that
+    /// nobody has taken. Who looks later misses those that others have taken in between.
+    pub fn wait_for_chosen(&self, inode: &Inode, pages: &Range<u64>, chosen: &Range<u64>) -> bool {
+        let is_left = |map: &PageMap| map.dirty_runs(chosen.clone(), 1, CHOSEN).next().is_some();
+        self.when_quiet(inode, pages, is_left)
+    }
+
+    /// What `look` sees at a moment when no page of the range is under writeback.
+    fn when_quiet<R>(
+        &self,
+        inode: &Inode,
+        pages: &Range<u64>,
+        look: impl FnOnce(&PageMap) -> R,
+    ) -> R {
         loop {
             let moment = inode.io_moment();
-            if inode.pages.read().first_writeback(pages.clone()).is_none() {
-                return;
+            let map = inode.pages.read();
+            if map.first_writeback(pages.clone()).is_none() {
+                return look(&map);
             }
+            drop(map);
             self.wait_pages(inode, moment);
         }
     }
@@ -439,13 +487,12 @@ impl Engine {
         self.counters.sync_home_pages.add(count as u64);
         loop {
             self.write_back(inode, bounds.clone(), CHOSEN, IoClass::SyncWrite)?;
-            for range in chosen {
-                self.wait_writeback(inode, range);
-            }
             // A page of which an older version was under way was left out.
-            let map = inode.pages.read();
-            let is_left = |range: &Range<u64>| map.dirty_runs(range.clone(), 1, CHOSEN).next();
-            if chosen.iter().all(|range| is_left(range).is_none()) {
+            let mut some_left = false;
+            for range in chosen {
+                some_left |= self.wait_for_chosen(inode, range, range);
+            }
+            if !some_left {
                 return Ok(());
             }
         }
@@ -457,6 +504,23 @@ pub(super) const UNLOGGED: RunFilter =
     RunFilter { logged: LoggedFilter::NotLogged, only_towrite: false, skip_writeback: false };
 /// Those of them that were dirty when the sync began.
 pub(super) const CHOSEN: RunFilter = RunFilter { only_towrite: true, ..UNLOGGED };
+
+/// How much of a file that is `size` long a sync of `pages` covers: 0 if they lie behind its end.
+fn covered_size(size: u64, pages: &Range<u64>) -> u64 {
+    if pages.start.saturating_mul(BLOCK_BYTES as u64) >= size {
+        return 0;
+    }
+    let all = mutation::active(Mutation::SizeBeyondRange);
+    let end = if all { u64::MAX } else { pages.end };
+    end.saturating_mul(BLOCK_BYTES as u64).min(size)
+}
+
+/// How far `inode` reaches within `pages`.
+fn reach_within(inode: &Inode, pages: &Range<u64>) -> Reach {
+    let _pages = inode.pages.read();
+    let reach = inode.reach();
+    Reach { size: covered_size(reach.size, pages), ..reach }
+}
 
 /// Marks the dirty pages of `chosen`. Answers how many.
 fn mark_chosen(inode: &Inode, chosen: &[Range<u64>]) -> usize {
@@ -472,7 +536,17 @@ fn last_lsn(inode: &Inode, kind: SyncKind) -> Lsn {
 
 /// Dirty pages of `pages` that the log does not have; stops counting beyond `limit`.
 pub(super) fn count_unlogged(inode: &Inode, pages: &Range<u64>, limit: usize) -> usize {
+    count_in(&inode.pages.read(), pages, limit)
+}
+
+/// The same, and whether pages of `pages` are on their way home that a sync has to wait for. Both at one moment: what cannot be written, or is
+/// put back, is dirty again.
+fn unlogged(inode: &Inode, pages: &Range<u64>, limit: usize) -> (usize, bool) {
     let map = inode.pages.read();
+    (count_in(&map, pages, limit), map.first_unlogged_writeback(pages.clone()).is_some())
+}
+
+fn count_in(map: &PageMap, pages: &Range<u64>, limit: usize) -> usize {
     if map.counts().dirty == 0 {
         return 0;
     }
@@ -502,5 +576,94 @@ fn home_of(homes: &[MappedRun], index: u64) -> u64 {
             home.block + (index - home.file_block)
         }
         _ => 0,
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+    use crate::device::Device;
+    use crate::device::memory::MemoryDevice;
+    use crate::sync::{Turn, take_turns};
+    use crate::{
+        BackgroundMode, BackgroundWork, CreateOptions, File, OpenFlags, Volume, VolumeOptions,
+    };
+    use std::cell::{Cell, RefCell};
+
+    /// At which lock of a sync the log gets one of its pages from somebody else, and at which another page is written.
+    struct Plan {
+        file: File,
+        locks: u32,
+        logged_at: u32,
+        written_at: u32,
+    }
+
+    thread_local! {
+        static PLAN: RefCell<Option<Plan>> = const { RefCell::new(None) };
+        static WRITTEN: Cell<bool> = const { Cell::new(false) };
+    }
+
+    const PAGE: u64 = BLOCK_BYTES as u64;
+
+    fn come_to(turn: Turn) {
+        let Some(mut plan) = PLAN.take() else { return };
+        assert_eq!(turn, Turn::Locks, "nobody has what it wants");
+        let file = &plan.file;
+        if plan.locks == plan.logged_at {
+            let ticket = file.fsync_async(PAGE..2 * PAGE, SyncKind::Data).expect("submit");
+            assert!(ticket.poll().is_none(), "it is in the log, no more");
+        }
+        // Not amid something that would keep the write waiting.
+        let inode = file.engine().inode(file.ino()).expect("the file");
+        let may_write = inode.pages.try_write().is_some() && inode.meta.try_lock().is_some();
+        if plan.locks >= plan.written_at && may_write && !WRITTEN.replace(true) {
+            file.write_at(9 * PAGE, &[9; BLOCK_BYTES]).expect("write");
+        }
+        plan.locks += 1;
+        PLAN.set(Some(plan));
+    }
+
+    /// While a sync looks its pages up, one of them gets into the log, and another becomes dirty: the sync has not looked up where that lives, so
+    /// it must not say of it that it lives nowhere. What is there is not what was there first, once it has gone home.
+    #[test]
+    fn a_page_that_becomes_dirty_while_a_sync_looks_its_pages_up_is_found_after_a_crash() {
+        for (logged_at, after) in (0..8).flat_map(|lock| (1..24).map(move |after| (lock, after))) {
+            let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(32 << 20));
+            Volume::format_device(&device, &CreateOptions::default()).expect("format");
+            let open = || {
+                let background = BackgroundMode::Manual;
+                let memory_bytes = Some(2 << 20);
+                let options = VolumeOptions { memory_bytes, background, ..Default::default() };
+                Volume::open_device(device.clone(), options).expect("open")
+            };
+            let volume = open();
+            let file = volume.open_file("/f", OpenFlags::CREATE).expect("create");
+            file.write_at(0, &vec![1; 10 * BLOCK_BYTES]).expect("write");
+            while volume.background_step(BackgroundWork::Writeback).expect("writeback") {}
+            file.write_at(PAGE, &[2; 2 * BLOCK_BYTES]).expect("write");
+            let (locks, written_at) = (0, logged_at + after);
+            PLAN.set(Some(Plan { file: file.clone(), locks, logged_at, written_at }));
+            WRITTEN.set(false);
+            take_turns(Some(come_to));
+            file.fsync().expect("fsync");
+            take_turns(None);
+            PLAN.set(None);
+            // What is in the log goes home, where it lives; and nothing more is said about it.
+            volume.background_step(BackgroundWork::Checkpoint).expect("checkpoint");
+            drop((file, volume));
+            let volume = open();
+            let file = volume.open_file("/f", OpenFlags::READ).expect("what was synced is there");
+            let mut bytes = vec![0; 10 * BLOCK_BYTES];
+            assert_eq!(file.read_at(0, &mut bytes), Ok(bytes.len()));
+            let expected = |page: usize| match page {
+                1 | 2 => 2,
+                9 if bytes[9 * BLOCK_BYTES] == 9 => 9,
+                _ => 1,
+            };
+            for (page, content) in bytes.chunks_exact(BLOCK_BYTES).enumerate() {
+                let is_right = content.iter().all(|byte| *byte == expected(page));
+                assert!(is_right, "page {page}, logged at {logged_at}, written {after} later");
+            }
+        }
     }
 }

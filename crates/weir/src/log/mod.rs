@@ -424,17 +424,17 @@ impl Log {
         let count = parts.len();
         let companion_blocks: u64 = parts.iter().map(OpRecords::companion_blocks).sum();
         let mut append = self.append.lock();
+        if self.shut_down.load(Ordering::Acquire) {
+            // Who has taken this lock after a shutdown has seen all that comes.
+            drop(append);
+            return Err(self.shutdown_error());
+        }
         let short = blocks.saturating_sub(admission.blocks);
         let topped_up = short == 0 || append.makes_up_for(short, &self.admitted);
         if count == 0 || !topped_up {
             return Err(Error::Invalid("log operation: larger than its admission"));
         }
         if companion_blocks > 0 {
-            if self.shut_down.load(Ordering::Acquire) {
-                // Whoever tidies up after a shutdown has been here, or finds it.
-                drop(append);
-                return Err(self.shutdown_error());
-            }
             self.companion_blocks.fetch_add(companion_blocks, Ordering::AcqRel);
         }
         if count > 1 {

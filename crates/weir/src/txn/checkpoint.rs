@@ -647,6 +647,14 @@ impl Engine {
         self.make_superblock_durable(superblock)
     }
 
+    /// The same, when the log is shut down.
+    pub fn write_last_superblock(&self, superblock: &Superblock) -> Result<()> {
+        with_attempts(|| self.write_places(superblock))?;
+        self.device.flush()?;
+        *self.superblock.lock() = superblock.clone();
+        Ok(())
+    }
+
     /// May be repeated.
     fn write_places(&self, superblock: &Superblock) -> Result<()> {
         for block in superblock.places() {

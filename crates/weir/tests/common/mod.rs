@@ -1,6 +1,7 @@
 //! What the tests of the public API share: devices, a clock that is set by hand, patterns.
 #![allow(dead_code)]
 
+pub mod locks;
 pub mod volatile;
 
 use std::collections::HashSet;
@@ -165,11 +166,16 @@ pub struct Probe {
     /// Writes that have failed.
     pub failed_writes: AtomicU64,
     amid_data_write: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+    /// Amid the write of a block, after so many before.
+    amid_block_write: Mutex<Option<(u64, u32, Happening)>>,
     refused: Mutex<Option<Refused>>,
     /// The blocks written so far, all that there are while the host is full.
     written: Mutex<HashSet<u64>>,
     host_is_full: AtomicBool,
 }
+
+/// What happens amid a write.
+type Happening = Box<dyn FnOnce() + Send>;
 
 /// Which writes fail: by offset and by what the first buffer begins with.
 type Refused = Box<dyn Fn(u64, &[u8]) -> bool + Send>;
@@ -187,6 +193,7 @@ impl Probe {
             failing_reads: AtomicU64::new(0),
             failed_writes: AtomicU64::new(0),
             amid_data_write: Mutex::new(None),
+            amid_block_write: Mutex::new(None),
             refused: Mutex::new(None),
             written: Mutex::default(),
             host_is_full: AtomicBool::new(false),
@@ -208,9 +215,39 @@ impl Probe {
         *self.amid_data_write.lock().expect("lock") = Some(Box::new(happening));
     }
 
+    /// The same for a write that begins with `block`, after `writes` of it before.
+    pub fn amid_write_of(
+        &self,
+        block: u64,
+        writes: u32,
+        happening: impl FnOnce() + Send + 'static,
+    ) {
+        *self.amid_block_write.lock().expect("lock") = Some((block, writes, Box::new(happening)));
+    }
+
     /// Nothing is left to happen amid a write.
     pub fn has_happened(&self) -> bool {
         self.amid_data_write.lock().expect("lock").is_none()
+            && self.amid_block_write.lock().expect("lock").is_none()
+    }
+
+    fn happens_amid_write_of(&self, offset_bytes: u64) {
+        let mut planned = self.amid_block_write.lock().expect("lock");
+        let happening = match planned.take() {
+            Some((block, 0, happening)) if block * 4096 == offset_bytes => Some(happening),
+            Some((block, writes, happening)) if block * 4096 == offset_bytes => {
+                *planned = Some((block, writes - 1, happening));
+                None
+            }
+            others => {
+                *planned = others;
+                None
+            }
+        };
+        drop(planned);
+        if let Some(happening) = happening {
+            happening();
+        }
     }
 
     fn count(&self, length_bytes: u64) {
@@ -226,6 +263,7 @@ impl Probe {
         buffers: &[&[u8]],
     ) -> DeviceResult<()> {
         self.writes.fetch_add(1, Ordering::Relaxed);
+        self.happens_amid_write_of(offset_bytes);
         let begins = buffers.first().copied().unwrap_or_default();
         if self.refuses(class, offset_bytes, begins) {
             return injected("write");
