@@ -470,7 +470,7 @@ mod tests {
     fn what_is_left_of_a_ticket_is_freed_by_whoever_takes_its_completion() {
         let queue = CompletionQueue::new().expect("an eventfd");
         let (ticket, promise) = ticket(None);
-        let left = Arc::downgrade(&promise.0);
+        let left = Arc::downgrade(promise.0.as_ref().expect("not ended"));
         ticket.deliver(&queue, 1);
         promise.complete(Ok(()));
         assert!(left.upgrade().is_some(), "not by whoever completes it");
