@@ -178,12 +178,12 @@ pub fn after_a_cut(
     extents: Option<usize>,
     ops: impl IntoIterator<Item = Op>,
 ) -> (Tally, Result<(), Failure>) {
+    static START: OnceLock<(Image, Model)> = OnceLock::new();
     let cut = Op::Truncate { target: Target::Path("/a".to_owned()), size };
     let ops = std::iter::once(cut).chain(ops).collect();
     let settings = Settings { volume_blocks: 512, cut_extents: extents, ..Settings::SMALL };
     let limits = Limits { outcomes_per_point: 2, states_per_case: 30, ..Limits::default() };
     let fault = Fault { times, ..Fault::once(FaultKind::ReadError, after) };
-    static START: OnceLock<(Image, Model)> = OnceLock::new();
     let start = START.get_or_init(|| {
         let mut before = scattered("/a", MANY_EXTENTS);
         before.push(Op::Create { path: "/z".to_owned(), permissions: 0o644 });
