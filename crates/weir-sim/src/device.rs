@@ -407,8 +407,15 @@ impl SimDevice {
                 first_block = first_block.saturating_add_signed(distance_blocks).min(last);
             }
             Some(FaultKind::WriteError) => {
+                // Its beginning, or its end.
                 let kept = state.rng.index(blocks.len() + 1);
-                blocks.truncate(kept);
+                if state.rng.one_in(3) {
+                    let gone = blocks.len() - kept;
+                    blocks.drain(..gone);
+                    first_block += gone as u64;
+                } else {
+                    blocks.truncate(kept);
+                }
                 result = Err(error("write", offset_bytes, length_bytes, "Input/output error"));
             }
             _ => {}

@@ -1,5 +1,6 @@
 //! The engine as a [`System`]: each operation of a workload is one call of the public interface.
 
+mod agreement;
 mod batch;
 mod overlap;
 
@@ -30,6 +31,8 @@ use crate::system::{Overlapped, Session, Settings, System, SystemError};
 /// Files are read as a whole up to here; beyond, only where the engine says that there is data.
 const READ_WHOLE_BYTES: u64 = 1 << 20;
 const WRITE: SyncRangeFlags = SyncRangeFlags::WRITE;
+/// Entries of a directory that are listed before it is asked for more.
+const LISTED_AT_A_TIME: usize = 5;
 /// More steps than this of one kind of background work mean that it never ends.
 const MAX_STEPS: u32 = 10_000;
 
@@ -52,6 +55,8 @@ pub struct EngineSession {
     early: Arc<Mutex<Option<String>>>,
     /// It is one beside another: the device's record is not its business.
     is_beside: bool,
+    /// Nothing was done since it was opened.
+    is_fresh: bool,
 }
 
 impl Drop for EngineSession {
@@ -95,6 +100,7 @@ fn options(clock: &Arc<SimClock>, settings: &Settings) -> VolumeOptions {
         dense_merges: settings.dense_merges,
         purge_at_once_blocks: settings.purge_at_once_blocks,
         round_pages: settings.round_pages,
+        cut_extents: settings.cut_extents,
         background: BackgroundMode::Manual,
         atime: AtimePolicy::Never,
         clock: Arc::clone(clock) as Arc<dyn weir::sync::Clock>,
@@ -131,16 +137,27 @@ impl System for Engine {
         let volume = Volume::open_device(disk, options(clock, settings))?;
         let watched = volume.clone();
         device.watch_lsn(Some(Box::new(move || watched.durable_lsn())));
-        Ok(EngineSession {
-            volume,
-            device: Arc::clone(device),
-            slots: BTreeMap::new(),
-            tickets: BTreeMap::new(),
-            queue: None,
-            told_lsn: None,
-            early: Arc::default(),
-            is_beside: false,
-        })
+        Ok(EngineSession::new(volume, device))
+    }
+
+    fn open_read_only(
+        &self,
+        device: &Arc<SimDevice>,
+        clock: &Arc<SimClock>,
+        settings: &Settings,
+    ) -> Result<Option<EngineSession>> {
+        let disk = Arc::clone(device) as Arc<dyn Device>;
+        let options = VolumeOptions { read_only: true, ..options(clock, settings) };
+        match Volume::open_device(disk, options) {
+            Ok(volume) => {
+                // What a crash has left without a name is still there.
+                let mut session = EngineSession::new(volume, device);
+                session.is_fresh = false;
+                Ok(Some(session))
+            }
+            Err(Error::TooLittleMemory(_)) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
     }
 
     fn leftovers(&self, settings: &Settings) -> Range<u64> {
@@ -162,6 +179,20 @@ impl System for Engine {
 }
 
 impl EngineSession {
+    fn new(volume: Volume, device: &Arc<SimDevice>) -> Self {
+        Self {
+            volume,
+            device: Arc::clone(device),
+            slots: BTreeMap::new(),
+            tickets: BTreeMap::new(),
+            queue: None,
+            told_lsn: None,
+            early: Arc::default(),
+            is_beside: false,
+            is_fresh: true,
+        }
+    }
+
     /// Another caller of the same volume, with the same open files.
     fn beside(&mut self) -> Self {
         Self {
@@ -173,6 +204,7 @@ impl EngineSession {
             told_lsn: None,
             early: Arc::clone(&self.early),
             is_beside: true,
+            is_fresh: false,
         }
     }
 
@@ -246,12 +278,25 @@ impl EngineSession {
                     let kind = if is_full { SyncKind::Full } else { SyncKind::Data };
                     file.fsync_async(range.clone(), kind)?
                 }
-                // Directories have no tickets of their own.
-                Err(error) if is_no_file(&error) => self.volume.sync_async()?,
+                Err(error) if is_no_file(&error) => self.submit_dir(target)?,
                 Err(error) => return Err(error),
             },
         };
         self.hold(ticket, number, hold)
+    }
+
+    fn submit_dir(&self, target: &Target) -> Result<SyncTicket> {
+        let submitted = match target {
+            Target::Path(path) => {
+                self.volume.at_path(path, false, |number| self.volume.fsync_dir_async(number))
+            }
+            Target::Slot(_) => Err(Error::WouldBlock),
+        };
+        match submitted {
+            // The log is too full to take the attributes at once.
+            Err(Error::WouldBlock) => Ok(self.volume.sync_async()?),
+            submitted => Ok(submitted?),
+        }
     }
 
     fn hold(&mut self, ticket: SyncTicket, number: u32, hold: Hold) -> Result<()> {
@@ -467,7 +512,15 @@ impl EngineSession {
             }
             Op::Read { target, offset, length } => {
                 let file = self.file(target)?;
-                return Ok(Outcome::Data(Self::read(&file, *offset, *length)?));
+                let mut data = vec![0; *length as usize];
+                // What is in memory needs nobody to wait.
+                return Ok(Outcome::Data(match file.read_at_nowait(*offset, &mut data) {
+                    Ok(count) => {
+                        data.truncate(count);
+                        data
+                    }
+                    Err(_) => Self::read(&file, *offset, *length)?,
+                }));
             }
             _ => return self.durability_op(op),
         }
@@ -530,11 +583,22 @@ impl EngineSession {
 
     fn entries(&self, ino: u64) -> Result<BTreeMap<String, (u64, FileType)>> {
         let mut entries = BTreeMap::new();
-        self.volume.readdir(ino, 0, &mut |entry| {
-            entries.insert(text(&entry.name), (entry.ino, entry.file_type));
-            true
-        })?;
-        Ok(entries)
+        let mut listed = 0;
+        let mut from = Some(0);
+        // A few at a time.
+        while let Some(after_cookie) = from.take() {
+            self.volume.readdir(ino, after_cookie, &mut |entry| {
+                entries.insert(text(&entry.name), (entry.ino, entry.file_type));
+                listed += 1;
+                from = (listed % LISTED_AT_A_TIME == 0).then_some(entry.cookie);
+                from.is_none()
+            })?;
+        }
+        if listed == entries.len() {
+            return Ok(entries);
+        }
+        let text = format!("directory {ino} lists {listed} entries, some of them twice");
+        Err(SystemError::new(0, text))
     }
 
     /// All pages with data. What cannot be read is noted page by page.
@@ -606,12 +670,14 @@ const fn found_attr(attr: &Attr) -> FoundAttr {
 impl Session for EngineSession {
     fn apply(&mut self, op: &Op) -> Result<Outcome> {
         self.told_lsn = None;
+        self.is_fresh = false;
         let outcome = self.namespace_op(op);
         let early = self.early.lock().take();
         early.map_or(outcome, |text| Err(SystemError::new(0, text)))
     }
 
     fn overlap(&mut self, outer: &Op, amid: Amid, inner: &[Op]) -> Overlapped {
+        self.is_fresh = false;
         self.run_overlap(outer, amid, inner)
     }
 
@@ -627,6 +693,10 @@ impl Session for EngineSession {
             ended.push((done.user_data as u32, done.result.map_err(SystemError::from)));
         }
         ended
+    }
+
+    fn available_blocks(&self) -> Option<u64> {
+        Some(self.volume.statfs().available_blocks)
     }
 
     fn last_lsn(&self) -> Option<u64> {
@@ -652,6 +722,7 @@ impl Session for EngineSession {
                 Err(error) => drop(found.problems.insert(ino, error.to_string())),
             }
         }
+        found.contradictions = self.contradictions(&found);
         Ok(found)
     }
 

@@ -9,7 +9,7 @@ use weir::device::IoClass;
 pub enum FaultKind {
     /// A read fails with EIO.
     ReadError,
-    /// A write fails with EIO; any part of it may be on the medium.
+    /// A write fails with EIO; so many of its first or last blocks as chance has it are on the medium.
     WriteError,
     /// A write fails because the host file system is full; nothing is written.
     WriteNoSpace,

@@ -318,6 +318,9 @@ pub fn parent(path: &str) -> &str {
         .map_or("/", |(parent, _)| if parent.is_empty() { "/" } else { parent })
 }
 
+/// What an operation needs for trees, and what is kept for checkpoints.
+const ROOM_BLOCKS: u64 = 40;
+
 impl Op {
     /// Is in the log before it returns, and returns when it is durable: an error that shuts the volume down leaves open whether it happened.
     pub const fn waits_for_its_frame(&self) -> bool {
@@ -401,6 +404,18 @@ impl Op {
         Some(Self::Read { target, offset, length })
     }
 
+    /// Blocks that it may need, generously: with so many available it does not fail for lack of room. `None`: nobody can tell.
+    pub const fn most_blocks(&self) -> Option<u64> {
+        match self {
+            Self::Write { length, .. }
+            | Self::Append { length, .. }
+            | Self::CopyRange { length, .. }
+            | Self::Allocate { length, .. } => Some(ROOM_BLOCKS + *length / 4096),
+            Self::Batch { .. } | Self::Untorn { .. } | Self::Overlap { .. } => None,
+            _ => Some(ROOM_BLOCKS),
+        }
+    }
+
     /// Its operations one after the other, if it is an overlap.
     pub fn unlapped(self) -> Vec<Self> {
         match self {
@@ -418,15 +433,12 @@ impl Op {
     }
 
     /// What an operation that is done in two steps does first: its range becomes zeros before the file
-    /// grows, or before what follows moves down.
+    /// grows.
     pub fn first_half(&self) -> Option<Self> {
         match self {
             Self::Allocate {
                 target,
-                mode:
-                    AllocateMode::ZeroRange
-                    | AllocateMode::ZeroRangeKeepSize
-                    | AllocateMode::CollapseRange,
+                mode: AllocateMode::ZeroRange | AllocateMode::ZeroRangeKeepSize,
                 offset,
                 length,
             } => Some(Self::Allocate {

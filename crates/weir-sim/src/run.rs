@@ -212,12 +212,17 @@ impl<S: System> Factory<'_, S> {
         let purge_at_once_blocks = number.is_multiple_of(3).then_some(0);
         // In the other half of all, the writeback of each file overlaps with that of the next.
         let round_pages = (number % 8 > 3).then_some(1);
+        // Every second one cuts files extent by extent, and every seventh has a disk that understands forced unit access.
+        let cut_extents = (number / 3 % 2 == 1).then_some(1);
+        let fua = number.is_multiple_of(7);
         let settings = Settings {
             batch_part_blocks,
             beside_from_pages,
             dense_merges,
             purge_at_once_blocks,
             round_pages,
+            cut_extents,
+            fua,
             ..Settings::SMALL
         };
         let (image, model) = self.start(tree, &settings, &exhaustive::tree(sequence.tree))?;

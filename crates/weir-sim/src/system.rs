@@ -61,6 +61,10 @@ pub struct Settings {
     pub purge_at_once_blocks: Option<u64>,
     /// Pages of a round of writeback, one of which is on its way while the next is collected; `None`: more than there are.
     pub round_pages: Option<u64>,
+    /// Extents that one operation of a cut takes away, and items that one of a purge does; `None`: more than most files have.
+    pub cut_extents: Option<usize>,
+    /// The disk understands forced unit access: what is written so is durable when the write returns.
+    pub fua: bool,
 }
 
 impl Settings {
@@ -74,6 +78,8 @@ impl Settings {
         dense_merges: false,
         purge_at_once_blocks: None,
         round_pages: None,
+        cut_extents: None,
+        fua: false,
     };
 }
 
@@ -137,6 +143,11 @@ pub trait Session {
         None
     }
 
+    /// Blocks that users may fill, for systems that tell.
+    fn available_blocks(&self) -> Option<u64> {
+        None
+    }
+
     /// Reads everything back.
     ///
     /// # Errors
@@ -177,6 +188,20 @@ pub trait System: Sync {
         clock: &Arc<SimClock>,
         settings: &Settings,
     ) -> Result<Self::Session, SystemError>;
+
+    /// Mounts a volume so that nothing is ever written: what is to be recovered is recovered in memory. `None`: it cannot do that, or not with
+    /// so little memory.
+    ///
+    /// # Errors
+    /// The system's.
+    fn open_read_only(
+        &self,
+        _device: &Arc<SimDevice>,
+        _clock: &Arc<SimClock>,
+        _settings: &Settings,
+    ) -> Result<Option<Self::Session>, SystemError> {
+        Ok(None)
+    }
 
     /// Whether it notices when a disk answers with what was never written there.
     fn notices_lies(&self) -> bool {

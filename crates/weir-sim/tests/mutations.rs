@@ -3,10 +3,10 @@
 
 mod common;
 
-use weir::RenameMode;
 use weir::device::IoClass;
 use weir::mutation::{self, Mutation};
-use weir_sim::explore::Limits;
+use weir::{AllocateMode, RenameMode};
+use weir_sim::explore::{Failure, Limits};
 use weir_sim::fault::{Fault, FaultKind, FaultPlan};
 use weir_sim::op::{Amid, At, Op, Sync, Target};
 use weir_sim::system::Settings;
@@ -94,6 +94,12 @@ fn every_mutation_is_found() {
         Mutation::ApplyOutsideGate,
         Mutation::CountBeforeChain,
         Mutation::RenameBeforeData,
+        Mutation::ForgetCutMark,
+        Mutation::ForgetOwedCut,
+        Mutation::LeaveCut,
+        Mutation::ZeroBeforeCut,
+        Mutation::CutBesideHome,
+        Mutation::LeavePageInline,
     ];
     for mutation in Mutation::ALL.into_iter().filter(|bug| !has_its_own.contains(bug)) {
         let (workload, states) = hunt(mutation);
@@ -221,4 +227,80 @@ fn a_rename_before_its_data_is_found_by_a_workload_of_its_own() {
         mutation::set(None);
         assert!(found.is_err(), "{length}");
     }
+}
+
+/// Whether `explored` finds something with this bug, and nothing without it.
+#[track_caller]
+fn finds(bug: Mutation, explored: impl Fn() -> Result<(), Failure>) -> bool {
+    let sound = explored();
+    assert!(sound.is_ok(), "{:#?}", sound.err());
+    mutation::set(Some(bug));
+    let found = explored();
+    mutation::set(None);
+    found.is_err()
+}
+
+/// A crash between two operations of a cut; then the file gets longer.
+#[test]
+fn a_cut_that_recovery_does_not_go_on_with_is_found_by_a_workload_of_its_own() {
+    let cut = Op::Truncate { target: Target::Path("/a".to_owned()), size: 5000 };
+    for bug in [Mutation::ForgetCutMark, Mutation::LeaveCut] {
+        assert!(finds(bug, || common::amid_a_cut(&cut, &[Op::Sync(Sync::All)], 1).1), "{bug:?}");
+    }
+}
+
+/// A read of the tree fails behind the first operation of a cut, and the file gets longer; or within the first, and it is read.
+#[test]
+fn what_a_cut_that_fails_leaves_is_found_by_a_workload_of_its_own() {
+    let a = || Target::Path("/a".to_owned());
+    let whole = 2 * common::MANY_EXTENTS * 4096;
+    let story = || {
+        let read = Op::Read { target: a(), offset: 0, length: whole };
+        [read.clone(), Op::Truncate { target: a(), size: whole }, read, Op::Sync(Sync::All)]
+    };
+    for (bug, pages, extents) in
+        [(Mutation::ForgetOwedCut, 10, Some(8)), (Mutation::ZeroBeforeCut, 10, Some(400))]
+    {
+        let size = pages * 4096 + 1000;
+        let explored = |after| common::after_a_cut(size, (after, 1), extents, story()).1;
+        assert!((0..24).any(|after| finds(bug, || explored(after))), "{bug:?}");
+    }
+}
+
+/// A batch cuts a file while the page that the cut ends in goes home, in place.
+#[test]
+fn a_batch_that_cuts_beside_writing_in_place_is_found_by_a_workload_of_its_own() {
+    let explored = |(size, call)| {
+        let limits = Limits { recrash_one_in: 8, ..Limits::default() };
+        let (before, ops) = common::a_batch_that_cuts_amid_writing_in_place(size, call);
+        common::explored(limits, Settings::SMALL, &before, ops, FaultPlan::default()).1
+    };
+    let mut places =
+        [100, 17_000, 19_000].into_iter().flat_map(|size| (0..6).map(move |at| (size, at)));
+    assert!(places.any(|place| finds(Mutation::CutBesideHome, || explored(place))));
+}
+
+/// Writeback takes the page of a small file, and amid that somebody inserts a range at its beginning.
+#[test]
+fn a_page_that_is_left_in_the_inode_is_found_by_a_workload_of_its_own() {
+    let f = || Target::Path("/f".to_owned());
+    let explored = |amid| {
+        let (mode, offset, length) = (AllocateMode::InsertRange, 0, 8192);
+        let insert = Op::Allocate { target: f(), mode, offset, length };
+        let read = Op::Read { target: f(), offset: 0, length: 9000 };
+        let ops = vec![
+            Op::Create { path: "/f".to_owned(), permissions: 0o644 },
+            Op::Write { target: f(), offset: 0, length: 100, tag: 7 },
+            Op::Overlap { outer: Box::new(insert), amid, inner: vec![Op::Writeback] },
+            read,
+            Op::Sync(Sync::All),
+        ];
+        let limits = Limits { outcomes_per_point: 4, ..Limits::default() };
+        common::explored(limits, Settings::SMALL, &[], ops, FaultPlan::default()).1
+    };
+    let mut places = (0..60).flat_map(|lock| {
+        let back = [None, Some(At::Lock(10)), Some(At::Lock(14)), Some(At::Lock(18))];
+        back.into_iter().map(move |back| Amid { first: At::Lock(lock), back })
+    });
+    assert!(places.any(|amid| finds(Mutation::LeavePageInline, || explored(amid))));
 }

@@ -2,7 +2,9 @@
 
 mod common;
 
-use common::{survives_within, two_files, two_frames_at_a_time};
+use common::{
+    a_batch_that_cuts_amid_writing_in_place, survives_within, two_files, two_frames_at_a_time,
+};
 use weir::device::IoClass;
 use weir::{AllocateMode, BackgroundWork, RenameMode};
 use weir_sim::explore::{Limits, Tally};
@@ -79,17 +81,10 @@ fn a_batch_cuts_a_file_amid_the_writing_of_its_last_page_in_place() {
     let mut cut_amid = 0;
     for size in [100, 17_000, 19_000, 21_000] {
         for call in 0..6 {
-            let parts = vec![write("/a", 16_500, 3000, 3), Op::Truncate { target: at("/a"), size }];
-            let batch = Op::Batch { parts, commit: Commit::Relaxed };
-            // The page has a home, and the log holds what is written there.
-            let ops = vec![
-                Op::Checkpoint,
-                write("/a", 16_400, 3_000, 2),
-                fsync("/a"),
-                amid(Op::Checkpoint, call, vec![batch]),
-                Op::Sync(Sync::All),
-            ];
-            cut_amid += survives(ops, FaultPlan::default()).overlapped;
+            let (before, ops) = a_batch_that_cuts_amid_writing_in_place(size, call);
+            let limits = Limits { recrash_one_in: 8, ..Limits::default() };
+            let plan = FaultPlan::default();
+            cut_amid += survives_within(limits, Settings::SMALL, &before, ops, plan).overlapped;
         }
     }
     assert!(cut_amid >= 20, "{cut_amid}");

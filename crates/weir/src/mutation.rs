@@ -84,11 +84,23 @@ pub enum Mutation {
     CountBeforeChain,
     /// A rename puts a file in another one's place before its data.
     RenameBeforeData,
+    /// A cut that goes on in another operation leaves no orphan item.
+    ForgetCutMark,
+    /// A file gets longer, or what lies behind its end is moved, before a cut of it has ended of which an operation failed.
+    ForgetOwedCut,
+    /// Recovery does not go on with a cut that a crash has interrupted.
+    LeaveCut,
+    /// The rest of the page that a cut ends in becomes zero before it is certain that the file is cut.
+    ZeroBeforeCut,
+    /// A batch cuts a file while the page that the cut ends in is overwritten where it lives.
+    CutBesideHome,
+    /// A range is inserted at the start of a file whose first page writeback has put into the inode meanwhile.
+    LeavePageInline,
 }
 
 impl Mutation {
     /// All of them.
-    pub const ALL: [Self; 40] = [
+    pub const ALL: [Self; 46] = [
         Self::AcknowledgeBeforeFlush,
         Self::SkipTailVerification,
         Self::AcceptStaleFrame,
@@ -129,6 +141,12 @@ impl Mutation {
         Self::SkipRefusedSpace,
         Self::CountBeforeChain,
         Self::RenameBeforeData,
+        Self::ForgetCutMark,
+        Self::ForgetOwedCut,
+        Self::LeaveCut,
+        Self::ZeroBeforeCut,
+        Self::CutBesideHome,
+        Self::LeavePageInline,
     ];
 
     /// The name on the simulator's command line.
@@ -174,6 +192,12 @@ impl Mutation {
             Self::SkipRefusedSpace => "skip-refused-space",
             Self::CountBeforeChain => "count-before-chain",
             Self::RenameBeforeData => "rename-before-data",
+            Self::ForgetCutMark => "forget-cut-mark",
+            Self::ForgetOwedCut => "forget-owed-cut",
+            Self::LeaveCut => "leave-cut",
+            Self::ZeroBeforeCut => "zero-before-cut",
+            Self::CutBesideHome => "cut-beside-home",
+            Self::LeavePageInline => "leave-page-inline",
         }
     }
 

@@ -365,7 +365,9 @@ impl Engine {
             };
             let inode = self.inode(number)?;
             if links > 0 {
-                self.finish_cut(&inode)?;
+                if !mutation::active(Mutation::LeaveCut) {
+                    self.finish_cut(&inode)?;
+                }
             } else {
                 {
                     let mut meta = inode.meta.lock();

@@ -377,6 +377,10 @@ pub struct VolumeOptions {
     /// little of it overlaps as much does.
     #[doc(hidden)]
     pub round_pages: Option<u64>,
+    /// For simulators and tests: one operation takes away so few extents of a file that is cut, or items of one that is purged, that
+    /// what has a few of them takes several as well.
+    #[doc(hidden)]
+    pub cut_extents: Option<usize>,
 }
 
 impl Default for VolumeOptions {
@@ -394,6 +398,7 @@ impl Default for VolumeOptions {
             dense_merges: false,
             purge_at_once_blocks: None,
             round_pages: None,
+            cut_extents: None,
         }
     }
 }

@@ -151,6 +151,66 @@ fn what_a_cut_has_left_behind_becomes_free_later() {
 }
 
 #[test]
+fn a_hole_of_many_extents_is_punched_or_not_whichever_read_fails() {
+    let image = image(32 * MIB, scattered);
+    let (mut refused, hole) = (0, 50 * PAGE + 100..1200 * 2 * PAGE);
+    for failing in 1..200 {
+        let (disk, volume, file) = with_failing_read(&image, failing);
+        let before = {
+            let device: Arc<dyn Device> = Arc::new(MemoryDevice::from_image(&image));
+            contents(&open(&device, manual(MIB)).open_file("/f", OpenFlags::READ).expect("open"))
+        };
+        let punched = file.allocate(AllocateMode::PunchHole, hole.start, hole.end - hole.start);
+        let was_struck = disk.left.swap(0, Ordering::Relaxed) <= 0;
+        let mut expected = before;
+        match punched {
+            Ok(()) => expected[hole.start as usize..hole.end as usize].fill(0),
+            Err(_) => refused += 1,
+        }
+        assert!(contents(&file) == expected, "read {failing}: half a hole");
+        volume.sync().expect("sync");
+        drop((file, volume));
+        let device: Arc<dyn Device> = disk;
+        let volume = open(&device, manual(MIB));
+        let file = volume.open_file("/f", OpenFlags::READ).expect("open");
+        assert!(contents(&file) == expected, "read {failing}: half a hole after a crash");
+        if !was_struck {
+            assert!(refused > 0);
+            return;
+        }
+    }
+    panic!("a read failed each time");
+}
+
+/// More extents than an operation takes away, and more than a chain within a quarter of the log.
+#[test]
+fn holes_of_any_number_of_extents_are_punched() {
+    for log_blocks in [64, 512] {
+        let device = formatted(64 * MIB, log_blocks);
+        let volume = open(&device, manual(8 * MIB));
+        let file = create(&volume, "/f");
+        for number in 0..4000_u64 {
+            file.write_at(number * 2 * PAGE, &[number as u8 | 1; PAGE as usize]).expect("write");
+        }
+        volume.checkpoint().expect("checkpoint");
+        let mut expected = contents(&file);
+        for (first, end) in [(10, 20), (100, 1000), (1001 * PAGE, 3000 * PAGE), (5, 7999 * PAGE)] {
+            file.allocate(AllocateMode::PunchHole, first, end - first).expect("punch");
+            expected[first as usize..end as usize].fill(0);
+            assert!(contents(&file) == expected);
+        }
+        volume.checkpoint().expect("checkpoint");
+        assert_eq!(file.attr().expect("attributes").blocks, 1);
+        drop((file, volume));
+        let report = weir::check::check_device(&device, &weir::check::CheckOptions::default());
+        let report = report.expect("check");
+        assert!(report.is_clean(), "{:#?}", report.problems);
+        let file = open(&device, manual(8 * MIB)).open_file("/f", OpenFlags::READ).expect("open");
+        assert!(contents(&file) == expected);
+    }
+}
+
+#[test]
 fn an_allocation_that_fails_loses_no_blocks() {
     let image = image(256 * MIB, |volume, file| {
         for number in 0..200_u64 {

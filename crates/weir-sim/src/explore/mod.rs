@@ -25,7 +25,7 @@ use crate::image::Image;
 use crate::model::compare::{Strictness, compare};
 use crate::model::found::Found;
 use crate::model::history::{Durable, History};
-use crate::model::{Model, Outcome};
+use crate::model::{Model, Outcome, errno};
 use crate::op::{Commit, Hold, Op, Sync};
 use crate::rng::Rng;
 use crate::system::{Session, Settings, System, SystemError};
@@ -142,6 +142,9 @@ enum Depth {
 pub(crate) const FIRST_CALLER: usize = 0;
 /// Of who goes on amid the first one's calls.
 pub(crate) const SECOND_CALLER: usize = 1;
+
+/// Of how many crash images one is opened for reading only as well.
+const READ_ONLY_ONE_IN: u64 = 24;
 
 /// More steps of driving the log than this mean that it never comes to rest.
 const DRIVE_STEPS: u32 = 10_000;
@@ -302,8 +305,14 @@ impl<S: System> Explorer<'_, S> {
     }
 
     fn device(image: Image, (faults, seed): (FaultPlan, u64)) -> Arc<SimDevice> {
+        Self::device_with(image, (faults, seed), false)
+    }
+
+    /// With `fua`, it understands forced unit access.
+    fn device_with(image: Image, (faults, seed): (FaultPlan, u64), fua: bool) -> Arc<SimDevice> {
         let config = DeviceConfig {
             completion: Completion::Immediate,
+            fua,
             faults,
             seed,
             ..DeviceConfig::default()
@@ -313,7 +322,8 @@ impl<S: System> Explorer<'_, S> {
 
     fn run_case(&mut self) -> Result<(), Failure> {
         let case = self.case;
-        let device = Self::device(case.image.clone(), (case.faults.clone(), case.seed));
+        let faults = (case.faults.clone(), case.seed);
+        let device = Self::device_with(case.image.clone(), faults, case.settings.fua);
         let clock = Arc::new(SimClock::starting_at(1_000_000_000_000));
         let opened = guard("mounting the start volume", || {
             self.system.open(&device, &clock, &case.settings)
@@ -391,12 +401,29 @@ impl<S: System> Explorer<'_, S> {
                 }
                 Executed::Shutdown => {
                     self.end_tickets(run)?;
+                    Self::look_after_shutdown(run)?;
                     return Ok(false);
                 }
             }
         }
         self.end_tickets(run)?;
         Ok(true)
+    }
+
+    /// A volume that was shut down can be read, and shows what there was before the operation that failed, or what that leaves open.
+    fn look_after_shutdown(run: &mut Run<S::Session>) -> Result<(), Failure> {
+        let strictness = Strictness { tolerate_unreadable: true, ..Strictness::EXACT };
+        let live = guard("reading a volume that was shut down", || run.session.found())?;
+        // What is in memory is read from there, and the disk may go on failing.
+        let Ok(found) = live else { return Ok(()) };
+        let differences = run.history.newest().map(|model| compare(model, &found, strictness));
+        match differences.min_by_key(Vec::len) {
+            Some(differences) if !differences.is_empty() => {
+                Err(Failure::new("the volume that was shut down is not the model")
+                    .with(differences))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// An untorn write has a place in the order only if a sync of the file follows at once. One that leaves a gap behind the
@@ -460,6 +487,13 @@ impl<S: System> Explorer<'_, S> {
             (Err(error), _) if error.is_environmental() => {
                 if !faulty && !error.is_for_lack_of_room() {
                     return Err(Failure::new(format!("{op} failed without a fault: {error}")));
+                }
+                let available = run.session.available_blocks().filter(|_| !faulty);
+                if op.most_blocks().zip(available).is_some_and(|(most, left)| left > most)
+                    && error.errno == errno::ENOSPC
+                {
+                    let text = format!("{op}: {error}, with {available:?} blocks available");
+                    return Err(Failure::new(text));
                 }
                 self.tally.refused += 1;
                 // Not done, but a crash meanwhile may leave either state.
@@ -744,6 +778,9 @@ impl<S: System> Explorer<'_, S> {
         self.check(device)?;
         if depth != Depth::Workload {
             return let_go(session);
+        }
+        if image.hash().is_multiple_of(READ_ONLY_ONE_IN) {
+            self.look_only(image, history, clock.elapsed_ns())?;
         }
         let limits = &self.case.limits;
         if limits.recrash_one_in > 0 && self.rng.one_in(limits.recrash_one_in) {

@@ -173,6 +173,37 @@ impl<S: System> Explorer<'_, S> {
         checked.map_err(|failure| failure.with_trace(&device))
     }
 
+    /// Opens the image for reading only: what it shows is allowed, and the disk is as it was.
+    pub(super) fn look_only(
+        &self,
+        image: &Image,
+        history: &History,
+        elapsed_ns: u64,
+    ) -> Result<(), Failure> {
+        let device = Self::device(image.clone(), Default::default());
+        let clock = Arc::new(SimClock::starting_at(elapsed_ns));
+        let settings = &self.case.settings;
+        let looked = (|| {
+            let opened = guard("opening for reading only", || {
+                self.system.open_read_only(&device, &clock, settings)
+            })?;
+            let failed = |error| Failure::new(format!("opened for reading only: {error}"));
+            let Some(session) = opened.map_err(failed)? else { return Ok(()) };
+            let mut session = Leaky::new(session);
+            let found = guard("reading a volume that is open for that only", || session.found())?;
+            history.find(&found.map_err(failed)?, self.strictness()).map_err(|mismatch| {
+                Failure::new("a volume that is open for reading only is not an allowed state")
+                    .with(mismatch.lines)
+            })?;
+            let_go(session)?;
+            match device.take_events().first() {
+                None => Ok(()),
+                Some(_) => Err(Failure::new("who reads only has written")),
+            }
+        })();
+        looked.map_err(|failure| failure.with_trace(&device))
+    }
+
     /// Uses the recovered volume, and crashes it again.
     pub(super) fn go_on(
         &mut self,

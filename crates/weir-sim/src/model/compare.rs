@@ -38,6 +38,9 @@ pub fn compare(model: &Model, found: &Found, strictness: Strictness) -> Vec<Stri
         back: BTreeMap::new(),
         lines: Vec::new(),
     };
+    for text in &found.contradictions {
+        comparison.differ("", || text.clone());
+    }
     comparison.visit("", ROOT, found.root);
     comparison.lines
 }

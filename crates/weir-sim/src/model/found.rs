@@ -71,6 +71,8 @@ pub struct Found {
     pub nodes: BTreeMap<u64, FoundNode>,
     /// What could not be read, beside pages: inode number and error.
     pub problems: BTreeMap<u64, String>,
+    /// Answers that do not agree with each other.
+    pub contradictions: Vec<String>,
 }
 
 /// Pages of `bytes`, a file's contents from file block `first_page` on, without those of zeros.

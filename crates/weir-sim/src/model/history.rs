@@ -90,6 +90,11 @@ impl History {
         &self.states[self.states.len() - 1]
     }
 
+    /// The present, and what the last operation leaves open beside it, newest first.
+    pub fn newest(&self) -> impl Iterator<Item = &Arc<Model>> {
+        self.states.iter().rev().take(3)
+    }
+
     /// See the field.
     pub const fn epoch(&self) -> u64 {
         self.epoch

@@ -55,6 +55,10 @@ impl Shape {
                 dense_merges: length.is_multiple_of(4),
                 purge_at_once_blocks,
                 round_pages,
+                // A chain of frames of one block each has few operations: no hole is one.
+                cut_extents: [None, Some(1), Some(2)][length % 3]
+                    .filter(|_| batch_part_blocks != Some(1)),
+                fua: length.is_multiple_of(5),
             },
             length,
             writers: 1 + rng.below(4) as u8,

@@ -26,8 +26,6 @@ use crate::types::{FileType, NewInode, Timestamp};
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-/// Extents that one operation takes away.
-const CUT_EXTENTS: usize = 64;
 /// Log space for the item of one inode.
 const ITEM_BYTES: usize = 256;
 
@@ -202,7 +200,7 @@ impl Engine {
     }
 
     /// Most blocks of a frame of a batch that takes several operations.
-    fn max_part_blocks(&self) -> u64 {
+    pub fn max_part_blocks(&self) -> u64 {
         let limit = self.log.max_operation_blocks();
         self.options.batch_part_blocks.map_or(limit, |blocks| blocks.clamp(1, limit))
     }
@@ -280,7 +278,7 @@ impl Engine {
             let mut mapped = Mapped::default();
             let is_inline = work.inode.meta.lock().item.is_inline();
             if work.cut.is_some() {
-                mapped.removed += cut_op(work, &mut overlay, &mut data)?;
+                mapped.removed += cut_op(work, self.cut_extents(), &mut overlay, &mut data)?;
                 mapped.drops_inline |= is_inline && work.cut_pages().start == 0;
             }
             for home in held.homes.iter().filter(|home| home.ino == work.inode.number) {
@@ -414,7 +412,10 @@ impl Engine {
                 maps.push(work.inode.map.lock());
                 let busy = {
                     let pages = work.inode.pages.read();
-                    let cut = work.cut.map(|cut| cut / BLOCK_BYTES_U64..u64::MAX);
+                    let cut = work
+                        .cut
+                        .filter(|_| !mutation::active(Mutation::CutBesideHome))
+                        .map(|cut| cut / BLOCK_BYTES_U64..u64::MAX);
                     ranges
                         .iter()
                         .cloned()
@@ -435,7 +436,12 @@ impl Engine {
 }
 
 /// Unmaps what a cut takes away. Answers how many blocks.
-fn cut_op(work: &FileWork<'_>, overlay: &mut Overlay<'_>, data: &mut DataOps) -> Result<u64> {
+fn cut_op(
+    work: &FileWork<'_>,
+    limit: usize,
+    overlay: &mut Overlay<'_>,
+    data: &mut DataOps,
+) -> Result<u64> {
     let (number, range) = (work.inode.number, work.cut_pages());
     let mut removed = 0;
     let mut from = Some(range.start);
@@ -447,8 +453,7 @@ fn cut_op(work: &FileWork<'_>, overlay: &mut Overlay<'_>, data: &mut DataOps) ->
             first = false;
         }
         let place = (start, range.end);
-        let (count, next) =
-            extents::cut(overlay, &mut op, number, place, Unmapped::Freed, CUT_EXTENTS)?;
+        let (count, next) = extents::cut(overlay, &mut op, number, place, Unmapped::Freed, limit)?;
         overlay.absorb(&op);
         data.ops.push(op);
         removed += count;
@@ -578,7 +583,7 @@ fn apply_names(
 
 /// Puts operations together into parts, each of which fits into a frame of `limit` blocks. The second answer says into which
 /// part each has gone.
-fn pack(ops: Vec<Op>, limit: u64) -> (Vec<Op>, Vec<u64>) {
+pub fn pack(ops: Vec<Op>, limit: u64) -> (Vec<Op>, Vec<u64>) {
     let limit = if mutation::active(Mutation::CutBatch) { 0 } else { limit };
     let mut parts: Vec<Op> = Vec::new();
     let mut part_of = Vec::with_capacity(ops.len());
@@ -597,19 +602,43 @@ fn pack(ops: Vec<Op>, limit: u64) -> (Vec<Op>, Vec<u64>) {
 
 /// Blocks of the log that [`pack`] makes of `ops` at most.
 fn packed_blocks(ops: &[Op], limit: u64) -> u64 {
-    let mut blocks = 0;
-    let mut open = (0, 0);
+    let mut packed = Packed::default();
     for op in ops {
+        packed.add(op, limit);
+    }
+    packed.blocks()
+}
+
+/// Operations that are put together as they come, as [`pack`] does it.
+#[derive(Default)]
+pub struct Packed {
+    /// Blocks of the parts that have ended.
+    ended_blocks: u64,
+    /// Bytes of records, and pages, of the last one.
+    open: (usize, u64),
+}
+
+impl Packed {
+    /// One more.
+    pub fn add(&mut self, op: &Op, limit: u64) {
         let (bytes, pages) = (op.record_bytes(), op.payload_pages());
-        let joined = OpRecords::blocks_for(open.0 + bytes, open.1 + pages);
-        if joined <= limit {
-            open = (open.0 + bytes, open.1 + pages);
+        let (open, added) = (self.open, OpRecords::blocks_for(bytes, pages));
+        if open == (0, 0) || OpRecords::blocks_for(open.0, open.1) + added <= limit {
+            self.open = (open.0 + bytes, open.1 + pages);
         } else {
-            blocks += OpRecords::blocks_for(open.0, open.1) + 1;
-            open = (bytes, pages);
+            self.ended_blocks += self.open_blocks();
+            self.open = (bytes, pages);
         }
     }
-    blocks + OpRecords::blocks_for(open.0, open.1) + 1
+
+    fn open_blocks(&self) -> u64 {
+        OpRecords::blocks_for(self.open.0, self.open.1) + 1
+    }
+
+    /// Blocks of the log, at most.
+    pub fn blocks(&self) -> u64 {
+        self.ended_blocks + self.open_blocks()
+    }
 }
 
 /// Log space for the names and attributes.

@@ -13,7 +13,7 @@
 //! Lock order: as everywhere (`docs/ARCHITECTURE.md`); of several inodes of one kind, directories first, under the tree lock,
 //! then by number.
 
-mod commit;
+pub(crate) mod commit;
 mod data;
 mod patch;
 mod plan;

@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::format::item::Extent;
 use crate::format::{BLOCK_BYTES_U64, Key, MAX_FILE_BYTES};
 use crate::inode::Inode;
+use crate::mutation::{self, Mutation};
 use crate::namespace::OP_RECORD_BYTES;
 use crate::sync::Arc;
 use crate::sync::atomic::Ordering;
@@ -209,7 +210,7 @@ impl Engine {
             };
             // Writeback that had taken page 0 while the file was small has put it into the inode since.
             let is_inline = first == 0 && inode.meta.lock().item.is_inline();
-            if quiet && !is_inline {
+            if quiet && (!is_inline || mutation::active(Mutation::LeavePageInline)) {
                 let distance = length / BLOCK_BYTES_U64;
                 match self.shift_extents(inode, first, distance, (shift, new_size)) {
                     Err(Error::WouldBlock) => {}
@@ -264,12 +265,13 @@ impl Engine {
         (shift, new_size): (Shift, u64),
     ) -> Result<()> {
         let number = inode.number;
+        let limit = self.options.cut_extents.map_or(SHIFT_EXTENTS, |extents| extents.max(1));
         let mut parts = Vec::new();
         let mut overlay = Overlay::new(&self.store);
         let (mut removed_blocks, mut from) = (0, first);
         if matches!(shift, Shift::Down) {
             from += distance;
-            removed_blocks = take_out(number, first..from, &mut overlay, &mut parts)?;
+            removed_blocks = take_out(number, first..from, limit, (&mut overlay, &mut parts))?;
         }
         let mut op = Op::new();
         // An extent that lies across the first block is split; its rest moves.
@@ -297,11 +299,11 @@ impl Engine {
                 Shift::Up => piece.file_block + distance,
             };
             moved.push((to, whole.part(piece.file_block - key.offset, piece.blocks)));
-            split_op(&mut parts, &mut op);
+            split_op(&mut parts, &mut op, limit);
         }
         for (to, extent) in moved {
             extents::insert(&mut op, number, to, &extent, None);
-            split_op(&mut parts, &mut op);
+            split_op(&mut parts, &mut op, limit);
         }
         let cost = parts.iter().map(Op::record_bytes).sum::<usize>() + op.record_bytes();
         let record_bytes = cost + (parts.len() + 1) * OP_RECORD_BYTES;
@@ -316,7 +318,9 @@ impl Engine {
         // have looked at the old one.
         let mut pages = inode.pages.write();
         let mut meta = inode.meta.lock();
-        debug_assert!(first > 0 || !meta.item.is_inline());
+        debug_assert!(
+            first > 0 || !meta.item.is_inline() || mutation::active(Mutation::LeavePageInline)
+        );
         meta.item.size = new_size;
         meta.item.blocks = meta.item.blocks.saturating_sub(removed_blocks);
         meta.touch_data(now);
@@ -337,15 +341,14 @@ impl Engine {
 fn take_out(
     number: u64,
     pages: Range<u64>,
-    overlay: &mut Overlay<'_>,
-    parts: &mut Vec<Op>,
+    limit: usize,
+    (overlay, parts): (&mut Overlay<'_>, &mut Vec<Op>),
 ) -> Result<u64> {
     let (mut blocks, mut from) = (0, Some(pages.start));
     while let Some(start) = from {
         let mut op = Op::new();
         let range = (start, pages.end);
-        let (count, next) =
-            extents::cut(overlay, &mut op, number, range, Unmapped::Freed, SHIFT_EXTENTS)?;
+        let (count, next) = extents::cut(overlay, &mut op, number, range, Unmapped::Freed, limit)?;
         overlay.absorb(&op);
         if !op.is_empty() {
             parts.push(op);
@@ -357,8 +360,8 @@ fn take_out(
 }
 
 /// Ends the part under construction when it is large enough.
-fn split_op(parts: &mut Vec<Op>, op: &mut Op) {
-    if op.record_bytes() > SHIFT_EXTENTS * 1100 {
+fn split_op(parts: &mut Vec<Op>, op: &mut Op, limit: usize) {
+    if op.record_bytes() > limit * 1100 {
         parts.push(std::mem::take(op));
     }
 }

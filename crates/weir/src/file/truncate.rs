@@ -12,23 +12,27 @@
 //! way.
 
 use super::extents::{self, Mapping, Unmapped};
+use crate::batch::commit::{Packed, pack};
 use crate::cache::map::{OldContents, PageMap, Removed, WriteRefused};
 use crate::device::IoClass;
 use crate::engine::{Engine, Room};
 use crate::error::{Error, Result};
 use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64, Key, MAX_FILE_BYTES};
 use crate::inode::{Inode, Meta};
-use crate::log::Admission;
+use crate::log::{Admission, OpRecords};
 use crate::mutation::{self, Mutation};
 use crate::namespace::{OP_RECORD_BYTES, OP_SPACE_BLOCKS};
 use crate::reclaim::Shortage;
 use crate::sync::atomic::Ordering;
 use crate::sync::{Arc, MutexGuard};
-use crate::txn::Op;
+use crate::txn::{Op, Overlay};
 use std::ops::Range;
 
-/// Extents that one operation takes away.
+/// Extents that one operation takes away, unless [`crate::VolumeOptions::cut_extents`] says otherwise.
 const CUT_EXTENTS: usize = 64;
+
+/// Blocks of the log that the chain of operations of a hole takes at most: others wait for the store while it has all of them.
+const HOLE_BLOCKS: u64 = 256;
 
 /// Parts of pages that become zero.
 type Zero = Vec<(u64, Range<usize>)>;
@@ -75,7 +79,7 @@ impl Engine {
         let settled_from = size / BLOCK_BYTES_U64;
         // What only takes away needs no room.
         let added = if zero.is_empty() { 0 } else { OP_SPACE_BLOCKS };
-        let admission = self.enter_cut(&zero, added)?;
+        let admission = self.enter_cut(&zero, added, OP_RECORD_BYTES)?;
         let (map, zero) = self.hold_pages(inode, &zero, settled_from..u64::MAX)?;
         let step = CutStep {
             range: first_gone..u64::MAX,
@@ -89,6 +93,9 @@ impl Engine {
 
     /// Takes bytes `range` out: they read as zeros afterwards and whole blocks become free. The size stays. The
     /// caller holds `ops`.
+    ///
+    /// All of it happens at once, to readers and in a crash, in a chain of operations if there are many extents; but for a hole of
+    /// more than such a chain holds ([`HOLE_BLOCKS`], a quarter of the log), which grows from one to the next.
     pub fn punch(&self, inode: &Arc<Inode>, range: Range<u64>) -> Result<()> {
         // Behind the end of the file there is nothing to keep of a block.
         let reaches_end = range.end >= inode.size();
@@ -97,16 +104,31 @@ impl Engine {
             return Ok(());
         }
         let zero = partial_pages(range.start, end);
-        // A hole within an extent makes two of it.
-        let admission = self.enter_cut(&zero, OP_SPACE_BLOCKS)?;
-        let whole = range.start.div_ceil(BLOCK_BYTES_U64)..end / BLOCK_BYTES_U64;
         let touched = range.start / BLOCK_BYTES_U64..end.div_ceil(BLOCK_BYTES_U64);
-        let (map, zero) = self.hold_pages(inode, &zero, touched)?;
-        let step = CutStep { range: whole, zero, size: None, settle: true, began: false };
-        self.cut_all(inode, step, (map, admission))
+        let mut step = CutStep {
+            range: range.start.div_ceil(BLOCK_BYTES_U64)..end / BLOCK_BYTES_U64,
+            zero: Vec::new(),
+            size: None,
+            settle: true,
+            began: false,
+        };
+        let mut record_bytes = OP_RECORD_BYTES;
+        loop {
+            let zero = if step.began { &[][..] } else { &zero[..] };
+            // A hole within an extent makes two of it.
+            let admission = self.enter_cut(zero, OP_SPACE_BLOCKS, record_bytes)?;
+            let (map, zero) = self.hold_pages(inode, zero, touched.clone())?;
+            step.zero = zero;
+            match self.cut_step(inode, &mut step, admission)? {
+                Stepped::Done => return Ok(()),
+                Stepped::GoesOn => {}
+                Stepped::NeedsRoom(blocks) => record_bytes = (blocks * BLOCK_BYTES_U64) as usize,
+            }
+            drop(map);
+        }
     }
 
-    /// All operations of a cut. The `map` lock is not held while log space is waited for: a checkpoint may need it.
+    /// All operations of a cut with a new size. The `map` lock is not held while log space is waited for: a checkpoint may need it.
     /// Nothing can become dirty in the range meanwhile, because the caller holds `ops`.
     ///
     /// With the first operation the file has its new size. If another one fails, what is left behind the end goes later: see
@@ -117,32 +139,26 @@ impl Engine {
         mut step: CutStep,
         (map, admission): (MutexGuard<'_, ()>, Admission),
     ) -> Result<()> {
-        let done = self.cut_step(inode, &mut step, admission)?;
+        let stepped = self.cut_step(inode, &mut step, admission)?;
         drop(map);
-        if done {
-            return Ok(());
-        }
-        match self.cut_on(inode, &mut step) {
-            Err(_) if step.size.is_some() => {
-                self.owe_cut(inode);
-                Ok(())
-            }
-            ended => ended,
-        }
-    }
-
-    /// The operations of a cut behind the first.
-    fn cut_on(&self, inode: &Arc<Inode>, step: &mut CutStep) -> Result<()> {
-        let mut done = false;
-        while !done {
-            let admission = self.admit(OP_RECORD_BYTES, 0, Room::Normal)?;
-            let _map = inode.map.lock();
-            done = self.cut_step(inode, step, admission)?;
+        if stepped != Stepped::Done && self.cut_on(inode, &mut step).is_err() {
+            self.owe_cut(inode);
         }
         Ok(())
     }
 
-    /// One operation of a cut; true when it was the last. The caller holds `map`.
+    /// The operations of a cut behind the first.
+    fn cut_on(&self, inode: &Arc<Inode>, step: &mut CutStep) -> Result<()> {
+        loop {
+            let admission = self.admit(OP_RECORD_BYTES, 0, Room::Normal)?;
+            let _map = inode.map.lock();
+            if self.cut_step(inode, step, admission)? == Stepped::Done {
+                return Ok(());
+            }
+        }
+    }
+
+    /// One operation of a cut, or the chain of a hole. The caller holds `map`.
     ///
     /// The pages leave the cache, and parts of others become zero, in the moment in which the mapping and the size change, under the `pages`
     /// lock: that voids every read that has looked at the old mapping, which would bring cut data back; and nobody sees
@@ -152,17 +168,17 @@ impl Engine {
         inode: &Arc<Inode>,
         step: &mut CutStep,
         admission: Admission,
-    ) -> Result<bool> {
+    ) -> Result<Stepped> {
         let number = inode.number;
         let now = self.now();
-        let mut op = Op::new();
         let range = (step.range.start, step.range.end);
-        let mapping = Mapping::from(&**inode);
-        let mapping = if step.began { mapping.from_its_start() } else { mapping };
-        let (cut, next) =
-            extents::cut(&self.store, &mut op, mapping, range, Unmapped::Freed, CUT_EXTENTS)?;
+        let (mut ops, cut, next) = match self.unmap(inode, step, admission.blocks())? {
+            Unmap::Ready(ops, cut, next) => (ops, cut, next),
+            Unmap::NeedsRoom(blocks) => return Ok(Stepped::NeedsRoom(blocks)),
+        };
+        let mut op = ops.pop().unwrap_or_default();
         step.began = true;
-        // A new size takes everything behind it away at once; a hole grows step by step.
+        // A new size takes everything behind it away at once, a hole what its chain reaches.
         let reached = if step.size.is_some() { range.1 } else { next.unwrap_or(range.1) };
         if step.settle && range.0 < reached {
             op.settled(number, range.0, reached - range.0);
@@ -198,7 +214,13 @@ impl Engine {
         }
         meta.touch_data(now);
         op.put(Key::inode(number), &meta.item.encode());
-        let lsn = self.store.commit(op, admission)?;
+        let lsn = if ops.is_empty() {
+            self.store.commit(op, admission)?
+        } else {
+            // The last part has the pages.
+            ops.push(op);
+            self.store.commit_parts(pack(ops, self.max_part_blocks()).0, admission)?
+        };
         meta.logged(lsn, true);
         drop(meta);
         if let Some(size) = step.size {
@@ -213,19 +235,68 @@ impl Engine {
         drop(pages);
         self.forget_removed(&removed);
         step.range.start = next.unwrap_or(step.range.end);
-        Ok(next.is_none())
+        Ok(if next.is_none() { Stepped::Done } else { Stepped::GoesOn })
+    }
+
+    /// Extents that one operation takes away.
+    pub fn cut_extents(&self) -> usize {
+        self.options.cut_extents.map_or(CUT_EXTENTS, |extents| extents.max(1))
+    }
+
+    /// What unmaps the blocks of a step, for which the log has `admitted` blocks: one operation, and where to go on; of a hole all
+    /// of them, or as many as a chain holds. The last one has room for what a cut adds.
+    fn unmap(&self, inode: &Inode, step: &CutStep, admitted: u64) -> Result<Unmap> {
+        let is_hole = step.size.is_none();
+        let last_blocks = OpRecords::blocks_for(OP_RECORD_BYTES, step.zero.len() as u64);
+        let most_blocks = (self.log.fill().ring_blocks / 4).min(HOLE_BLOCKS);
+        let mut mapping = Mapping::from(inode);
+        if step.began {
+            mapping = mapping.from_its_start();
+        }
+        let mut overlay = Overlay::new(&self.store);
+        let (mut ops, mut packed) = (Vec::new(), Packed::default());
+        let (mut cut, mut needed) = (0, last_blocks);
+        let mut from = step.range.start;
+        loop {
+            let mut op = Op::new();
+            let range = (from, step.range.end);
+            let limit = self.cut_extents();
+            let (blocks, next) =
+                extents::cut(&overlay, &mut op, mapping, range, Unmapped::Freed, limit)?;
+            cut += blocks;
+            match next {
+                Some(next) if is_hole && needed < most_blocks => {
+                    overlay.absorb(&op);
+                    packed.add(&op, self.max_part_blocks());
+                    needed = packed.blocks() + last_blocks;
+                    mapping = mapping.from_its_start();
+                    from = next;
+                    ops.push(op);
+                }
+                _ if is_hole && needed > admitted => return Ok(Unmap::NeedsRoom(needed)),
+                next => {
+                    ops.push(op);
+                    return Ok(Unmap::Ready(ops, cut, next));
+                }
+            }
+        }
     }
 
     /// Log space for an operation that cuts a file, and space: for the pages that it may make dirty, charged already, and `added` blocks
     /// for what it adds to the tree. The caller holds nothing but `ops`.
     ///
     /// Cutting works on a full volume: see [`Engine::reserve_spare`].
-    fn enter_cut(&self, zero: &[(u64, Range<usize>)], added: u64) -> Result<Admission> {
+    fn enter_cut(
+        &self,
+        zero: &[(u64, Range<usize>)],
+        added: u64,
+        record_bytes: usize,
+    ) -> Result<Admission> {
         let pages = zero.len() as u64;
         self.reserve_spare(pages + added)?;
         self.alloc.release(added);
         self.dirty_pages.fetch_add(pages, Ordering::AcqRel);
-        self.enter(OP_RECORD_BYTES, zero.len()).inspect_err(|_| self.pages_paid(pages))
+        self.enter(record_bytes, zero.len()).inspect_err(|_| self.pages_paid(pages))
     }
 
     /// Has the pages of `zero` in the cache, dirty and for the cache alone, and takes the `map` lock at a moment when no page of `quiet` is
@@ -234,7 +305,7 @@ impl Engine {
     fn hold_pages<'a>(
         &self,
         inode: &'a Arc<Inode>,
-        zero: &Zero,
+        zero: &[(u64, Range<usize>)],
         quiet: Range<u64>,
     ) -> Result<(MutexGuard<'a, ()>, Zero)> {
         let mut newly_dirty = 0;
@@ -249,7 +320,7 @@ impl Engine {
     fn try_hold_pages<'a>(
         &self,
         inode: &'a Arc<Inode>,
-        zero: &Zero,
+        zero: &[(u64, Range<usize>)],
         quiet: Range<u64>,
         newly_dirty: &mut u64,
     ) -> Result<(MutexGuard<'a, ()>, Zero)> {
@@ -289,7 +360,7 @@ impl Engine {
     fn hold_cached(
         &self,
         pages: &mut PageMap,
-        zero: &Zero,
+        zero: &[(u64, Range<usize>)],
         has_content: &[bool],
         newly_dirty: &mut u64,
     ) -> std::result::Result<Zero, ZeroStop> {
@@ -300,7 +371,11 @@ impl Engine {
                 // A hole, perhaps in the cache: zeros already, and it stays a hole.
                 continue;
             }
-            *newly_dirty += u64::from(self.page_to_zero(pages, *index)?.newly_dirty);
+            let page = self.page_to_zero(pages, *index)?;
+            *newly_dirty += u64::from(page.newly_dirty);
+            if mutation::active(Mutation::ZeroBeforeCut) {
+                page.bytes[part.clone()].fill(0);
+            }
             held.push((*index, part.clone()));
         }
         Ok(held)
@@ -387,7 +462,7 @@ impl Engine {
     /// Goes on with a cut of which an operation failed, before the file gets any longer, or what lies behind its end is moved: it would show what
     /// was cut off. The caller holds `ops`.
     pub fn end_cut(&self, inode: &Arc<Inode>) -> Result<()> {
-        if !inode.owes_cut.load(Ordering::Acquire) {
+        if !inode.owes_cut.load(Ordering::Acquire) || mutation::active(Mutation::ForgetOwedCut) {
             return Ok(());
         }
         if !inode.meta.lock().purged {
@@ -454,12 +529,30 @@ enum ZeroStop {
 fn mark_cut(meta: &mut Meta, op: &mut Op, number: u64, goes_on: bool) {
     if meta.cutting != goes_on && !meta.orphan {
         if goes_on {
-            op.put(Key::orphan(number), &[]);
+            if !mutation::active(Mutation::ForgetCutMark) {
+                op.put(Key::orphan(number), &[]);
+            }
         } else {
             op.delete(Key::orphan(number));
         }
     }
     meta.cutting = goes_on;
+}
+
+/// What comes after one step of a cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stepped {
+    Done,
+    GoesOn,
+    /// Nothing was done: it takes so many blocks of the log.
+    NeedsRoom(u64),
+}
+
+/// The operations of one step.
+enum Unmap {
+    /// With the number of blocks that they free, and where to go on.
+    Ready(Vec<Op>, u64, Option<u64>),
+    NeedsRoom(u64),
 }
 
 /// What is left of a cut.

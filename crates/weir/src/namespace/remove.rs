@@ -194,10 +194,11 @@ impl Engine {
         self.forget_pages(inode, 0);
         let mut next = Some(Key::inline(inode.number));
         let last = Key { inode: inode.number, ..Key::MAX };
+        let limit = self.options.cut_extents.map_or(PURGE_ITEMS, |items| items.max(1));
         while let Some(from) = next {
             let admission = self.admit(OP_RECORD_BYTES, 0, Room::Normal)?;
             let _map = inode.map.lock();
-            let (items, more) = self.store.collect(from, last, PURGE_ITEMS)?;
+            let (items, more) = self.store.collect(from, last, limit)?;
             next = more;
             let mut op = Op::new();
             for (key, value) in items {
