@@ -32,7 +32,7 @@ use std::ops::Range;
 const CUT_EXTENTS: usize = 64;
 
 /// Blocks of the log that the chain of operations of a hole takes at most: others wait for the store while it has all of them.
-const HOLE_BLOCKS: u64 = 256;
+const HOLE_BLOCKS: u64 = 64;
 
 /// Parts of pages that become zero.
 type Zero = Vec<(u64, Range<usize>)>;
