@@ -22,6 +22,7 @@ const SYSTEM_ERROR: u8 = 2;
 const MOUNT_FAILED: u8 = 32;
 
 /// What mount(8) gives to a helper.
+#[allow(clippy::struct_excessive_bools)]
 #[derive(Debug, Parser)]
 #[command(
     name = NAME,
@@ -113,7 +114,7 @@ fn command_line(arguments: &Arguments) -> Vec<OsString> {
             line.extend(["--memory".into(), size.into()]);
         } else if let Some(file) = option.strip_prefix("log=") {
             line.extend(["--log".into(), file.into()]);
-        } else if !is_for_mount(option) && !(arguments.sloppy && is_unknown(option)) {
+        } else if !(is_for_mount(option) || arguments.sloppy && is_unknown(option)) {
             kept.push(option);
         }
     }
