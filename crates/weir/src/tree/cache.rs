@@ -7,7 +7,7 @@
 //! Who must not wait ([`crate::sync::at_once`]) finds what the cache has, and nothing else.
 //!
 //! Locks: one mutex per shard, held for a map look-up only, never over I/O, never two at a time.
-//! Concurrent misses of a node both read it; the second insertion replaces the first.
+//! Concurrent misses of a node both read it; the second insertion replaces the first, unless that is of a newer tree.
 
 use super::TreeRoot;
 use super::shard::Shard;

@@ -78,10 +78,15 @@ impl Shard {
         None
     }
 
-    /// Adds `node`, in place of any other node of its block, and evicts what is too much.
+    /// Adds `node`, in place of an older node of its block, and evicts what is too much. (Who has looked into an older tree, and waited
+    /// for the disk until its place was used again, comes with what nobody else asks for.)
     pub(super) fn insert(&mut self, node: Arc<Node>, is_hot: bool) {
         let block = node.block();
         let checksum = node.checksum();
+        let is_older = |there: &Entry| there.node.generation() > node.generation();
+        if self.map.get(&block).is_some_and(is_older) {
+            return;
+        }
         if let Some(entry) = self.map.get_mut(&block)
             && (entry.queue == Queue::Main || entry.queue == Queue::Small && !is_hot)
         {

@@ -97,6 +97,20 @@ fn stale_node_of_the_same_place_is_no_hit() {
     assert_eq!((shard.take_replaced().len(), shard.node_count()), (1, 0));
 }
 
+/// Who has looked into an older tree may have waited so long for the disk that its node's place was used again.
+#[test]
+fn a_node_that_was_read_late_does_not_drive_out_the_one_that_has_its_place_now() {
+    for is_hot in [false, true] {
+        let mut shard = shard(10);
+        let (old, new) = (leaf(5, 1), leaf(5, 2));
+        shard.insert(Arc::clone(&new), is_hot);
+        shard.insert(Arc::clone(&old), false);
+        assert!(shard.get(new.child_ref()).is_some());
+        assert!(shard.get(old.child_ref()).is_none());
+        assert_eq!(shard.node_count(), 1);
+    }
+}
+
 #[test]
 fn replaced_nodes_leave_before_hot_ones_which_outlive_a_scan() {
     let mut shard = shard(40);
