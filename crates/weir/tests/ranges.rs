@@ -3,8 +3,8 @@
 mod common;
 
 use common::*;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex};
 use weir::device::memory::MemoryDevice;
 use weir::device::{Device, DeviceInfo, DeviceResult, IoClass, OnDone, Request};
 use weir::*;
@@ -39,6 +39,39 @@ impl Device for OneRead {
     }
     fn read(&self, offset: u64, buffers: &mut [&mut [u8]], class: IoClass) -> DeviceResult<()> {
         self.look()?;
+        self.inner.read(offset, buffers, class)
+    }
+    fn write(&self, offset: u64, buffers: &[&[u8]], class: IoClass, fua: bool) -> DeviceResult<()> {
+        self.inner.write(offset, buffers, class, fua)
+    }
+    fn flush(&self) -> DeviceResult<()> {
+        self.inner.flush()
+    }
+    fn discard(&self, offset: u64, length: u64) -> DeviceResult<()> {
+        self.inner.discard(offset, length)
+    }
+    fn submit(&self, request: Request, on_done: OnDone) {
+        self.inner.submit(request, on_done);
+    }
+}
+
+type Happening = Box<dyn FnOnce() + Send>;
+
+/// A disk amid whose next read of data something happens, once.
+struct AmidRead {
+    inner: MemoryDevice,
+    happening: Mutex<Option<Happening>>,
+}
+
+impl Device for AmidRead {
+    fn info(&self) -> DeviceInfo {
+        self.inner.info()
+    }
+    fn read(&self, offset: u64, buffers: &mut [&mut [u8]], class: IoClass) -> DeviceResult<()> {
+        // Nodes are larger.
+        let is_data = buffers.iter().map(|buffer| buffer.len()).sum::<usize>() == PAGE as usize;
+        let happening = is_data.then(|| self.happening.lock().expect("lock").take()).flatten();
+        happening.into_iter().for_each(|happen| happen());
         self.inner.read(offset, buffers, class)
     }
     fn write(&self, offset: u64, buffers: &[&[u8]], class: IoClass, fua: bool) -> DeviceResult<()> {
@@ -325,4 +358,37 @@ fn a_write_of_all_says_when_a_part_was_left() {
     assert!(file.size() > 1 << 20, "a part was written");
     let reader = volume.open_file("/f", OpenFlags::READ).expect("open");
     assert_eq!(reader.write_all_at(0, b"x"), Err(Error::NotWritable));
+}
+
+/// A hole that ends in the midst of a page has that page, and the one that it begins in, dirty before it is punched. The first has gone home when
+/// the second was read: then it is dirty anew, and so much has to be promised, and counted, once more.
+#[test]
+fn a_page_that_goes_home_while_a_hole_waits_for_another_is_counted_again() {
+    let image = image(32 * MIB, |volume, file| {
+        file.write_at(0, &pattern(1, 8 * PAGE as usize)).expect("write");
+        volume.sync().expect("sync");
+        while volume.background_step(BackgroundWork::Writeback).expect("writeback") {}
+    });
+    let inner = MemoryDevice::from_image(&image);
+    let disk = Arc::new(AmidRead { inner, happening: Mutex::default() });
+    let device: Arc<dyn Device> = disk.clone();
+    let volume = open(&device, manual(16 * MIB));
+    let file = volume.open_file("/f", OpenFlags::CREATE).expect("open");
+    let mut page = vec![0; PAGE as usize];
+    file.read_at(2 * PAGE, &mut page).expect("read");
+    let free_blocks = volume.statfs().available_blocks;
+    let other = volume.clone();
+    *disk.happening.lock().expect("lock") = Some(Box::new(move || {
+        assert!(other.background_step(BackgroundWork::Writeback).expect("writeback"));
+    }));
+    file.allocate(AllocateMode::PunchHole, 2 * PAGE + 100, PAGE).expect("punch");
+    assert!(disk.happening.lock().expect("lock").is_none(), "nothing went home meanwhile");
+    volume.sync().expect("sync");
+    while volume.background_step(BackgroundWork::Writeback).expect("writeback") {}
+    volume.checkpoint().expect("checkpoint");
+    assert_eq!(volume.statfs().available_blocks, free_blocks, "nothing is promised any more");
+    let mut expected = pattern(1, 8 * PAGE as usize);
+    expected[2 * PAGE as usize + 100..3 * PAGE as usize + 100].fill(0);
+    assert!(contents(&file) == expected);
+    volume.close().expect("close");
 }

@@ -12,6 +12,7 @@
 //! way.
 
 use super::extents::{self, Mapping, Unmapped};
+use crate::alloc::ReserveClass;
 use crate::batch::commit::{Packed, pack};
 use crate::cache::map::{OldContents, PageMap, Removed, WriteRefused};
 use crate::device::IoClass;
@@ -308,10 +309,10 @@ impl Engine {
         zero: &[(u64, Range<usize>)],
         quiet: Range<u64>,
     ) -> Result<(MutexGuard<'a, ()>, Zero)> {
-        let mut newly_dirty = 0;
-        let result = self.try_hold_pages(inode, zero, quiet, &mut newly_dirty);
-        self.pages_paid(zero.len() as u64 - newly_dirty);
-        if newly_dirty > 0 {
+        let mut charged = Charged { pages: zero.len() as u64, any_dirty: false };
+        let result = self.try_hold_pages(inode, zero, quiet, &mut charged);
+        self.pages_paid(charged.pages);
+        if charged.any_dirty {
             self.dirty.add(inode);
         }
         result
@@ -322,7 +323,7 @@ impl Engine {
         inode: &'a Arc<Inode>,
         zero: &[(u64, Range<usize>)],
         quiet: Range<u64>,
-        newly_dirty: &mut u64,
+        charged: &mut Charged,
     ) -> Result<(MutexGuard<'a, ()>, Zero)> {
         let mut shortage = Shortage::default();
         loop {
@@ -341,7 +342,7 @@ impl Engine {
             }
             let held = {
                 let mut pages = inode.pages.write();
-                self.hold_cached(&mut pages, zero, &has_content, newly_dirty)
+                self.hold_cached(&mut pages, zero, &has_content, charged)
             };
             match held {
                 Ok(held) => return Ok((map, held)),
@@ -353,6 +354,13 @@ impl Engine {
                     drop(map);
                     self.make_room(&mut shortage)?;
                 }
+                Err(ZeroStop::NotCharged) => {
+                    drop(map);
+                    // Log space is held: nothing is waited for.
+                    self.reserve_at_once(1, ReserveClass::Cut)?;
+                    self.dirty_pages.fetch_add(1, Ordering::AcqRel);
+                    charged.pages += 1;
+                }
             }
         }
     }
@@ -362,7 +370,7 @@ impl Engine {
         pages: &mut PageMap,
         zero: &[(u64, Range<usize>)],
         has_content: &[bool],
-        newly_dirty: &mut u64,
+        charged: &mut Charged,
     ) -> std::result::Result<Zero, ZeroStop> {
         let mut held = Vec::new();
         for ((index, part), has_content) in zero.iter().zip(has_content) {
@@ -371,8 +379,14 @@ impl Engine {
                 // A hole, perhaps in the cache: zeros already, and it stays a hole.
                 continue;
             }
+            if !state.dirty && charged.pages == 0 {
+                return Err(ZeroStop::NotCharged);
+            }
             let page = self.page_to_zero(pages, *index)?;
-            *newly_dirty += u64::from(page.newly_dirty);
+            if page.newly_dirty {
+                charged.pages -= 1;
+                charged.any_dirty = true;
+            }
             if mutation::active(Mutation::ZeroBeforeCut) {
                 page.bytes[part.clone()].fill(0);
             }
@@ -522,6 +536,15 @@ enum ZeroStop {
     Missing(u64),
     /// No page frame was free.
     NoMemory,
+    /// A page that was made dirty before has gone home since, and is to be dirty again.
+    NotCharged,
+}
+
+/// Pages that may become dirty yet: that is promised, and counted.
+struct Charged {
+    pages: u64,
+    /// Some have become dirty.
+    any_dirty: bool,
 }
 
 /// Notes with an operation that sets a new size whether more has to follow: then an orphan item tells recovery, which goes when nothing is
