@@ -722,8 +722,14 @@ impl Session for EngineSession {
                 Err(error) => drop(found.problems.insert(ino, error.to_string())),
             }
         }
-        found.contradictions = self.contradictions(&found);
+        if !self.is_fresh {
+            found.contradictions = self.disagreements(&found);
+        }
         Ok(found)
+    }
+
+    fn contradictions(&self, found: &Found) -> Vec<String> {
+        self.disagreements(found)
     }
 
     fn close(mut self) -> Result<()> {

@@ -154,6 +154,11 @@ pub trait Session {
     /// The root cannot be read; problems further down are noted in the result.
     fn found(&mut self) -> Result<Found, SystemError>;
 
+    /// Where its answers contradict each other, or what was `found`: one line each.
+    fn contradictions(&self, _found: &Found) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Unmounts: everything is durable afterwards. (Dropping a session without this is a crash of the
     /// process: nothing more is written.)
     ///

@@ -71,7 +71,9 @@ impl Device for AmidRead {
         // Nodes are larger.
         let is_data = buffers.iter().map(|buffer| buffer.len()).sum::<usize>() == PAGE as usize;
         let happening = is_data.then(|| self.happening.lock().expect("lock").take()).flatten();
-        happening.into_iter().for_each(|happen| happen());
+        if let Some(happen) = happening {
+            happen();
+        }
         self.inner.read(offset, buffers, class)
     }
     fn write(&self, offset: u64, buffers: &[&[u8]], class: IoClass, fua: bool) -> DeviceResult<()> {

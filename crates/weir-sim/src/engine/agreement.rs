@@ -11,7 +11,7 @@ const PAGE_BYTES: u64 = BLOCK_BYTES as u64;
 
 impl EngineSession {
     /// Answers that contradict each other, one line each.
-    pub(super) fn contradictions(&self, found: &Found) -> Vec<String> {
+    pub(super) fn disagreements(&self, found: &Found) -> Vec<String> {
         let mut lines = Vec::new();
         for (ino, node) in &found.nodes {
             match &node.body {

@@ -775,7 +775,7 @@ impl<S: System> Explorer<'_, S> {
         if self.case.silent_faults {
             return let_go(session);
         }
-        self.check(device)?;
+        self.check(device, Some((&*session, &found)))?;
         if depth != Depth::Workload {
             return let_go(session);
         }
@@ -848,13 +848,14 @@ impl<S: System> Explorer<'_, S> {
             return Err(Failure::new("writes are pending after an unmount"));
         }
         let device = Self::device(disk.durable().clone(), Default::default());
-        self.check(&device)?;
+        self.check(&device, None)?;
         let mut session =
             guard("mounting again", || self.system.open(&device, &clock, &self.case.settings))?
                 .map_err(|error| Failure::new(format!("mounting again failed: {error}")))?;
         let found = guard("reading the volume mounted again", || session.found())?
             .map_err(|error| Failure::new(format!("the volume cannot be read: {error}")))?;
-        let differences = compare(&model, &found, strictness);
+        let mut differences = compare(&model, &found, strictness);
+        differences.extend(session.contradictions(&found));
         if differences.is_empty() {
             Ok(())
         } else {

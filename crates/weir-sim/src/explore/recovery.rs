@@ -48,12 +48,23 @@ impl<S: System> Explorer<'_, S> {
         Ok(Some((session, found)))
     }
 
-    /// fsck of what a recovery has left. What old frames the ring holds makes no difference: the log is empty.
-    pub(super) fn check(&mut self, device: &Arc<SimDevice>) -> Result<(), Failure> {
+    /// fsck of what a recovery has left, and a look at whether what the volume answers agrees. What old frames the ring holds makes no
+    /// difference: the log is empty.
+    pub(super) fn check(
+        &mut self,
+        device: &Arc<SimDevice>,
+        recovered: Option<(&S::Session, &Found)>,
+    ) -> Result<(), Failure> {
         let image = device.view();
         let ring = self.system.leftovers(&self.case.settings);
         if !self.sound.insert(image.hash_without(ring)) {
             return Ok(());
+        }
+        if let Some((session, found)) = recovered {
+            let lines = guard("asking twice", || session.contradictions(found))?;
+            if !lines.is_empty() {
+                return Err(Failure::new("the recovered volume contradicts itself").with(lines));
+            }
         }
         let image = Self::device(image, Default::default());
         match guard("checking the recovered volume", || self.system.check(&image))? {
