@@ -48,17 +48,6 @@ fn a_ticket_ends_with_an_error_where_the_thread_of_the_log_panics() {
 }
 
 #[test]
-fn a_ticket_ends_with_an_error_where_the_thread_that_does_its_sync_panics() {
-    let volume = volume(|begins| begins.starts_with(&[7; 64]));
-    let file = create(&volume, "/f");
-    // More than travels in the log, and less than anybody else looks after.
-    file.write_at(0, &vec![7; 2 << 20]).expect("write");
-    let ticket = file.fsync_async(0..u64::MAX, SyncKind::Full).expect("submit");
-    assert!(matches!(end(&ticket), Err(Error::Shutdown(_))));
-    assert_shut_down(&volume);
-}
-
-#[test]
 fn a_checkpoint_ends_with_an_error_where_its_thread_panics() {
     let volume = volume(|begins| begins.starts_with(&weir::format::node::NODE_MAGIC));
     create(&volume, "/f").fsync().expect("durable");
