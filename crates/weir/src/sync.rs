@@ -109,11 +109,15 @@ pub struct OnPanic<F: Fn()>(pub F);
 
 impl<F: Fn()> Drop for OnPanic<F> {
     fn drop(&mut self) {
-        // In a schedule test nobody goes on after a panic.
-        if std::thread::panicking() && !cfg!(feature = "shuttle") {
+        if is_panicking() {
             (self.0)();
         }
     }
+}
+
+/// The calling thread panics, and others will go on. In a schedule test nobody does.
+pub fn is_panicking() -> bool {
+    std::thread::panicking() && !cfg!(feature = "shuttle")
 }
 
 /// The calling thread was started by an engine: callbacks and wakers run there.

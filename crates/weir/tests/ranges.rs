@@ -3,92 +3,13 @@
 mod common;
 
 use common::*;
-use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use weir::device::Device;
 use weir::device::memory::MemoryDevice;
-use weir::device::{Device, DeviceInfo, DeviceResult, IoClass, OnDone, Request};
 use weir::*;
 
 const PAGE: u64 = 4096;
-
-/// A disk one of whose reads fails.
-struct OneRead {
-    inner: Arc<dyn Device>,
-    left: AtomicI64,
-}
-
-impl OneRead {
-    fn look(&self) -> DeviceResult<()> {
-        if self.left.fetch_sub(1, Ordering::Relaxed) != 1 {
-            return Ok(());
-        }
-        let (operation, reason) = ("read", "injected".into());
-        Err(weir::device::DeviceError {
-            operation,
-            offset_bytes: 0,
-            length_bytes: 0,
-            reason,
-            no_space: false,
-        })
-    }
-}
-
-impl Device for OneRead {
-    fn info(&self) -> DeviceInfo {
-        self.inner.info()
-    }
-    fn read(&self, offset: u64, buffers: &mut [&mut [u8]], class: IoClass) -> DeviceResult<()> {
-        self.look()?;
-        self.inner.read(offset, buffers, class)
-    }
-    fn write(&self, offset: u64, buffers: &[&[u8]], class: IoClass, fua: bool) -> DeviceResult<()> {
-        self.inner.write(offset, buffers, class, fua)
-    }
-    fn flush(&self) -> DeviceResult<()> {
-        self.inner.flush()
-    }
-    fn discard(&self, offset: u64, length: u64) -> DeviceResult<()> {
-        self.inner.discard(offset, length)
-    }
-    fn submit(&self, request: Request, on_done: OnDone) {
-        self.inner.submit(request, on_done);
-    }
-}
-
-type Happening = Box<dyn FnOnce() + Send>;
-
-/// A disk amid whose next read of data something happens, once.
-struct AmidRead {
-    inner: MemoryDevice,
-    happening: Mutex<Option<Happening>>,
-}
-
-impl Device for AmidRead {
-    fn info(&self) -> DeviceInfo {
-        self.inner.info()
-    }
-    fn read(&self, offset: u64, buffers: &mut [&mut [u8]], class: IoClass) -> DeviceResult<()> {
-        // Nodes are larger.
-        let is_data = buffers.iter().map(|buffer| buffer.len()).sum::<usize>() == PAGE as usize;
-        let happening = is_data.then(|| self.happening.lock().expect("lock").take()).flatten();
-        if let Some(happen) = happening {
-            happen();
-        }
-        self.inner.read(offset, buffers, class)
-    }
-    fn write(&self, offset: u64, buffers: &[&[u8]], class: IoClass, fua: bool) -> DeviceResult<()> {
-        self.inner.write(offset, buffers, class, fua)
-    }
-    fn flush(&self) -> DeviceResult<()> {
-        self.inner.flush()
-    }
-    fn discard(&self, offset: u64, length: u64) -> DeviceResult<()> {
-        self.inner.discard(offset, length)
-    }
-    fn submit(&self, request: Request, on_done: OnDone) {
-        self.inner.submit(request, on_done);
-    }
-}
 
 /// The image of a volume with a file `/f`, made by `fill`.
 fn image(size_bytes: u64, fill: impl Fn(&Volume, &File)) -> Vec<u8> {
@@ -104,13 +25,13 @@ fn image(size_bytes: u64, fill: impl Fn(&Volume, &File)) -> Vec<u8> {
 }
 
 /// The volume of `image`, and its file, with nothing in memory. The disk's read number `failing` from now on fails.
-fn with_failing_read(image: &[u8], failing: i64) -> (Arc<OneRead>, Volume, File) {
+fn with_failing_read(image: &[u8], failing: i64) -> (Arc<Probe>, Volume, File) {
     let inner = Arc::new(MemoryDevice::from_image(image));
-    let disk = Arc::new(OneRead { inner, left: AtomicI64::new(0) });
+    let disk = Probe::new(inner);
     let device: Arc<dyn Device> = disk.clone();
     let volume = open(&device, manual(MIB));
     let file = volume.open_file("/f", OpenFlags::READ_WRITE).expect("open");
-    disk.left.store(failing, Ordering::Relaxed);
+    disk.failing_read.store(failing, Ordering::Relaxed);
     (disk, volume, file)
 }
 
@@ -129,7 +50,7 @@ fn a_cut_is_done_or_not_whichever_read_fails_and_what_the_file_gains_afterwards_
     for failing in 1..200 {
         let (disk, volume, file) = with_failing_read(&image, failing);
         let cut = file.truncate(cut_to);
-        let was_struck = disk.left.swap(0, Ordering::Relaxed) <= 0;
+        let was_struck = disk.failing_read.swap(0, Ordering::Relaxed) <= 0;
         let mut page = [0xee; PAGE as usize];
         if cut.is_err() {
             refused += 1;
@@ -172,7 +93,7 @@ fn what_a_cut_has_left_behind_becomes_free_later() {
     for failing in 1..200 {
         let (disk, volume, file) = with_failing_read(&image, failing);
         let cut = file.truncate(0);
-        let was_struck = disk.left.swap(0, Ordering::Relaxed) <= 0;
+        let was_struck = disk.failing_read.swap(0, Ordering::Relaxed) <= 0;
         if !was_struck {
             return;
         }
@@ -196,7 +117,7 @@ fn a_hole_of_many_extents_is_punched_or_not_whichever_read_fails() {
             contents(&open(&device, manual(MIB)).open_file("/f", OpenFlags::READ).expect("open"))
         };
         let punched = file.allocate(AllocateMode::PunchHole, hole.start, hole.end - hole.start);
-        let was_struck = disk.left.swap(0, Ordering::Relaxed) <= 0;
+        let was_struck = disk.failing_read.swap(0, Ordering::Relaxed) <= 0;
         let mut expected = before;
         match punched {
             Ok(()) => expected[hole.start as usize..hole.end as usize].fill(0),
@@ -259,7 +180,7 @@ fn an_allocation_that_fails_loses_no_blocks() {
     for failing in (1..120).step_by(4) {
         let (disk, volume, file) = with_failing_read(&image, failing);
         let allocated = file.allocate(AllocateMode::KeepSize, 0, 200 * 201 * PAGE);
-        disk.left.store(0, Ordering::Relaxed);
+        disk.failing_read.store(0, Ordering::Relaxed);
         if allocated.is_ok() {
             break;
         }
@@ -371,8 +292,7 @@ fn a_page_that_goes_home_while_a_hole_waits_for_another_is_counted_again() {
         volume.sync().expect("sync");
         while volume.background_step(BackgroundWork::Writeback).expect("writeback") {}
     });
-    let inner = MemoryDevice::from_image(&image);
-    let disk = Arc::new(AmidRead { inner, happening: Mutex::default() });
+    let disk = Probe::new(Arc::new(MemoryDevice::from_image(&image)));
     let device: Arc<dyn Device> = disk.clone();
     let volume = open(&device, manual(16 * MIB));
     let file = volume.open_file("/f", OpenFlags::CREATE).expect("open");
@@ -380,11 +300,11 @@ fn a_page_that_goes_home_while_a_hole_waits_for_another_is_counted_again() {
     file.read_at(2 * PAGE, &mut page).expect("read");
     let free_blocks = volume.statfs().available_blocks;
     let other = volume.clone();
-    *disk.happening.lock().expect("lock") = Some(Box::new(move || {
+    disk.amid_next_page_read(move || {
         assert!(other.background_step(BackgroundWork::Writeback).expect("writeback"));
-    }));
+    });
     file.allocate(AllocateMode::PunchHole, 2 * PAGE + 100, PAGE).expect("punch");
-    assert!(disk.happening.lock().expect("lock").is_none(), "nothing went home meanwhile");
+    assert!(disk.has_happened(), "nothing went home meanwhile");
     volume.sync().expect("sync");
     while volume.background_step(BackgroundWork::Writeback).expect("writeback") {}
     volume.checkpoint().expect("checkpoint");

@@ -161,7 +161,8 @@ impl Engine {
             self.sample_log(&mut state, now_us);
             state.pacer.on_time(now_us);
             let is_awaited = self.background.pacing.awaited.load(Ordering::Acquire) > 0;
-            if state.may_submit(0, first_bytes) || is_awaited {
+            // Whoever has panicked does not give its portion back.
+            if state.may_submit(0, first_bytes) || is_awaited || self.check_shutdown().is_err() {
                 break;
             }
             waited = true;

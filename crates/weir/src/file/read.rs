@@ -12,7 +12,7 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64, Key, checksum};
 use crate::inode::Inode;
-use crate::sync::Arc;
+use crate::sync::{Arc, OnPanic};
 use crate::types::BackgroundMode;
 use std::ops::Range;
 
@@ -96,7 +96,9 @@ impl Engine {
             }
             return Ok(());
         }
+        let gives_up = give_up_on_panic(inode, &plan);
         let result = self.read_runs(inode, &plan, class);
+        drop(gives_up);
         if result != Ok(true) {
             abort(inode, &plan);
         }
@@ -252,6 +254,7 @@ impl Engine {
             return;
         }
         let plan = inode.pages.write().begin_read(range.start..end);
+        let _gives_up = give_up_on_panic(inode, &plan);
         for run in &plan.runs {
             let sources = self.plan_run(inode, run.clone(), NoMemory::GiveUp);
             let reached = sources.as_ref().map_or(run.start, |sources| sources.reached);
@@ -342,6 +345,14 @@ fn copy_cached(inode: &Inode, offset: u64, buffer: &mut [u8]) -> Cached {
 }
 
 /// Gives up the pages of `plan` that are still being read.
+/// Nobody waits for pages that a thread was to read that panics.
+fn give_up_on_panic(inode: &Inode, plan: &ReadPlan) -> OnPanic<impl Fn()> {
+    OnPanic(move || {
+        abort(inode, plan);
+        inode.io_ended();
+    })
+}
+
 fn abort(inode: &Inode, plan: &ReadPlan) {
     let mut pages = inode.pages.write();
     for index in plan.runs.iter().cloned().flatten() {

@@ -187,7 +187,7 @@ impl Engine {
         if writeback.pages.is_empty() {
             return Ok(Taken { piece: None, next });
         }
-        let mut piece = Piece::new(inode.clone(), admission, writeback, size);
+        let mut piece = Piece::new(self.me.clone(), inode.clone(), admission, writeback, size);
         let bytes = settle_bytes(piece.pages.len() as u64, piece.runs.len());
         let more_bytes = bytes.saturating_sub(expected_bytes);
         let placed = self

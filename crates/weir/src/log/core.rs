@@ -538,6 +538,11 @@ impl<C, B> Core<C, B> {
         self.sent = None;
     }
 
+    /// Somebody writes.
+    pub fn has_writer(&self) -> bool {
+        self.writer.is_some()
+    }
+
     /// True when the writer's frame may be made durable by itself: somebody waits for durability, and neither a flush in
     /// flight nor anything on the device has to become durable before it.
     pub fn may_force(&self) -> bool {

@@ -119,6 +119,12 @@ impl Log {
         std::mem::take(&mut commit.joiner).is_wiped && !mutation::active(Mutation::ForgetWiped)
     }
 
+    /// Who has joined the writer panics. The log is shut down, so it does not matter what it has written.
+    pub(super) fn leave_turn(&self, commit: &mut MutexGuard<'_, Commit>) {
+        commit.joiner.is_there = true;
+        self.turn.notify_all();
+    }
+
     /// Who has taken its turn takes what the writer before has left, and owes.
     pub(super) fn take_owed(&self, uncounted: &mut Uncounted) {
         let Some(mut owed) = self.commit.lock().owed.take() else { return };

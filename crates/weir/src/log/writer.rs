@@ -117,6 +117,7 @@ impl Log {
         own: Option<(Goal, u64)>,
         out: &mut Outbox,
     ) -> MutexGuard<'_, Commit> {
+        let _ends_all = OnPanic(|| self.panicked_amid(step));
         match step {
             Step::Write => self.write_queued(false, own, out),
             Step::Join => self.write_queued(true, own, out),
@@ -125,6 +126,18 @@ impl Log {
                 self.flush_written(flush, asked, out)
             }
             Step::Done | Step::Failed | Step::Wait => self.commit.lock(),
+        }
+    }
+
+    /// Who performs `step` panics, be it a thread of the log or of a program: nobody is to wait for what comes of it.
+    fn panicked_amid(&self, step: Step) {
+        self.shut_down(PANICKED);
+        let mut commit = self.commit.lock();
+        match step {
+            Step::Write if commit.core.has_writer() => self.end_write(&mut commit),
+            Step::Join => self.leave_turn(&mut commit),
+            Step::Flush(_) => commit.core.drop_flush(),
+            Step::Write | Step::Done | Step::Failed | Step::Wait => {}
         }
     }
 

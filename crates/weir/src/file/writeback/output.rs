@@ -118,10 +118,12 @@ mod tests {
     use crate::cache::map::WritebackPage;
     use crate::cache::page::PagePool;
     use crate::inode::for_tests::inode;
+    use crate::sync::Weak;
 
     /// A piece with `pages` pages from each of the blocks on, nothing else decided.
     fn piece(pool: &PagePool, runs: &[(u64, usize)]) -> Piece {
         let mut piece = Piece {
+            engine: Weak::new(),
             inode: inode(),
             admission: None,
             token: 1,

@@ -7,13 +7,14 @@ use super::super::extents::Piece as Mapped;
 use super::super::homes::Replaceable;
 use crate::alloc::{Allocator, Run};
 use crate::cache::map::{PageMap, UNTORN_PAGES, Writeback, WritebackPage};
-use crate::error::Error;
+use crate::engine::Engine;
+use crate::error::{Error, PANICKED};
 use crate::format::item::Extent;
 use crate::format::{GROUP_BLOCKS, checksum};
 use crate::inode::Inode;
 use crate::log::Admission;
 use crate::mutation::{self, Mutation};
-use crate::sync::Arc;
+use crate::sync::{Arc, Weak, is_panicking};
 use crate::txn::Op;
 use crate::txn::mapping_moments::MappingMoment;
 use std::iter;
@@ -140,6 +141,7 @@ impl Segment {
 
 /// Dirty pages of one inode on their way home. See the module's head.
 pub struct Piece {
+    pub(super) engine: Weak<Engine>,
     pub(super) inode: Arc<Inode>,
     pub(super) admission: Option<Admission>,
     pub(super) token: u64,
@@ -190,9 +192,29 @@ impl Drop for Spare {
     }
 }
 
+/// A thread that panics gives its pages back: others wait until they are not under writeback any more. The volume is shut down, so
+/// the blocks that they were to get, and what is counted of them, do not matter.
+impl Drop for Piece {
+    fn drop(&mut self) {
+        if !is_panicking() {
+            return;
+        }
+        if let Some(engine) = self.engine.upgrade() {
+            engine.shut_down(PANICKED);
+        }
+        let mut pages = self.inode.pages.write();
+        for page in &self.pages {
+            pages.end_writeback(page.index, self.token, false);
+        }
+        drop(pages);
+        self.inode.io_ended();
+    }
+}
+
 impl Piece {
     /// Pages of `inode`, at least one, that were just taken; nothing is decided yet.
     pub(super) fn new(
+        engine: Weak<Engine>,
         inode: Arc<Inode>,
         admission: Admission,
         writeback: Writeback,
@@ -200,6 +222,7 @@ impl Piece {
     ) -> Self {
         let runs = runs_of(&writeback.pages);
         Self {
+            engine,
             inode,
             admission: Some(admission),
             token: writeback.token,

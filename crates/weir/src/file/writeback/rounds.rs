@@ -21,7 +21,7 @@ use crate::file::handover::{Batch, TO_WRITE};
 use crate::file::paced::Portion;
 use crate::inode::Inode;
 use crate::mutation::{self, Mutation};
-use crate::sync::Arc;
+use crate::sync::{Arc, OnPanic};
 use std::ops::Range;
 
 /// Pages of one round of a sync: 8 MiB.
@@ -107,6 +107,7 @@ impl Engine {
     pub fn drain_handover(&self) -> Result<u64> {
         let handover = &self.background.handover;
         let _drain = handover.begin_drain();
+        let _gives_up = OnPanic(|| while self.end_handed_over_batch() {});
         let mut rounds = Rounds::new(self, TO_WRITE, IoClass::Writeback);
         let mut pages = 0;
         for number in 0..MOST_BATCHES {
