@@ -18,7 +18,7 @@ use crate::error::{Error, PANICKED, Result};
 use crate::file::handover::{self, Handover};
 use crate::file::paced::Pacing;
 use crate::file::submit::SyncJob;
-use crate::file::writeback::{FLUSH_INODES, owed_filter};
+use crate::file::writeback::{FLUSH_INODES, is_of_one_file, owed_filter};
 use crate::format::BLOCK_BYTES_U64;
 use crate::inode::Inode;
 use crate::sync::atomic::{AtomicBool, Ordering};
@@ -499,7 +499,8 @@ impl Engine {
     fn flush_old(&self) {
         let old = self.dirty.begin_round(OLD_ROUNDS);
         for inodes in old.chunks(FLUSH_INODES) {
-            if self.flush_inodes(inodes, UNLOGGED).is_err() {
+            // One that cannot be written is no reason for the others to stay in memory.
+            if self.flush_inodes(inodes, UNLOGGED).is_err_and(|error| !is_of_one_file(&error)) {
                 return;
             }
         }
@@ -678,6 +679,9 @@ impl Engine {
     }
 
     /// Writes dirty pages of `inodes` home, together.
+    ///
+    /// # Errors
+    /// One that struck, after the others were written where it concerns one of them.
     pub fn flush_inodes(
         &self,
         inodes: &[Arc<crate::inode::Inode>],
@@ -706,8 +710,13 @@ impl Engine {
                     }
                 }
                 Err(error) => {
-                    result = Err(error);
-                    break;
+                    let concerns_more = !is_of_one_file(&error);
+                    if result.is_ok() || concerns_more {
+                        result = Err(error);
+                    }
+                    if concerns_more {
+                        break;
+                    }
                 }
             }
             if pages >= most_pages {

@@ -75,6 +75,12 @@ pub enum Error {
     /// Another process or handle has the volume open.
     #[error("the volume is in use: {0}")]
     InUse(String),
+    /// The operating system starts no more threads for this process or user.
+    #[error(
+        "no thread can be started ({0}): raise the limit on them (ulimit -u, or pids.max of the \
+         control group), or end some"
+    )]
+    NoThread(String),
     /// The root directory has no name that could be taken away or replaced.
     #[error("the root directory cannot be removed, renamed or replaced")]
     RootDirectory,
@@ -137,7 +143,7 @@ impl Error {
             Self::AttributeTooLarge => 7,
             Self::ReadOnly => 30,
             Self::NotWritable => 9,
-            Self::WouldBlock => 11,
+            Self::WouldBlock | Self::NoThread(_) => 11,
             Self::TooLittleMemory(_) => 12,
             Self::NoSuchExtent => 6,
             Self::InUse(_) | Self::RootDirectory => 16,

@@ -73,6 +73,8 @@ pub mod reclaim;
 #[doc(hidden)]
 pub mod recovery;
 mod running;
+#[cfg(all(test, not(feature = "shuttle")))]
+mod shutdown_tests;
 pub mod stats;
 #[doc(hidden)]
 pub mod sync;

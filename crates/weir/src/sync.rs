@@ -80,6 +80,7 @@ mod base {
     }
 }
 
+use crate::error::{Error, Result};
 #[cfg(all(test, not(feature = "shuttle")))]
 pub use base::THREADS_LEFT;
 use base::thread_local;
@@ -93,15 +94,16 @@ thread_local! {
 /// Starts a named thread of the engine.
 ///
 /// # Errors
-/// The operating system's, when it has no thread to give.
-pub fn spawn<F>(name: &str, body: F) -> std::io::Result<JoinHandle<()>>
+/// [`Error::NoThread`], when the operating system has none to give.
+pub fn spawn<F>(name: &str, body: F) -> Result<JoinHandle<()>>
 where
     F: FnOnce() + Send + 'static,
 {
-    base::spawn(name, move || {
+    let started = base::spawn(name, move || {
         IS_OWN.with(|is_own| is_own.set(true));
         body();
-    })
+    });
+    started.map_err(|error| Error::NoThread(error.to_string()))
 }
 
 /// Calls `end` when it is dropped by a panic: what others wait for will not come from this thread any more.

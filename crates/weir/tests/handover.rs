@@ -3,8 +3,8 @@
 mod common;
 
 use common::*;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use weir::device::memory::MemoryDevice;
 use weir::device::{Device, DeviceInfo, DeviceResult, IoClass, OnDone, Request};
 use weir::*;
@@ -299,4 +299,44 @@ fn a_submission_waits_for_a_free_ticket_where_it_is_told_to() {
         file.fsync_async_with(0..u64::MAX, SyncKind::Full, WhenFull::Wait).expect("room is made");
     while volume.background_step(BackgroundWork::Log).expect("log") {}
     ticket.wait().expect("durable");
+}
+
+#[test]
+fn a_file_that_cannot_be_written_holds_up_no_other_that_was_handed_over() {
+    const FILES: u8 = 8;
+    const BAD: u8 = 3;
+    let probe = Probe::new(Arc::new(MemoryDevice::new(64 * MIB)));
+    let device: Arc<dyn Device> = probe.clone();
+    format(&device, 0);
+    // Rounds of less than a file has.
+    let options = VolumeOptions { round_pages: Some(4), ..manual(64 * MIB) };
+    let volume = Volume::open_device(device, options).expect("open");
+    let seen = Arc::new(Mutex::new(std::collections::BTreeSet::new()));
+    let writing = seen.clone();
+    probe.refuse(move |_, begins| {
+        let first = begins.first().copied().unwrap_or_default();
+        if begins.iter().all(|byte| *byte == first) {
+            writing.lock().expect("lock").insert(first);
+        }
+        begins.starts_with(&[BAD; 4096])
+    });
+    let files: Vec<File> = (1..=FILES).map(|n| create(&volume, &format!("/f{n}"))).collect();
+    for (number, file) in (1..).zip(&files) {
+        file.write_at(0, &[number; 64 * 4096]).expect("write");
+        file.sync_range(0..64 * PAGE, SyncRangeFlags::WRITE).expect("hand over");
+    }
+    let failed = volume.background_step(BackgroundWork::Writeback);
+    assert!(matches!(failed, Err(Error::Io(_))), "{failed:?}");
+    assert!((1..=FILES).all(|number| seen.lock().expect("lock").contains(&number)), "{seen:?}");
+    for (number, file) in (1..).zip(&files) {
+        assert_eq!(file.report_errors().is_err(), number == BAD, "{number}");
+        if number != BAD {
+            // All is home, so the sync writes no more than its frame.
+            let writes = probe.writes.load(Ordering::Relaxed);
+            assert_eq!(file.fdatasync(), Ok(()), "{number}");
+            let writes = probe.writes.load(Ordering::Relaxed) - writes;
+            assert!(writes <= 1, "{number}: {writes} writes");
+        }
+        assert_eq!(contents(file), [number; 64 * 4096]);
+    }
 }

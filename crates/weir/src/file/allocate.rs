@@ -167,10 +167,12 @@ impl Engine {
         inode.unwritten.store(true, Ordering::Relaxed);
         let now = self.now();
         let mut meta = inode.meta.lock();
+        let before = meta.item;
         meta.item.blocks += added;
         meta.touch_attributes(now);
         op.put(Key::inode(inode.number), &meta.item.encode());
-        let lsn = self.store.commit(op, admission)?;
+        let committed = self.store.commit(op, admission);
+        let lsn = committed.inspect_err(|_| meta.item = before)?;
         meta.logged(lsn, true);
         Ok((reached, added))
     }
@@ -321,12 +323,14 @@ impl Engine {
         debug_assert!(
             first > 0 || !meta.item.is_inline() || mutation::active(Mutation::LeavePageInline)
         );
+        let before = meta.item;
         meta.item.size = new_size;
         meta.item.blocks = meta.item.blocks.saturating_sub(removed_blocks);
         meta.touch_data(now);
         op.put(Key::inode(number), &meta.item.encode());
         parts.push(op);
-        let lsn = self.store.commit_parts(parts, admission)?;
+        let committed = self.store.commit_parts(parts, admission);
+        let lsn = committed.inspect_err(|_| meta.item = before)?;
         meta.logged(lsn, true);
         drop(meta);
         inode.set_logged_size(new_size);

@@ -38,6 +38,9 @@ const HOLE_BLOCKS: u64 = 64;
 /// Parts of pages that become zero.
 type Zero = Vec<(u64, Range<usize>)>;
 
+/// What was at a place of a page before it became zero.
+type Zeroed = (u64, usize, Vec<u8>);
+
 impl Engine {
     /// Sets the size of a regular file. Bytes that are gained read as zeros.
     pub fn truncate(&self, inode: &Arc<Inode>, size: u64) -> Result<()> {
@@ -59,13 +62,17 @@ impl Engine {
         let admission = self.enter(OP_RECORD_BYTES, 0)?;
         let now = self.now();
         let mut meta = inode.meta.lock();
+        let before = (inode.size(), meta.item);
         // Under `meta` alone: only holders of `ops` make the size larger.
         inode.size.store(size, Ordering::Release);
         meta.item.size = size;
         meta.touch_data(now);
         let mut op = Op::new();
         op.put(Key::inode(inode.number), &meta.item.encode());
-        let lsn = self.store.commit(op, admission)?;
+        let lsn = self.store.commit(op, admission).inspect_err(|_| {
+            inode.size.store(before.0, Ordering::Release);
+            meta.item = before.1;
+        })?;
         meta.logged(lsn, true);
         Ok(())
     }
@@ -188,13 +195,14 @@ impl Engine {
         let zero = std::mem::take(&mut step.zero);
         let logged = self.pages_to_log(inode, &zero, step.size.is_some())?;
         let mut pages = inode.pages.write();
-        self.zero_cached(&mut pages, &zero)?;
+        let zeroed = self.zero_cached(&mut pages, &zero)?;
         for &(index, home) in &logged {
             if let Some(page) = pages.peek(index) {
                 op.payload(number, index, home, page.clone());
             }
         }
         let mut meta = inode.meta.lock();
+        let before = (meta.item, meta.cutting);
         if step.size.is_some() {
             mark_cut(&mut meta, &mut op, number, next.is_some());
         }
@@ -210,18 +218,27 @@ impl Engine {
             meta.item.size = meta.item.size.max(covered);
         }
         meta.item.blocks = meta.item.blocks.saturating_sub(cut);
-        if meta.item.blocks == 0 {
-            inode.unwritten.store(false, Ordering::Relaxed);
-        }
         meta.touch_data(now);
         op.put(Key::inode(number), &meta.item.encode());
-        let lsn = if ops.is_empty() {
-            self.store.commit(op, admission)?
+        let committed = if ops.is_empty() {
+            self.store.commit(op, admission)
         } else {
             // The last part has the pages.
             ops.push(op);
-            self.store.commit_parts(pack(ops, self.max_part_blocks()).0, admission)?
+            self.store.commit_parts(pack(ops, self.max_part_blocks()).0, admission)
         };
+        let lsn = match committed {
+            Ok(lsn) => lsn,
+            Err(error) => {
+                // The volume is shut down. Whoever goes on reading finds the file as it was.
+                (meta.item, meta.cutting) = before;
+                self.undo_zeroing(&mut pages, zeroed);
+                return Err(error);
+            }
+        };
+        if meta.item.blocks == 0 {
+            inode.unwritten.store(false, Ordering::Relaxed);
+        }
         meta.logged(lsn, true);
         drop(meta);
         if let Some(size) = step.size {
@@ -396,16 +413,29 @@ impl Engine {
     }
 
     /// Zeroes the parts of pages that [`Engine::hold_pages`] has answered, all or none. The caller has held `map` since.
-    fn zero_cached(&self, pages: &mut PageMap, zero: &Zero) -> Result<()> {
+    fn zero_cached(&self, pages: &mut PageMap, zero: &Zero) -> Result<Vec<Zeroed>> {
         let lost = |_| Error::TooLittleMemory("a page that was to be cut was taken away".into());
         for (index, _) in zero {
             let page = self.page_to_zero(pages, *index).map_err(lost)?;
             debug_assert!(!page.newly_dirty, "page {index} went home under the map lock");
         }
+        let mut zeroed = Vec::with_capacity(zero.len());
         for (index, part) in zero {
-            self.page_to_zero(pages, *index).map_err(lost)?.bytes[part.clone()].fill(0);
+            let bytes = &mut self.page_to_zero(pages, *index).map_err(lost)?.bytes[part.clone()];
+            zeroed.push((*index, part.start, bytes.to_vec()));
+            bytes.fill(0);
         }
-        Ok(())
+        Ok(zeroed)
+    }
+
+    /// What [`Engine::zero_cached`] has done was for nothing.
+    fn undo_zeroing(&self, pages: &mut PageMap, zeroed: Vec<Zeroed>) {
+        for (index, start, bytes) in zeroed {
+            // It is there, and dirty: nobody has had the lock since.
+            if let Ok(page) = self.page_to_zero(pages, index) {
+                page.bytes[start..start + bytes.len()].copy_from_slice(&bytes);
+            }
+        }
     }
 
     fn page_to_zero<'p>(

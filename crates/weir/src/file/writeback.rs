@@ -55,7 +55,7 @@ use output::{
 use piece::{CUT_BYTES, Place, Segment, Spare};
 pub use piece::{PIECE_PAGES, Piece, PieceLimits, USUAL_RUNS, settle_bytes};
 use remap::{Changed, Remapping};
-pub use rounds::FLUSH_INODES;
+pub use rounds::{FLUSH_INODES, is_of_one_file};
 use std::borrow::Cow;
 use std::ops::Range;
 
@@ -592,6 +592,7 @@ impl Engine {
         }
         let mut meta = inode.meta.lock();
         let begins = meta.item.blocks == 0 && piece.runs.len() >= SCATTERED_RUNS;
+        let item_before = meta.item;
         let item = &mut meta.item;
         let written_to = piece.size.min(piece.end() * BLOCK_BYTES_U64);
         item.size = item.size.max(written_to);
@@ -606,7 +607,8 @@ impl Engine {
         if let Some(companions) = companions {
             op.beside(companions);
         }
-        let lsn = self.store.commit(op, admission)?;
+        let committed = self.store.commit(op, admission);
+        let lsn = committed.inspect_err(|_| meta.item = item_before)?;
         self.counters.sync_moved_pages.add(moved);
         meta.logged(lsn, true);
         drop(meta);

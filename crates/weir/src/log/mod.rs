@@ -661,7 +661,7 @@ impl Log {
                 Err(error) => {
                     drop(threads);
                     self.stop();
-                    return Err(error.into());
+                    return Err(error);
                 }
             }
         }

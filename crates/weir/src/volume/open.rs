@@ -385,7 +385,7 @@ mod tests {
                     volume.open_file("/f", OpenFlags::CREATE).expect("create");
                     return volume.close().expect("close");
                 }
-                Err(error) => assert!(matches!(error, Error::Io(_)), "{error}"),
+                Err(error) => assert!(matches!(error, Error::NoThread(_)), "{error}"),
             }
             assert_eq!(Arc::strong_count(&device), 1, "with {threads} threads");
         }

@@ -77,6 +77,11 @@ enum Share {
     Nothing,
 }
 
+/// An error of writeback that says nothing of other files: a node or a block that cannot be read, or data that no place takes.
+pub fn is_of_one_file(error: &Error) -> bool {
+    matches!(error, Error::Io(_) | Error::Corrupt(_))
+}
+
 impl Engine {
     /// Collects, writes and settles dirty pages of `inode` until none of the range that pass `filter` are left but
     /// those under writeback.
@@ -110,14 +115,28 @@ impl Engine {
         let _gives_up = OnPanic(|| while self.end_handed_over_batch() {});
         let mut rounds = Rounds::new(self, TO_WRITE, IoClass::Writeback);
         let mut pages = 0;
+        let mut given_up = Batch::new();
         for number in 0..MOST_BATCHES {
             if rounds.result.is_err() || number > 0 && !handover.is_due() {
                 break;
             }
             let Some(batch) = handover.take_batch() else { break };
             pages += rounds.write(&batch, Then::NextBatch, |_| true);
+            if rounds.result.is_err() {
+                given_up = batch;
+            }
         }
-        let result = rounds.end();
+        let mut result = rounds.end();
+        for (inode, range) in given_up {
+            // One that cannot be written is no reason for the others to stay in memory.
+            if !result.as_ref().is_err_and(is_of_one_file) {
+                break;
+            }
+            let written = self.write_back(&inode, range, TO_WRITE, IoClass::Writeback);
+            if written.as_ref().is_err_and(|error| !is_of_one_file(error)) {
+                result = written;
+            }
+        }
         // After an error, or where the end of a batch had nothing to write any more.
         while self.end_handed_over_batch() {}
         self.counters.handed_over_pages.add(pages);
@@ -188,7 +207,8 @@ impl<'a> Rounds<'a> {
             pages += self.collect(&mut rest, &mut pieces);
             let is_last = rest.is_empty() || self.result.is_err();
             let goes_on = !is_last || then != Then::End;
-            self.begin(pieces, goes_on, is_last && then == Then::NextBatch);
+            // What is given up of a batch has yet to be tried.
+            self.begin(pieces, goes_on, rest.is_empty() && then == Then::NextBatch);
         }
         pages
     }
