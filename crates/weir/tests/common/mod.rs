@@ -1,5 +1,5 @@
 //! What the tests of the public API share: devices, a clock that is set by hand, patterns.
-#![allow(dead_code)]
+#![allow(dead_code, unused_imports)]
 
 pub mod locks;
 mod probe;
