@@ -28,8 +28,8 @@ pub struct RunArguments {
     /// Draws everything; the same seed gives the same result.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Stop after this many crash states: at the end of the round of 64 cases that reaches them, so
-    /// that the result does not depend on the number of threads.
+    /// Stop after this many crash states: at the end of the round of at least 4 cases that reaches
+    /// them. The result does not depend on the number of threads.
     #[arg(long, default_value_t = 100_000)]
     pub states: u64,
     /// Stop after this many seconds.

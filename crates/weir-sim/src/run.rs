@@ -140,8 +140,12 @@ pub struct SimReport {
     pub finding: Option<Finding>,
 }
 
-/// Cases between two looks at the limits: fixed, so that the result does not depend on the threads.
+/// Most cases between two looks at the limits.
 const BATCH: u64 = 64;
+/// The fewest: so that all threads have something to do.
+const SMALLEST_BATCH: u64 = 4;
+/// States of a case, before there was one.
+const USUAL_STATES: u64 = 500;
 
 /// Cases of a mix after which it begins anew: first the exhaustive ones, then random ones, the last ones with faults.
 const ROUND: u64 = 24;
@@ -283,6 +287,17 @@ impl<S: System> Factory<'_, S> {
     }
 }
 
+/// How many cases come next: as many as the states that are left take, going by those before. Whatever the number of threads, so that
+/// the same options run the same cases.
+fn batch(options: &SimOptions, total: &Tally, cases: u64) -> u64 {
+    if options.case.is_some() {
+        return 1;
+    }
+    let states_per_case = total.states.checked_div(cases).unwrap_or(USUAL_STATES).max(1);
+    let left = options.states.saturating_sub(total.states);
+    left.div_ceil(states_per_case).clamp(SMALLEST_BATCH, BATCH)
+}
+
 /// Runs cases on `system` until a limit of `options` is reached or something is found.
 pub fn run_on<S: System>(system: &S, options: &SimOptions) -> SimReport {
     let begin = Instant::now();
@@ -296,13 +311,13 @@ pub fn run_on<S: System>(system: &S, options: &SimOptions) -> SimReport {
     let mut cases = 0;
     let mut finding = None;
     let mut first = options.case.unwrap_or(0);
-    let batch = if options.case.is_some() { 1 } else { BATCH };
     let last = match options.workload {
         Workload::Exhaustive => exhaustive::count(),
         _ => u64::MAX,
     };
     let mut printed = Instant::now();
     while finding.is_none() && first < last {
+        let batch = batch(options, &total, cases);
         let numbers = first..(first + batch).min(last);
         for (number, tally, result) in run_batch(&factory, numbers, options.threads) {
             total.add(&tally);

@@ -49,6 +49,7 @@ const fn hunt(mutation: Mutation) -> (Workload, u64) {
         | Mutation::OweWhatIsBeside
         | Mutation::SettleUnderway
         | Mutation::CountBegun
+        | Mutation::SizeBeyondRange
         | Mutation::TearInPlace => (Workload::Random, 200_000),
         // Found once in some 150,000 states: a block has to be freed, taken and written within two steps of a checkpoint; an image
         // has to change between two reads.
@@ -69,7 +70,7 @@ const fn seed(mutation: Mutation) -> u64 {
     match mutation {
         Mutation::TearInPlace => 3,
         Mutation::SwallowWriteError => 5,
-        Mutation::TrustSecondRead => 6,
+        Mutation::TrustSecondRead => 13,
         Mutation::SettleUnderway => 7,
         Mutation::ReuseBeforeCheckpoint => 10,
         _ => 1,

@@ -479,7 +479,7 @@ fn a_run_with_overlaps_is_the_same_every_time() {
         let (workload, shrink) = (Workload::Faults, false);
         let options = SimOptions {
             seed: 7,
-            states: 6000,
+            states: 8000,
             workload,
             threads: 2,
             shrink,

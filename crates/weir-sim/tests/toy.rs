@@ -20,9 +20,9 @@ fn summary(bug: ToyBug, workload: Workload) -> String {
 #[test]
 fn a_sound_file_system_passes() {
     for workload in [Workload::Exhaustive, Workload::Random] {
-        let report = run(ToyBug::None, workload, 20_000);
+        let report = run(ToyBug::None, workload, 10_000);
         assert!(report.finding.is_none(), "{workload:?}: {:#?}", report.finding);
-        assert!(report.states >= 20_000);
+        assert!(report.states >= 10_000);
         assert!(report.recovery_states + report.later_states > 0);
     }
 }
