@@ -113,6 +113,16 @@ impl FuserTransport {
         }
     }
 
+    /// Serves `job`, which waits for the kernel, here while another thread is free to read requests.
+    fn run_asking(&self, job: impl FnOnce(&dyn FileSystemOps) + Send + 'static) {
+        if let Some(permission) = self.dispatcher.admit(Class::Blocking) {
+            self.dispatcher.run_here(permission, || job(&*self.ops));
+        } else {
+            let ops = Arc::clone(&self.ops);
+            self.dispatcher.submit_asking(move || job(&*ops));
+        }
+    }
+
     /// Makes `target` durable: waits for it here while another thread is free to read requests, and does not
     /// wait otherwise.
     fn sync(&self, target: SyncTarget, done: Done) {
@@ -140,7 +150,7 @@ impl FuserTransport {
             }
             Command::SyncVolume { start, mapped: true } => {
                 let done = answer(reply);
-                self.run(Class::Blocking, move |ops| ops.sync_with_mapped(start, done));
+                self.run_asking(move |ops| ops.sync_with_mapped(start, done));
             }
             Command::SyncVolume { start, mapped: false } => {
                 self.begin_sync(SyncTarget::Volume, start, answer(reply));
@@ -153,7 +163,10 @@ impl FuserTransport {
             }
             Command::BatchCommit { id, sync } => {
                 let done = Box::new(move |result| answer_ioctl(reply, result));
-                self.run(Class::Blocking, move |ops| ops.commit_batch(target, id, sync, done));
+                self.run_asking(move |ops| ops.commit_batch(target, id, sync, done));
+            }
+            command if command.asks_the_kernel() => {
+                self.run_asking(move |ops| answer_ioctl(reply, ops.control(target, &command)));
             }
             command => {
                 let class = command.class();
@@ -733,7 +746,8 @@ impl fuser::Filesystem for FuserTransport {
             Err(error) => return reply.error(errno(error)),
         };
         let caller = caller(request);
-        self.run(Class::Blocking, move |ops| {
+        // After an error it asks the kernel.
+        self.run_asking(move |ops| {
             reply_empty(reply, ops.allocate(caller, Handle(handle.0), mode, offset, length));
         });
     }
@@ -761,7 +775,7 @@ impl fuser::Filesystem for FuserTransport {
         };
         if self.ops.is_written(ino.0) {
             let ops = Arc::clone(&self.ops);
-            self.dispatcher.submit(move || {
+            self.dispatcher.submit_asking(move || {
                 ops.fetch_mapped(Some(ino.0));
                 answer(&*ops);
             });
