@@ -175,15 +175,18 @@ impl FuserTransport {
         }
     }
 
-    /// Makes `target` durable; with `start`, answers as soon as that is under way.
+    /// Makes `target` durable; with `start`, answers as soon as that is under way: how it ends is told by the next sync of the same handle.
     fn begin_sync(&self, target: SyncTarget, start: bool, done: Done) {
-        if start {
-            // How it ends is told by the next sync of the same handle.
-            self.submit_sync(target, Box::new(|_| {}));
-            done(Ok(()));
-        } else {
-            self.sync(target, done);
+        if !start {
+            return self.sync(target, done);
         }
+        self.dispatcher.run_here(Here::Free, || {
+            if self.ops.start_sync(&target) {
+                return done(Ok(()));
+            }
+            let ops = Arc::clone(&self.ops);
+            self.dispatcher.submit(move || done(ops.sync(&target)));
+        });
     }
 
     /// Makes `target` durable without waiting for it here.

@@ -305,15 +305,16 @@ impl Server {
         }
     }
 
-    /// Makes `target` durable; with `start`, answers as soon as that is under way.
+    /// Makes `target` durable; with `start`, answers as soon as that is under way: how it ends is told by the next sync of the same handle.
     fn begin_sync(&self, queue: usize, target: SyncTarget, start: bool, done: Done) {
-        if start {
-            // How it ends is told by the next sync of the same handle.
-            self.submit_sync(target, Box::new(|_| {}));
-            done(Ok(()));
-        } else {
-            self.sync(queue, target, done);
+        if !start {
+            return self.sync(queue, target, done);
         }
+        if self.ops.start_sync(&target) {
+            return done(Ok(()));
+        }
+        let ops = Arc::clone(&self.ops);
+        self.dispatcher.submit(move || done(ops.sync(&target)));
     }
 }
 
