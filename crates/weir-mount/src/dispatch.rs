@@ -14,7 +14,7 @@
 //!   ([`crate::ops::FileSystemOps::submit_sync`]), and the engine's log thread answers a whole group of them after
 //!   one flush. The pool is left with what cannot be submitted without waiting.
 //!
-//! - What waits for the kernel, which waits for requests, has a few threads of its own ([`Dispatcher::submit_asking`]): were it to take
+//! - What waits for the kernel, which waits for requests, has a few threads of its own, by what it asks for ([`Asks`]): were it to take
 //!   the whole pool, the request that the kernel waits for would wait there for ever.
 //!
 //! Handlers run under `catch_unwind`: the reply object is dropped by the unwinding, which answers
@@ -43,6 +43,16 @@ pub enum Class {
     Blocking,
 }
 
+/// What a request waits for the kernel for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Asks {
+    /// Pages of files: the kernel waits for reads, writes and changes of size, which ask for nothing.
+    Content,
+    /// That too, and names: it waits for whoever has the directory, and so, by way of a file that is being removed there, for requests of
+    /// the other kind.
+    Names,
+}
+
 /// Where a request is served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
@@ -64,7 +74,7 @@ const PRESSURE_US: u64 = 100_000;
 /// Most threads of the pool; more requests than that wait for a free one. Enough for a group commit
 /// of this many to share one flush.
 const MAX_POOL_THREADS: usize = 64;
-/// Most threads that wait for the kernel.
+/// Most threads that wait for the kernel for the same.
 const MAX_ASKING_THREADS: usize = 16;
 
 /// The placement rule: no locks, no clock.
@@ -133,8 +143,8 @@ pub struct Dispatcher {
     /// Microseconds since `started` until which there is pressure.
     pressure_until_us: AtomicU64,
     shared: Arc<Shared>,
-    /// For what waits for the kernel.
-    asking: Arc<Shared>,
+    /// For what waits for the kernel, by [`Asks`].
+    asking: [Arc<Shared>; 2],
 }
 
 /// One transport thread counted as waiting; dropping it uncounts.
@@ -175,7 +185,7 @@ impl Dispatcher {
             held_up: AtomicU32::new(0),
             pressure_until_us: AtomicU64::new(0),
             shared: pool("weir-pool", MAX_POOL_THREADS),
-            asking: pool("weir-ask", MAX_ASKING_THREADS),
+            asking: ["weir-ask", "weir-names"].map(|name| pool(name, MAX_ASKING_THREADS)),
         })
     }
 
@@ -240,10 +250,10 @@ impl Dispatcher {
         }
     }
 
-    /// Serves `job`, which waits for the kernel, on a thread that is there for that. Where the system has none, it is dropped, which
+    /// Serves `job`, which waits for the kernel as `asks` says, on a thread that is there for that. Where the system has none, it is dropped, which
     /// answers EIO: here it might wait for a request that only this thread serves.
-    pub fn submit_asking(&self, job: impl FnOnce() + Send + 'static) {
-        drop(self.asking.give(Box::new(job)).err());
+    pub fn submit_asking(&self, asks: Asks, job: impl FnOnce() + Send + 'static) {
+        drop(self.asking[asks as usize].give(Box::new(job)).err());
     }
 
     /// Serves `job` here or on the pool, by its class.
@@ -256,7 +266,7 @@ impl Dispatcher {
 
     /// Serves what is queued and ends the pools' threads.
     pub fn close(&self) {
-        self.asking.close();
+        self.asking.iter().for_each(|pool| pool.close());
         self.shared.close();
     }
 }
@@ -428,26 +438,38 @@ mod tests {
         dispatcher.close();
     }
 
-    /// The kernel answers none of those who ask it before it has been served one request.
+    /// The kernel answers none of those who ask it for names before one who asks for pages was served, and none of those before it was served
+    /// a request of its own.
     #[test]
-    fn however_many_wait_for_the_kernel_a_request_of_its_own_is_served() {
+    fn however_many_wait_for_the_kernel_what_it_waits_for_is_served() {
         let dispatcher = Dispatcher::new(1, |_| {});
-        let asked = Arc::new((Mutex::new(false), Condvar::new()));
-        for _ in 0..4 * MAX_POOL_THREADS {
-            let asked = Arc::clone(&asked);
-            dispatcher.submit_asking(move || {
-                let (answers, changed) = &*asked;
-                let mut answers = answers.lock();
-                while !*answers {
-                    changed.wait(&mut answers);
-                }
-            });
+        let answers = Arc::new((Mutex::new(Vec::new()), Condvar::new()));
+        for asks in [Asks::Names, Asks::Content] {
+            for _ in 0..4 * MAX_POOL_THREADS {
+                let answers = Arc::clone(&answers);
+                dispatcher.submit_asking(asks, move || {
+                    let (answered, changed) = &*answers;
+                    let mut answered = answered.lock();
+                    while !answered.contains(&asks) {
+                        changed.wait(&mut answered);
+                    }
+                    if asks == Asks::Content && !answered.contains(&Asks::Names) {
+                        answered.push(Asks::Names);
+                        changed.notify_all();
+                    }
+                });
+            }
         }
+        let answer = |asks: &[Asks]| {
+            answers.0.lock().extend(asks);
+            answers.1.notify_all();
+        };
         let (sender, receiver) = mpsc::channel();
         dispatcher.submit(move || sender.send(()).unwrap());
         let served = receiver.recv_timeout(std::time::Duration::from_secs(20));
-        *asked.0.lock() = true;
-        asked.1.notify_all();
+        let others =
+            if served.is_ok() { &[Asks::Content][..] } else { &[Asks::Content, Asks::Names] };
+        answer(others);
         dispatcher.close();
         assert_eq!(served, Ok(()), "it waits for those who wait for it");
     }

@@ -44,7 +44,7 @@ use fuser::{
 };
 use weir::{FileType, SetAttr};
 
-use crate::dispatch::{Class, Dispatcher, Here};
+use crate::dispatch::{Asks, Class, Dispatcher, Here};
 use crate::errno::Errno;
 use crate::fuser_convert::{
     BLOCK_BYTES, GENERATION, allocate_mode, answer_change, answer_durably, answer_entry,
@@ -113,13 +113,13 @@ impl FuserTransport {
         }
     }
 
-    /// Serves `job`, which waits for the kernel, here while another thread is free to read requests.
-    fn run_asking(&self, job: impl FnOnce(&dyn FileSystemOps) + Send + 'static) {
+    /// Serves `job`, which waits for the kernel as `asks` says, here while another thread is free to read requests.
+    fn run_asking(&self, asks: Asks, job: impl FnOnce(&dyn FileSystemOps) + Send + 'static) {
         if let Some(permission) = self.dispatcher.admit(Class::Blocking) {
             self.dispatcher.run_here(permission, || job(&*self.ops));
         } else {
             let ops = Arc::clone(&self.ops);
-            self.dispatcher.submit_asking(move || job(&*ops));
+            self.dispatcher.submit_asking(asks, move || job(&*ops));
         }
     }
 
@@ -150,7 +150,7 @@ impl FuserTransport {
             }
             Command::SyncVolume { start, mapped: true } => {
                 let done = answer(reply);
-                self.run_asking(move |ops| ops.sync_with_mapped(start, done));
+                self.run_asking(Asks::Content, move |ops| ops.sync_with_mapped(start, done));
             }
             Command::SyncVolume { start, mapped: false } => {
                 self.begin_sync(SyncTarget::Volume, start, answer(reply));
@@ -163,10 +163,12 @@ impl FuserTransport {
             }
             Command::BatchCommit { id, sync } => {
                 let done = Box::new(move |result| answer_ioctl(reply, result));
-                self.run_asking(move |ops| ops.commit_batch(target, id, sync, done));
+                self.run_asking(Asks::Names, move |ops| ops.commit_batch(target, id, sync, done));
             }
             command if command.asks_the_kernel() => {
-                self.run_asking(move |ops| answer_ioctl(reply, ops.control(target, &command)));
+                self.run_asking(Asks::Content, move |ops| {
+                    answer_ioctl(reply, ops.control(target, &command));
+                });
             }
             command => {
                 let class = command.class();
@@ -750,7 +752,7 @@ impl fuser::Filesystem for FuserTransport {
         };
         let caller = caller(request);
         // After an error it asks the kernel.
-        self.run_asking(move |ops| {
+        self.run_asking(Asks::Content, move |ops| {
             reply_empty(reply, ops.allocate(caller, Handle(handle.0), mode, offset, length));
         });
     }
@@ -778,7 +780,7 @@ impl fuser::Filesystem for FuserTransport {
         };
         if self.ops.is_written(ino.0) {
             let ops = Arc::clone(&self.ops);
-            self.dispatcher.submit_asking(move || {
+            self.dispatcher.submit_asking(Asks::Content, move || {
                 ops.fetch_mapped(Some(ino.0));
                 answer(&*ops);
             });

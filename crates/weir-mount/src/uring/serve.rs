@@ -14,7 +14,7 @@ use weir::{Attr, FileType, RenameMode, SetAttr, SetTime, Timestamp};
 use super::abi::{Fields, Writer, op};
 use super::helper::Helper;
 use super::queue::Held;
-use crate::dispatch::{Class, Dispatcher, Here};
+use crate::dispatch::{Asks, Class, Dispatcher, Here};
 use crate::errno::Errno;
 use crate::fuser_convert::{
     BLOCK_BYTES, allocate_mode, answer_durably, as_member, open_flags, open_mode, rename_mode,
@@ -148,7 +148,7 @@ impl Server {
             op::WRITE => self.write(held),
             op::LSEEK if self.ops.is_written(held.request.ino) => {
                 let (ops, context) = (Arc::clone(&self.ops), self.context);
-                self.dispatcher.submit_asking(move || {
+                self.dispatcher.submit_asking(Asks::Content, move || {
                     ops.fetch_mapped(Some(held.request.ino));
                     answer(&*ops, context, held);
                 });
@@ -156,7 +156,7 @@ impl Server {
             // After an error it asks the kernel.
             op::FALLOCATE => {
                 let (ops, context) = (Arc::clone(&self.ops), self.context);
-                self.dispatcher.submit_asking(move || answer(&*ops, context, held));
+                self.dispatcher.submit_asking(Asks::Content, move || answer(&*ops, context, held));
             }
             op::IOCTL => self.dispatcher.run_here(Here::Free, || self.ioctl(held)),
             _ => {
@@ -279,7 +279,8 @@ impl Server {
             }
             Command::SyncVolume { start, mapped: true } => {
                 let (ops, done) = (Arc::clone(&self.ops), done(held));
-                self.dispatcher.submit_asking(move || ops.sync_with_mapped(start, done));
+                self.dispatcher
+                    .submit_asking(Asks::Content, move || ops.sync_with_mapped(start, done));
             }
             Command::SyncVolume { start, mapped: false } => {
                 self.begin_sync(held.queue(), SyncTarget::Volume, start, done(held));
@@ -292,12 +293,13 @@ impl Server {
             Command::BatchCommit { id, sync } => {
                 let done = Box::new(move |result| answer_ioctl(held, result));
                 let ops = Arc::clone(&self.ops);
-                self.dispatcher.submit_asking(move || ops.commit_batch(target, id, sync, done));
+                self.dispatcher
+                    .submit_asking(Asks::Names, move || ops.commit_batch(target, id, sync, done));
             }
             command if command.asks_the_kernel() => {
                 let ops = Arc::clone(&self.ops);
                 let job = move || answer_ioctl(held, ops.control(target, &command));
-                self.dispatcher.submit_asking(job);
+                self.dispatcher.submit_asking(Asks::Content, job);
             }
             command => self.run(command.class(), held, move |ops, _, held| {
                 answer_ioctl(held, ops.control(target, &command));
