@@ -14,6 +14,9 @@
 //!   ([`crate::ops::FileSystemOps::submit_sync`]), and the engine's log thread answers a whole group of them after
 //!   one flush. The pool is left with what cannot be submitted without waiting.
 //!
+//! - What waits for the kernel, which waits for requests, has a few threads of its own, by what it asks for ([`Asks`]): were it to take
+//!   the whole pool, the request that the kernel waits for would wait there for ever.
+//!
 //! Handlers run under `catch_unwind`: the reply object is dropped by the unwinding, which answers
 //! EIO, and the mount goes on. So does whoever is told of it.
 //!
@@ -40,6 +43,16 @@ pub enum Class {
     Blocking,
 }
 
+/// What a request waits for the kernel for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Asks {
+    /// Pages of files: the kernel waits for reads, writes and changes of size, which ask for nothing.
+    Content,
+    /// That too, and names: it waits for whoever has the directory, and so, by way of a file that is being removed there, for requests of
+    /// the other kind.
+    Names,
+}
+
 /// Where a request is served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
@@ -61,6 +74,8 @@ const PRESSURE_US: u64 = 100_000;
 /// Most threads of the pool; more requests than that wait for a free one. Enough for a group commit
 /// of this many to share one flush.
 const MAX_POOL_THREADS: usize = 64;
+/// Most threads that wait for the kernel for the same.
+const MAX_ASKING_THREADS: usize = 16;
 
 /// The placement rule: no locks, no clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,10 +120,17 @@ struct Queue {
     closing: bool,
 }
 
+/// Hears of panics.
+type OnPanic = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// A pool.
 struct Shared {
     queue: Mutex<Queue>,
     changed: Condvar,
-    on_panic: Box<dyn Fn(&str) + Send + Sync>,
+    on_panic: OnPanic,
+    /// What its threads are called.
+    name: &'static str,
+    most_threads: usize,
 }
 
 /// Serves requests by the rule above.
@@ -121,6 +143,8 @@ pub struct Dispatcher {
     /// Microseconds since `started` until which there is pressure.
     pressure_until_us: AtomicU64,
     shared: Arc<Shared>,
+    /// For what waits for the kernel, by [`Asks`].
+    asking: [Arc<Shared>; 2],
 }
 
 /// One transport thread counted as waiting; dropping it uncounts.
@@ -148,17 +172,20 @@ impl Dispatcher {
         transport_threads: usize,
         on_panic: impl Fn(&str) + Send + Sync + 'static,
     ) -> Arc<Self> {
+        let on_panic: OnPanic = Arc::new(on_panic);
+        let pool = |name, most_threads| {
+            let (queue, changed) = (Mutex::default(), Condvar::new());
+            let on_panic = Arc::clone(&on_panic);
+            Arc::new(Shared { queue, changed, on_panic, name, most_threads })
+        };
         Arc::new(Self {
             transport_threads,
             waiting_here: AtomicUsize::new(0),
             started: Instant::now(),
             held_up: AtomicU32::new(0),
             pressure_until_us: AtomicU64::new(0),
-            shared: Arc::new(Shared {
-                queue: Mutex::default(),
-                changed: Condvar::new(),
-                on_panic: Box::new(on_panic),
-            }),
+            shared: pool("weir-pool", MAX_POOL_THREADS),
+            asking: ["weir-ask", "weir-names"].map(|name| pool(name, MAX_ASKING_THREADS)),
         })
     }
 
@@ -217,28 +244,16 @@ impl Dispatcher {
 
     /// Serves `job` on a thread of the pool.
     pub fn submit(&self, job: impl FnOnce() + Send + 'static) {
-        let mut queue = self.shared.queue.lock();
-        queue.jobs.push_back(Box::new(job));
-        let wanted = queue.jobs.len() > queue.idle_threads;
-        if wanted && queue.threads.len() < MAX_POOL_THREADS {
-            let shared = Arc::clone(&self.shared);
-            let name = format!("weir-pool-{}", queue.threads.len());
-            match std::thread::Builder::new().name(name).spawn(move || shared.serve()) {
-                Ok(thread) => queue.threads.push(thread),
-                Err(_) if queue.threads.is_empty() => {
-                    // No thread to be had at all: serving it here is slow, losing it is wrong.
-                    let job = queue.jobs.pop_back();
-                    drop(queue);
-                    if let Some(job) = job {
-                        self.shared.guarded(job);
-                    }
-                    return;
-                }
-                Err(_) => {}
-            }
+        if let Err(job) = self.shared.give(Box::new(job)) {
+            // No thread to be had at all: serving it here is slow, losing it is wrong.
+            self.shared.guarded(job);
         }
-        drop(queue);
-        self.shared.changed.notify_one();
+    }
+
+    /// Serves `job`, which waits for the kernel as `asks` says, on a thread that is there for that. Where the system has none, it is dropped, which
+    /// answers EIO: here it might wait for a request that only this thread serves.
+    pub fn submit_asking(&self, asks: Asks, job: impl FnOnce() + Send + 'static) {
+        drop(self.asking[asks as usize].give(Box::new(job)).err());
     }
 
     /// Serves `job` here or on the pool, by its class.
@@ -249,22 +264,46 @@ impl Dispatcher {
         }
     }
 
-    /// Serves what is queued and ends the pool's threads.
+    /// Serves what is queued and ends the pools' threads.
     pub fn close(&self) {
+        self.asking.iter().for_each(|pool| pool.close());
+        self.shared.close();
+    }
+}
+
+impl Shared {
+    /// Queues `job`, or gives it back if there is no thread, and the system has none.
+    fn give(self: &Arc<Self>, job: Job) -> Result<(), Job> {
+        let mut queue = self.queue.lock();
+        let wanted = queue.jobs.len() >= queue.idle_threads;
+        if wanted && queue.threads.len() < self.most_threads {
+            let shared = Arc::clone(self);
+            let name = format!("{}-{}", self.name, queue.threads.len());
+            match std::thread::Builder::new().name(name).spawn(move || shared.serve()) {
+                Ok(thread) => queue.threads.push(thread),
+                Err(_) if queue.threads.is_empty() => return Err(job),
+                Err(_) => {}
+            }
+        }
+        queue.jobs.push_back(job);
+        drop(queue);
+        self.changed.notify_one();
+        Ok(())
+    }
+
+    fn close(&self) {
         let threads = {
-            let mut queue = self.shared.queue.lock();
+            let mut queue = self.queue.lock();
             queue.closing = true;
             std::mem::take(&mut queue.threads)
         };
-        self.shared.changed.notify_all();
+        self.changed.notify_all();
         for thread in threads {
             // Handlers cannot unwind out of a pool thread, so joining cannot fail.
             let _ = thread.join();
         }
     }
-}
 
-impl Shared {
     fn guarded(&self, job: impl FnOnce()) {
         // State that a panic may have left half changed belongs to the engine, which answers for
         // it; nothing of the dispatcher is touched by a job.
@@ -397,6 +436,42 @@ mod tests {
             });
         }
         dispatcher.close();
+    }
+
+    /// The kernel answers none of those who ask it for names before one who asks for pages was served, and none of those before it was served
+    /// a request of its own.
+    #[test]
+    fn however_many_wait_for_the_kernel_what_it_waits_for_is_served() {
+        let dispatcher = Dispatcher::new(1, |_| {});
+        let answers = Arc::new((Mutex::new(Vec::new()), Condvar::new()));
+        for asks in [Asks::Names, Asks::Content] {
+            for _ in 0..4 * MAX_POOL_THREADS {
+                let answers = Arc::clone(&answers);
+                dispatcher.submit_asking(asks, move || {
+                    let (answered, changed) = &*answers;
+                    let mut answered = answered.lock();
+                    while !answered.contains(&asks) {
+                        changed.wait(&mut answered);
+                    }
+                    if asks == Asks::Content && !answered.contains(&Asks::Names) {
+                        answered.push(Asks::Names);
+                        changed.notify_all();
+                    }
+                });
+            }
+        }
+        let answer = |asks: &[Asks]| {
+            answers.0.lock().extend(asks);
+            answers.1.notify_all();
+        };
+        let (sender, receiver) = mpsc::channel();
+        dispatcher.submit(move || sender.send(()).unwrap());
+        let served = receiver.recv_timeout(std::time::Duration::from_secs(20));
+        let others =
+            if served.is_ok() { &[Asks::Content][..] } else { &[Asks::Content, Asks::Names] };
+        answer(others);
+        dispatcher.close();
+        assert_eq!(served, Ok(()), "it waits for those who wait for it");
     }
 
     #[test]

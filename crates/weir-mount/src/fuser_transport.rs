@@ -44,7 +44,7 @@ use fuser::{
 };
 use weir::{FileType, SetAttr};
 
-use crate::dispatch::{Class, Dispatcher, Here};
+use crate::dispatch::{Asks, Class, Dispatcher, Here};
 use crate::errno::Errno;
 use crate::fuser_convert::{
     BLOCK_BYTES, GENERATION, allocate_mode, answer_change, answer_durably, answer_entry,
@@ -113,6 +113,16 @@ impl FuserTransport {
         }
     }
 
+    /// Serves `job`, which waits for the kernel as `asks` says, here while another thread is free to read requests.
+    fn run_asking(&self, asks: Asks, job: impl FnOnce(&dyn FileSystemOps) + Send + 'static) {
+        if let Some(permission) = self.dispatcher.admit(Class::Blocking) {
+            self.dispatcher.run_here(permission, || job(&*self.ops));
+        } else {
+            let ops = Arc::clone(&self.ops);
+            self.dispatcher.submit_asking(asks, move || job(&*ops));
+        }
+    }
+
     /// Makes `target` durable: waits for it here while another thread is free to read requests, and does not
     /// wait otherwise.
     fn sync(&self, target: SyncTarget, done: Done) {
@@ -140,7 +150,7 @@ impl FuserTransport {
             }
             Command::SyncVolume { start, mapped: true } => {
                 let done = answer(reply);
-                self.run(Class::Blocking, move |ops| ops.sync_with_mapped(start, done));
+                self.run_asking(Asks::Content, move |ops| ops.sync_with_mapped(start, done));
             }
             Command::SyncVolume { start, mapped: false } => {
                 self.begin_sync(SyncTarget::Volume, start, answer(reply));
@@ -153,7 +163,12 @@ impl FuserTransport {
             }
             Command::BatchCommit { id, sync } => {
                 let done = Box::new(move |result| answer_ioctl(reply, result));
-                self.run(Class::Blocking, move |ops| ops.commit_batch(target, id, sync, done));
+                self.run_asking(Asks::Names, move |ops| ops.commit_batch(target, id, sync, done));
+            }
+            command if command.asks_the_kernel() => {
+                self.run_asking(Asks::Content, move |ops| {
+                    answer_ioctl(reply, ops.control(target, &command));
+                });
             }
             command => {
                 let class = command.class();
@@ -162,15 +177,18 @@ impl FuserTransport {
         }
     }
 
-    /// Makes `target` durable; with `start`, answers as soon as that is under way.
+    /// Makes `target` durable; with `start`, answers as soon as that is under way: how it ends is told by the next sync of the same handle.
     fn begin_sync(&self, target: SyncTarget, start: bool, done: Done) {
-        if start {
-            // How it ends is told by the next sync of the same handle.
-            self.submit_sync(target, Box::new(|_| {}));
-            done(Ok(()));
-        } else {
-            self.sync(target, done);
+        if !start {
+            return self.sync(target, done);
         }
+        self.dispatcher.run_here(Here::Free, || {
+            if self.ops.start_sync(&target) {
+                return done(Ok(()));
+            }
+            let ops = Arc::clone(&self.ops);
+            self.dispatcher.submit(move || done(ops.sync(&target)));
+        });
     }
 
     /// Makes `target` durable without waiting for it here.
@@ -733,7 +751,8 @@ impl fuser::Filesystem for FuserTransport {
             Err(error) => return reply.error(errno(error)),
         };
         let caller = caller(request);
-        self.run(Class::Blocking, move |ops| {
+        // After an error it asks the kernel.
+        self.run_asking(Asks::Content, move |ops| {
             reply_empty(reply, ops.allocate(caller, Handle(handle.0), mode, offset, length));
         });
     }
@@ -761,7 +780,7 @@ impl fuser::Filesystem for FuserTransport {
         };
         if self.ops.is_written(ino.0) {
             let ops = Arc::clone(&self.ops);
-            self.dispatcher.submit(move || {
+            self.dispatcher.submit_asking(Asks::Content, move || {
                 ops.fetch_mapped(Some(ino.0));
                 answer(&*ops);
             });

@@ -239,6 +239,13 @@ pub trait FileSystemOps: Send + Sync + 'static {
         let _ = target;
         Err(done)
     }
+    /// Begins to make `target` durable, which nobody waits for: an error is told by the next sync of the same handle, so it must not count
+    /// as told before. False: that cannot be begun without waiting, or not at all, and nothing has been done; [`FileSystemOps::sync`] may wait,
+    /// and says why.
+    fn start_sync(&self, target: &SyncTarget) -> bool {
+        let _ = target;
+        false
+    }
     /// Programs were promised that such a change is durable when they hear of it: so [`FileSystemOps::make_durable`] comes between a
     /// call that has made one and its answer.
     fn must_be_durable(&self, change: Change) -> bool {
@@ -326,15 +333,10 @@ pub trait FileSystemOps: Send + Sync + 'static {
     /// under way. Waits: see [`FileSystemOps::fetch_mapped`].
     fn sync_with_mapped(&self, start: bool, done: Done) {
         self.fetch_mapped(None);
-        if !start {
-            return done(self.sync(&SyncTarget::Volume));
+        if start && self.start_sync(&SyncTarget::Volume) {
+            return done(Ok(()));
         }
-        // How it ends is told by the next sync.
-        let refused = self.submit_sync(&SyncTarget::Volume, Box::new(|_| {})).err();
-        done(Ok(()));
-        if let Some(ended) = refused {
-            ended(self.sync(&SyncTarget::Volume));
-        }
+        done(self.sync(&SyncTarget::Volume));
     }
     /// A handler panicked while it served this file system. The mount goes on; the implementation
     /// makes the fact visible.

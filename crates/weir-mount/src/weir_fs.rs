@@ -29,7 +29,7 @@ use weir::stats::Report;
 use weir::sync::Mutex;
 use weir::{
     AllocateMode, Attr, DirEntry, Error, File, FileType, NewInode, RenameMode, SetAttr, StatFs,
-    SyncKind, Volume, XattrMode,
+    SyncKind, SyncTicket, Volume, XattrMode,
 };
 
 use crate::acl::{self, Acl};
@@ -353,6 +353,22 @@ impl WeirFs {
         }
     }
 
+    /// Submits a sync. Answers the file that it is of, too.
+    fn ticket_of(
+        &self,
+        target: &SyncTarget,
+    ) -> OpResult<(weir::Result<SyncTicket>, Option<Arc<OpenFile>>)> {
+        Ok(match target {
+            SyncTarget::File { handle, range, data_only } => {
+                let open = self.handles.get(*handle)?;
+                open.unsynced_bytes.store(0, Ordering::Relaxed);
+                (open.file.fsync_async(range.clone(), sync_kind(*data_only)), Some(open))
+            }
+            SyncTarget::Directory(ino) => (self.volume.fsync_dir_async(*ino), None),
+            SyncTarget::Volume => (self.volume.sync_async(), None),
+        })
+    }
+
     /// After a change of a file's content that is no write: syncs the file where its handle, or the mount, promises that.
     fn sync_if_promised(&self, open: &OpenFile) -> OpResult<()> {
         let kind = if self.synchronous.all { Some(SyncKind::Full) } else { open.how.sync };
@@ -664,20 +680,12 @@ impl FileSystemOps for WeirFs {
     }
 
     fn submit_sync(&self, target: &SyncTarget, done: Done) -> Result<(), Done> {
-        let (ticket, open) = match target {
-            SyncTarget::File { handle, range, data_only } => {
-                let open = match self.handles.get(*handle) {
-                    Ok(open) => open,
-                    Err(error) => {
-                        done(Err(error));
-                        return Ok(());
-                    }
-                };
-                open.unsynced_bytes.store(0, Ordering::Relaxed);
-                (open.file.fsync_async(range.clone(), sync_kind(*data_only)), Some(open))
+        let (ticket, open) = match self.ticket_of(target) {
+            Ok(submitted) => submitted,
+            Err(error) => {
+                done(Err(error));
+                return Ok(());
             }
-            SyncTarget::Directory(ino) => (self.volume.fsync_dir_async(*ino), None),
-            SyncTarget::Volume => (self.volume.sync_async(), None),
         };
         let ticket = match ticket {
             Ok(ticket) => ticket,
@@ -699,6 +707,16 @@ impl FileSystemOps for WeirFs {
             drop(submitted);
         });
         Ok(())
+    }
+
+    fn start_sync(&self, target: &SyncTarget) -> bool {
+        let Ok((Ok(ticket), _open)) = self.ticket_of(target) else { return false };
+        let errors = Arc::clone(&self.errors);
+        ticket.on_completion(move |result| {
+            // Counted and logged; the file still has it for the next sync.
+            let _ = result.map_err(|error| errors.fail(error));
+        });
+        true
     }
 
     fn must_be_durable(&self, change: Change) -> bool {

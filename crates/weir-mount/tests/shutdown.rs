@@ -25,6 +25,8 @@ struct Failing {
     memory: MemoryDevice,
     broken: AtomicBool,
     refuses_roots: AtomicBool,
+    /// Data does not get home.
+    refuses_data: AtomicBool,
 }
 
 fn failed(operation: &'static str, reason: &str) -> DeviceResult<()> {
@@ -38,7 +40,13 @@ impl Failing {
             memory: MemoryDevice::new(128 << 20),
             broken: AtomicBool::new(false),
             refuses_roots: AtomicBool::new(false),
+            refuses_data: AtomicBool::new(false),
         })
+    }
+
+    fn refuses(&self, class: IoClass) -> bool {
+        let is_data = matches!(class, IoClass::SyncWrite | IoClass::Writeback);
+        is_data && self.refuses_data.load(Ordering::SeqCst)
     }
 
     fn flush_result(&self) -> DeviceResult<()> {
@@ -75,7 +83,8 @@ impl Device for Failing {
     }
     fn write(&self, offset: u64, buffers: &[&[u8]], class: IoClass, fua: bool) -> DeviceResult<()> {
         let is_root = buffers.first().is_some_and(|first| first.starts_with(&root::MAGIC));
-        if is_root && self.refuses_roots.load(Ordering::SeqCst) {
+        let refused = is_root && self.refuses_roots.load(Ordering::SeqCst);
+        if refused || self.refuses(class) {
             return failed("write", "bad medium");
         }
         self.memory.write(offset, buffers, class, fua)
@@ -89,6 +98,9 @@ impl Device for Failing {
     fn submit(&self, request: Request, on_done: OnDone) {
         if request.operation == Operation::Flush {
             return on_done(self.flush_result(), Buffers::None);
+        }
+        if matches!(request.operation, Operation::Write { .. }) && self.refuses(request.class) {
+            return on_done(failed("write", "bad medium"), request.buffers);
         }
         self.memory.submit(request, on_done);
     }
@@ -170,4 +182,25 @@ fn a_checkpoint_that_the_disk_refuses_is_told_and_programs_go_on() {
     fs.volume().checkpoint().unwrap();
     assert_eq!(status(&mount), "ok");
     synced("after").unwrap();
+}
+
+#[test]
+fn the_error_of_a_sync_that_was_started_is_told_by_the_next_one_once() {
+    let device = Failing::new();
+    let (fs, _) = served(&device);
+    let Some(mount) = TestMount::new(fs.clone(), "threads=2") else { return };
+    let file = File::create(mount.path().join("f")).unwrap();
+    file.sync_all().unwrap();
+    // More than a frame takes, so it goes home, and apart, so that nobody sends it there before it is asked for.
+    for page in 0..100 {
+        file.write_all_at(&[1; 4096], page * 40_960).unwrap();
+    }
+    device.refuses_data.store(true, Ordering::SeqCst);
+    client::sync_range(&file, 0, 0, ioctl::SYNC_START).unwrap();
+    while fs.volume().stats().tickets > 0 {
+        thread::yield_now();
+    }
+    device.refuses_data.store(false, Ordering::SeqCst);
+    assert_eq!(errno(file.sync_all()), Some(libc::EIO), "the program has not heard of it");
+    file.sync_all().unwrap();
 }

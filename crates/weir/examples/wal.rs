@@ -4,9 +4,10 @@
 //! cargo run --release -p weir --example wal
 //! ```
 //!
-//! Records are framed with their length and a checksum. Weir checks every block that it reads, and a record that was
+//! Records are framed with a checksum and their length. Weir checks every block that it reads, and a record that was
 //! committed is there after a crash; but the last records before a crash may never have been committed, and one that spans
-//! two pages may be there in part. The checksum of the record is how replay knows where the log ends.
+//! two pages may be there in part. The checksum is how replay knows where the log ends. It covers the length too, so that zeros,
+//! as which such a part may read, are no record.
 
 mod common;
 
@@ -17,7 +18,7 @@ use std::time::Instant;
 use common::Scratch;
 use weir::{File, OpenFlags, Result, SyncKind, SyncTicket, Volume};
 
-/// Length and checksum before each record.
+/// Checksum and length before each record.
 const HEADER_BYTES: usize = 8;
 
 /// How far the log is durable, and what is under way.
@@ -59,9 +60,11 @@ impl Wal {
     /// Adds a record at the end; answers the position behind it. Not durable yet. A copy into the cache.
     pub fn append(&self, record: &[u8]) -> Result<u64> {
         let mut framed = Vec::with_capacity(HEADER_BYTES + record.len());
+        framed.extend_from_slice(&[0; 4]);
         framed.extend_from_slice(&(record.len() as u32).to_le_bytes());
-        framed.extend_from_slice(&crc_fast::crc32_iscsi(record).to_le_bytes());
         framed.extend_from_slice(record);
+        let checksum = crc_fast::crc32_iscsi(&framed[4..]);
+        framed[..4].copy_from_slice(&checksum.to_le_bytes());
         // Atomic with respect to other appends: records of several threads never mix.
         let offset = self.file.append(&framed)?;
         Ok(offset + framed.len() as u64)
@@ -110,10 +113,11 @@ impl Wal {
 
 /// The record at the start of `bytes`, if a whole one is there.
 fn record_at(bytes: &[u8]) -> Option<&[u8]> {
-    let (length, rest) = bytes.split_first_chunk::<4>()?;
-    let (checksum, rest) = rest.split_first_chunk::<4>()?;
-    let record = rest.get(..u32::from_le_bytes(*length) as usize)?;
-    (crc_fast::crc32_iscsi(record) == u32::from_le_bytes(*checksum)).then_some(record)
+    let (checksum, rest) = bytes.split_first_chunk::<4>()?;
+    let (length, after) = rest.split_first_chunk::<4>()?;
+    let record = after.get(..u32::from_le_bytes(*length) as usize)?;
+    let covered = &rest[..length.len() + record.len()];
+    (crc_fast::crc32_iscsi(covered) == u32::from_le_bytes(*checksum)).then_some(record)
 }
 
 /// `writers` threads commit `each` records one after the other, while a follower ships what is durable, and only that.
@@ -180,6 +184,24 @@ mod tests {
     use super::*;
 
     #[test]
+    fn zeros_are_no_record_and_an_empty_record_is_one() {
+        let scratch = Scratch::new("wal-zeros", 64 << 20).expect("volume");
+        let volume = scratch.open().expect("open");
+        let wal = Wal::open(&volume, "/wal", |_| panic!("a new log")).expect("open");
+        wal.append(b"").expect("append");
+        drop(wal);
+        // What lies behind it was lost, and something later was not.
+        volume
+            .open_file("/wal", OpenFlags::READ_WRITE)
+            .expect("there")
+            .append(&[0; 100])
+            .expect("append");
+        let mut found = Vec::new();
+        drop(Wal::open(&volume, "/wal", |record| found.push(record.to_vec())).expect("open"));
+        assert_eq!(found, [b""]);
+    }
+
+    #[test]
     fn committed_records_are_replayed_and_a_torn_one_ends_the_log() {
         let scratch = Scratch::new("wal-test", 64 << 20).expect("volume");
         {
@@ -187,7 +209,7 @@ mod tests {
             let wal = Wal::open(&volume, "/wal", |_| panic!("a new log")).expect("open");
             run(&wal, 4, 20).expect("committed");
             drop(wal);
-            // Half a record, as a crash leaves it: a length, and not enough behind it.
+            // Half a record, as a crash leaves it: a length, and too little behind it.
             let file = volume.open_file("/wal", OpenFlags::READ_WRITE).expect("there");
             file.append(&[100, 0, 0, 0, 1, 2, 3, 4, 5]).expect("append");
             file.fsync().expect("durable");

@@ -122,9 +122,23 @@ pub fn is_panicking() -> bool {
     std::thread::panicking() && !cfg!(feature = "shuttle")
 }
 
-/// The calling thread was started by an engine: callbacks and wakers run there.
+/// The calling thread was started by an engine, or closes a volume: callbacks and wakers run there, and what waits for the end of either must
+/// not be called by one.
 pub fn is_own_thread() -> bool {
     IS_OWN.with(Cell::get)
+}
+
+/// Does `body`, in which the calling thread counts as one of an engine's.
+pub fn as_own_thread<R>(body: impl FnOnce() -> R) -> R {
+    /// What it was before, also where `body` panics.
+    struct Before(bool);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            IS_OWN.with(|is_own| is_own.set(self.0));
+        }
+    }
+    let _before = Before(IS_OWN.with(|is_own| is_own.replace(true)));
+    body()
 }
 
 /// Where the engine gets time from; the simulator brings its own.

@@ -193,10 +193,10 @@ impl SyncTicket {
         }
     }
 
-    /// Calls `callback` with the result: now, on this thread, if the request has ended, else when it does, on the thread of
-    /// the engine that finds out. That thread makes others' requests durable as well, so the callback must be short, must not
-    /// wait for anything, and must not drop the last handle of an unlinked file. If it panics on a thread of the engine, nothing ends but
-    /// itself. Uses the ticket up.
+    /// Calls `callback` with the result: now, on this thread, if the request has ended, else when it does, on the thread that
+    /// finds out: one of the engine's, or one that syncs, commits or closes something of the volume at that moment. That thread makes others'
+    /// requests durable as well, so the callback must be short, must not wait for anything, also not for a lock that somebody holds over
+    /// such a call, and must not drop the last handle of an unlinked file. If it panics there, nothing ends but itself. Uses the ticket up.
     pub fn on_completion(self, callback: impl FnOnce(Result<()>) + Send + 'static) {
         self.hurry();
         let mut state = self.0.state.lock();
@@ -215,11 +215,16 @@ impl Future for SyncTicket {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         self.hurry();
+        // Cloned before the lock is taken, and the last one dropped after it: both run what an executor has put there.
+        let waker = context.waker().clone();
         let mut state = self.0.state.lock();
-        if let Some(result) = &state.result {
-            return Poll::Ready(result.clone());
+        if let Some(result) = state.result.clone() {
+            drop(state);
+            return Poll::Ready(result);
         }
-        state.waker = Some(context.waker().clone());
+        let last = state.waker.replace(waker);
+        drop(state);
+        drop(last);
         Poll::Pending
     }
 }
@@ -346,7 +351,8 @@ impl CompletionQueue {
                 return next;
             }
             let mut entries = self.entries.lock();
-            if entries.ended.is_empty() {
+            // What was sent here since that look is not gathered either: then it is told before this sleeps.
+            if entries.ended.is_empty() && entries.hurry.is_empty() {
                 entries.waiters += 1;
                 self.arrived.wait(&mut entries);
                 entries.waiters -= 1;
@@ -557,6 +563,68 @@ mod tests {
             assert_eq!(waiter.join().expect("no panic"), 7);
             assert_eq!(times, 1);
         });
+    }
+
+    /// Has another ticket sent to the queue while the first look at it tells who is concerned.
+    struct Sends(Mutex<Option<(Arc<CompletionQueue>, SyncTicket)>>);
+
+    impl Hurry for Sends {
+        fn hurry(&self) {
+            let sent = self.0.lock().take();
+            if let Some((queue, ticket)) = sent {
+                ticket.deliver(&queue, 2);
+            }
+        }
+    }
+
+    #[test]
+    fn a_ticket_that_comes_between_a_look_at_a_queue_and_the_sleep_is_not_gathered() {
+        let told = Arc::new(Told::default());
+        let queue = CompletionQueue::new().expect("an eventfd");
+        let (second, promise) = patient(&told);
+        let sends: Arc<dyn Hurry> = Arc::new(Sends(Mutex::new(Some((queue.clone(), second)))));
+        let (first, _under_way) = ticket(Some(sends.clone()));
+        first.deliver(&queue, 1);
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| queue.wait().user_data);
+            while queue.entries.lock().waiters == 0 {
+                std::thread::yield_now();
+            }
+            let times = told.times();
+            promise.complete(Ok(()));
+            assert_eq!(waiter.join().expect("no panic"), 2);
+            assert_eq!(times, 1, "who sleeps has said so");
+        });
+    }
+
+    /// A waker that looks, when it is dropped, whether a ticket can be used.
+    struct Looks {
+        shared: Arc<Shared>,
+        usable: Arc<AtomicBool>,
+    }
+
+    impl std::task::Wake for Looks {
+        fn wake(self: Arc<Self>) {}
+    }
+
+    impl Drop for Looks {
+        fn drop(&mut self) {
+            self.usable.store(self.shared.state.try_lock().is_some(), Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn what_is_dropped_with_a_waker_may_use_the_ticket() {
+        let (ticket, _promise) = ticket(None);
+        let usable = Arc::new(AtomicBool::new(false));
+        let looks = Looks { shared: ticket.0.clone(), usable: usable.clone() };
+        let mut ticket = std::pin::pin!(ticket);
+        let waker = Waker::from(Arc::new(looks));
+        assert!(ticket.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        drop(waker);
+        let other = Waker::noop();
+        assert!(ticket.as_mut().poll(&mut Context::from_waker(other)).is_pending());
+        assert!(usable.load(Ordering::SeqCst));
     }
 
     /// Which of the two is meant is open for a type that may be sent to other threads: then this does not compile.

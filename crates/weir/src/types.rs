@@ -338,7 +338,8 @@ pub enum BackgroundMode {
     #[default]
     Threads,
     /// Nobody, until [`crate::Volume::background_step`] is called; a call that has to wait for
-    /// background work does that work itself. For simulators and tests.
+    /// background work does that work itself, but for [`crate::SyncTicket`] and [`crate::CompletionQueue`]: those know of no volume, so
+    /// somebody has to do [`crate::BackgroundWork::Log`]. For simulators and tests.
     Manual,
 }
 

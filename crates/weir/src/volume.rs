@@ -19,7 +19,7 @@ use crate::namespace::xattr::XattrMode;
 use crate::running::Running;
 use crate::stats::Stats;
 use crate::sync::atomic::Ordering;
-use crate::sync::{Arc, is_own_thread};
+use crate::sync::{Arc, as_own_thread, is_own_thread};
 use crate::ticket::SyncTicket;
 use crate::txn::checkpoint::Phase;
 use crate::types::{
@@ -104,7 +104,7 @@ impl Volume {
     /// # Errors
     /// What could not be made durable; or, if it is durable, why the log could not be emptied (see [`Volume::checkpoint`]): the next
     /// opening replays it. The volume is open as before then, and may be closed once more, unless it was shut down. [`Error::Invalid`] in a callback or
-    /// a waker that one of the volume's own threads calls.
+    /// a waker that one of the volume's own threads calls, or a thread that closes a volume.
     pub fn close(&self) -> Result<()> {
         self.engine.close()
     }
@@ -402,7 +402,7 @@ impl Volume {
     }
 
     /// Makes everything that happened to a directory (or any inode that is no regular file) durable, and all
-    /// metadata operations before. Blocks: see [`File::fsync`].
+    /// metadata operations before the last of that. Blocks: see [`File::fsync`].
     pub fn fsync_dir(&self, ino: u64) -> Result<()> {
         let inode = self.engine.inode(ino)?;
         if inode.file_type == FileType::Regular {
@@ -480,6 +480,11 @@ impl Engine {
             let what = "a callback or a waker cannot close its volume: do it on another thread";
             return Err(Error::Invalid(what));
         }
+        as_own_thread(|| self.close_alone())
+    }
+
+    /// The callbacks that this calls find `closed` locked by their own thread.
+    fn close_alone(self: &Arc<Self>) -> Result<()> {
         // Whoever comes second finds it closed, or tries again.
         let mut is_closed = self.closed.lock();
         if *is_closed {

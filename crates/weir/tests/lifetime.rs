@@ -114,6 +114,21 @@ fn a_callback_that_closes_its_volume_hears_that_it_cannot() {
 }
 
 #[test]
+fn a_callback_amid_a_close_that_closes_the_volume_hears_that_it_cannot() {
+    let volume = open(&formatted(64 * MIB, 0), manual(16 * MIB));
+    let file = create(&volume, "/f");
+    file.write_at(0, &[1; 100]).expect("write");
+    let (told, hears) = mpsc::channel();
+    let closing = volume.clone();
+    let ticket = file.fsync_async(0..u64::MAX, SyncKind::Full).expect("submit");
+    // Nobody else does what there is to do: the thread that closes calls it.
+    ticket.on_completion(move |_| told.send(closing.close()).expect("somebody listens"));
+    with_watchdog(20, move || volume.close()).expect("close");
+    let heard = hears.try_recv().expect("it was called");
+    assert!(matches!(heard, Err(Error::Invalid(_))), "{heard:?}");
+}
+
+#[test]
 fn a_close_that_failed_leaves_the_volume_open_and_may_be_tried_again() {
     for options in [manual(16 * MIB), threads(16 * MIB)] {
         let probe = Probe::new(formatted(64 * MIB, 0));

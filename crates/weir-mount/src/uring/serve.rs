@@ -14,7 +14,7 @@ use weir::{Attr, FileType, RenameMode, SetAttr, SetTime, Timestamp};
 use super::abi::{Fields, Writer, op};
 use super::helper::Helper;
 use super::queue::Held;
-use crate::dispatch::{Class, Dispatcher, Here};
+use crate::dispatch::{Asks, Class, Dispatcher, Here};
 use crate::errno::Errno;
 use crate::fuser_convert::{
     BLOCK_BYTES, allocate_mode, answer_durably, as_member, open_flags, open_mode, rename_mode,
@@ -102,7 +102,7 @@ mod valid {
 fn class(opcode: u32, operation: Fields<'_>) -> Class {
     let bits = |at| operation.u32(at).unwrap_or(0);
     match opcode {
-        op::FALLOCATE | op::COPY_FILE_RANGE => Class::Blocking,
+        op::COPY_FILE_RANGE => Class::Blocking,
         op::SETATTR if bits(0) & valid::SIZE != 0 => Class::Blocking,
         op::OPEN if bits(0) & libc::O_TRUNC as u32 != 0 => Class::Blocking,
         _ => Class::Normal,
@@ -148,10 +148,15 @@ impl Server {
             op::WRITE => self.write(held),
             op::LSEEK if self.ops.is_written(held.request.ino) => {
                 let (ops, context) = (Arc::clone(&self.ops), self.context);
-                self.dispatcher.submit(move || {
+                self.dispatcher.submit_asking(Asks::Content, move || {
                     ops.fetch_mapped(Some(held.request.ino));
                     answer(&*ops, context, held);
                 });
+            }
+            // After an error it asks the kernel.
+            op::FALLOCATE => {
+                let (ops, context) = (Arc::clone(&self.ops), self.context);
+                self.dispatcher.submit_asking(Asks::Content, move || answer(&*ops, context, held));
             }
             op::IOCTL => self.dispatcher.run_here(Here::Free, || self.ioctl(held)),
             _ => {
@@ -274,7 +279,8 @@ impl Server {
             }
             Command::SyncVolume { start, mapped: true } => {
                 let (ops, done) = (Arc::clone(&self.ops), done(held));
-                self.dispatcher.submit(move || ops.sync_with_mapped(start, done));
+                self.dispatcher
+                    .submit_asking(Asks::Content, move || ops.sync_with_mapped(start, done));
             }
             Command::SyncVolume { start, mapped: false } => {
                 self.begin_sync(held.queue(), SyncTarget::Volume, start, done(held));
@@ -287,11 +293,13 @@ impl Server {
             Command::BatchCommit { id, sync } => {
                 let done = Box::new(move |result| answer_ioctl(held, result));
                 let ops = Arc::clone(&self.ops);
-                self.dispatcher.submit(move || ops.commit_batch(target, id, sync, done));
+                self.dispatcher
+                    .submit_asking(Asks::Names, move || ops.commit_batch(target, id, sync, done));
             }
             command if command.asks_the_kernel() => {
                 let ops = Arc::clone(&self.ops);
-                self.dispatcher.submit(move || answer_ioctl(held, ops.control(target, &command)));
+                let job = move || answer_ioctl(held, ops.control(target, &command));
+                self.dispatcher.submit_asking(Asks::Content, job);
             }
             command => self.run(command.class(), held, move |ops, _, held| {
                 answer_ioctl(held, ops.control(target, &command));
@@ -299,15 +307,16 @@ impl Server {
         }
     }
 
-    /// Makes `target` durable; with `start`, answers as soon as that is under way.
+    /// Makes `target` durable; with `start`, answers as soon as that is under way: how it ends is told by the next sync of the same handle.
     fn begin_sync(&self, queue: usize, target: SyncTarget, start: bool, done: Done) {
-        if start {
-            // How it ends is told by the next sync of the same handle.
-            self.submit_sync(target, Box::new(|_| {}));
-            done(Ok(()));
-        } else {
-            self.sync(queue, target, done);
+        if !start {
+            return self.sync(queue, target, done);
         }
+        if self.ops.start_sync(&target) {
+            return done(Ok(()));
+        }
+        let ops = Arc::clone(&self.ops);
+        self.dispatcher.submit(move || done(ops.sync(&target)));
     }
 }
 

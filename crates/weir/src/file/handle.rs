@@ -207,7 +207,8 @@ impl File {
 
     /// Writes `data` at the end of the file, atomically with respect to other appends; answers
     /// the offset. All of it or nothing: where the volume has no space for all of it, or an error strikes amid it, the file stays as long as it
-    /// was. Otherwise as [`File::write_at`].
+    /// was. (Not where it was opened with `data_sync` and only the sync fails: then all of it is there, and not durable.) Otherwise as
+    /// [`File::write_at`].
     pub fn append(&self, data: &[u8]) -> Result<u64> {
         self.check_writable()?;
         let offset = self.engine().append(self.inode(), data)?;
@@ -240,10 +241,10 @@ impl File {
         self.engine().truncate(self.inode(), size_bytes)
     }
 
-    /// Makes data and attributes durable, and every metadata operation of the volume that came before. Blocks: one
-    /// device write and one flush, shared with all concurrent callers, and before that the writing of
-    /// large amounts of dirty data. Of a new file that was closed unsynced and opened again, the sync takes along some of the others that
-    /// were closed like it: whoever syncs them one by one finds most of them durable.
+    /// Makes data and attributes durable, and every metadata operation of the volume that came before the last one of this file: what came
+    /// later, to others, may become so or not ([`crate::Volume::sync`] takes all). Blocks: one device write and one flush, shared with all
+    /// concurrent callers, and before that the writing of large amounts of dirty data. Of a new file that was closed unsynced and opened
+    /// again, the sync takes along some of the others that were closed like it: whoever syncs them one by one finds most of them durable.
     ///
     /// # Errors
     /// An error of background writeback is reported once to every handle; the data stays dirty and readable, and a
@@ -257,10 +258,9 @@ impl File {
         self.sync(SyncKind::Data)
     }
 
-    /// Submits a sync of bytes `range` and answers at once with a ticket: nothing is waited for, unless a tree node has to be
-    /// read to find where the pages live. Ranged: pages outside are neither written nor waited for; the size that
-    /// becomes durable reaches to the end of the range, and what lies before the range and is not durable reads as before, or
-    /// as zeros, after a crash. Write errors are reported by [`File::fsync`] as well, once per handle.
+    /// Submits a sync of bytes `range` and answers at once with a ticket: nothing is waited for, and nothing read. Ranged: pages outside
+    /// are neither written nor waited for; the size that becomes durable reaches to the end of the range, and what lies before the range
+    /// and is not durable reads as before, or as zeros, after a crash. Write errors are reported by [`File::fsync`] as well, once per handle.
     ///
     /// # Errors
     /// [`Error::WouldBlock`] when 262,144 tickets of the volume have not ended.

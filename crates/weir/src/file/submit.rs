@@ -138,7 +138,9 @@ impl Engine {
     ) -> Result<SyncTicket> {
         self.admit_ticket(WhenFull::WouldBlock)?;
         let lsn = operation().inspect_err(|_| {
-            self.tickets.fetch_sub(1, Ordering::AcqRel);
+            if self.give_ticket_back() {
+                self.background.progress();
+            }
         })?;
         let (ticket, promise) = ticket(None);
         self.promise_at(lsn, promise);
@@ -169,11 +171,14 @@ impl Engine {
 
     /// Counts one more ticket, unless there are too many.
     fn take_ticket(&self) -> bool {
-        let taken = self.tickets.fetch_add(1, Ordering::AcqRel) < MAX_TICKETS;
-        if !taken {
-            self.tickets.fetch_sub(1, Ordering::AcqRel);
-        }
-        taken
+        // One that is refused is never counted: two that wait would each find the other's and sleep, with one to be had.
+        let one_more = |tickets| (tickets < MAX_TICKETS).then_some(tickets + 1);
+        self.tickets.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more).is_ok()
+    }
+
+    /// Counts one less. True: there were as many as may be, and somebody may wait for one to end.
+    fn give_ticket_back(&self) -> bool {
+        self.tickets.fetch_sub(1, Ordering::AcqRel) >= MAX_TICKETS
     }
 
     /// The ticket of a sync of a volume that is open for reading only: there is nothing to make durable.
@@ -184,7 +189,7 @@ impl Engine {
     }
 
     fn end_ticket(&self, promise: Promise, result: Result<()>) {
-        let was_full = self.tickets.fetch_sub(1, Ordering::AcqRel) >= MAX_TICKETS;
+        let was_full = self.give_ticket_back();
         promise.complete(result);
         if was_full {
             self.background.progress();
@@ -249,5 +254,36 @@ impl Engine {
                 Err(error) => self.end_ticket(promise, Err(error)),
             },
         }
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+    use crate::device::Device;
+    use crate::device::memory::MemoryDevice;
+    use crate::{BackgroundMode, CreateOptions, OpenFlags, Volume, VolumeOptions};
+
+    #[test]
+    fn who_waits_for_a_ticket_to_end_hears_of_one_that_came_to_nothing() {
+        let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(32 << 20));
+        Volume::format_device(&device, &CreateOptions::default()).expect("format");
+        let background = BackgroundMode::Manual;
+        let options = VolumeOptions { background, ..VolumeOptions::default() };
+        let volume = Volume::open_device(device, options).expect("open");
+        let file = volume.open_file("/f", OpenFlags::CREATE).expect("create");
+        let engine = file.engine();
+        engine.tickets.store(MAX_TICKETS - 1, Ordering::Release);
+        let moment = engine.background.moment();
+        let failed = engine.ticket_after(|| {
+            let other = file.fsync_async(0..1, SyncKind::Data).map(drop);
+            assert_eq!(other, Err(Error::WouldBlock), "this is the last");
+            Err(Error::NotFound)
+        });
+        assert_eq!(failed.map(drop), Err(Error::NotFound));
+        assert_ne!(engine.background.moment(), moment);
+        assert_eq!(engine.tickets.load(Ordering::Acquire), MAX_TICKETS - 1);
+        engine.tickets.store(0, Ordering::Release);
+        file.fsync_async(0..1, SyncKind::Data).expect("there is room").wait_timeout(0);
     }
 }
