@@ -117,8 +117,8 @@ struct Round {
 /// Judges the rounds of a job: the median ratio of those that nothing disturbed.
 fn judge(rounds: &[Round]) -> (Verdict, Option<Spread>) {
     let quiet: Vec<&Round> = rounds.iter().filter(|r| r.disturbed.is_none()).collect();
-    let lab: Vec<f64> = quiet.iter().map(|r| r.lab).collect();
-    let fio: Vec<f64> = quiet.iter().map(|r| r.fio).collect();
+    let lab: Vec<_> = (1..).zip(quiet.iter().map(|r| r.lab)).collect();
+    let fio: Vec<_> = (1..).zip(quiet.iter().map(|r| r.fio)).collect();
     let ratio = Spread::of_ratios(&lab, &fio);
     let verdict = match ratio {
         Some(r) if quiet.len() >= FEWEST_ROUNDS => {

@@ -66,6 +66,7 @@ impl Floor {
                 min: f.value,
                 max: f.value,
                 rounds: vec![f.value],
+                missing_rounds: Vec::new(),
                 baseline: None,
                 ratio: None,
                 ratio_min: None,

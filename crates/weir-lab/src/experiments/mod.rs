@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::disk::registry::Registry;
-use crate::error::LabResult;
+use crate::error::{LabError, LabResult};
 use crate::measure::device::CpuTime;
 use crate::measure::{BlockDevice, DeviceCounters, PERCENTILES, Recorder};
 use crate::run::Cancel;
@@ -171,6 +171,17 @@ impl CaseResult {
     /// Adds a figure.
     pub fn metric(&mut self, name: &str, unit: &'static str, value: f64, better: Better) {
         self.metrics.push(Metric { name: name.to_owned(), unit, value, better });
+    }
+
+    /// Whether each figure is a number: what was divided by nothing says nothing, and JSON has no way to write it.
+    pub fn check(&self) -> LabResult<()> {
+        match self.metrics.iter().find(|m| !m.value.is_finite()) {
+            None => Ok(()),
+            Some(m) => Err(LabError::BadOption(format!(
+                "{} cannot be told: the case did nothing that can be counted",
+                m.name
+            ))),
+        }
     }
 
     /// Adds a class of latencies: its percentiles, its count and its curve.

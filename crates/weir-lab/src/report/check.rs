@@ -130,7 +130,7 @@ impl<'a> Checker<'a> {
     }
 
     fn ratio(&mut self, kind: Kind, what: String, pair: Option<(&Row, &Row)>, bound: Bound) {
-        let found = pair.and_then(|(a, b)| Spread::of_ratios(&a.rounds, &b.rounds));
+        let found = pair.and_then(|(a, b)| Spread::of_ratios(&a.by_round(), &b.by_round()));
         let disturbed_rounds = pair.map_or(0, |(a, b)| a.disturbed_rounds.max(b.disturbed_rounds));
         let detail = pair.map_or(Detail::default(), |(a, b)| {
             let name = if a.target == b.target {
@@ -518,6 +518,7 @@ mod tests {
                     min: spread.min,
                     max: spread.max,
                     rounds: rounds.to_vec(),
+                    missing_rounds: Vec::new(),
                     baseline: None,
                     ratio: None,
                     ratio_min: None,
@@ -555,6 +556,20 @@ mod tests {
         assert_eq!(f.found, Some(Spread { median: 4.0, min: 4.0, max: 4.0 }));
         assert_eq!(f.holds(), Some(true));
         assert_eq!(of(&all, "ext4: asynchronous").holds(), None, "not in the report");
+    }
+
+    #[test]
+    fn a_round_that_one_side_lacks_pairs_no_values_of_different_rounds() {
+        let rows: [Figures<'_>; 2] = [
+            ("xfs", "fsmark", "pass", ONE, "files_per_s", &[200.0, 400.0]),
+            ("xfs", "fsmark", "async", DEEP, "files_per_s", &[400.0, 800.0, 1600.0]),
+        ];
+        let mut report = report("plain", &rows);
+        // Its first round failed, and the machine gets twice as fast from round to round.
+        report.results[0].missing_rounds = vec![1];
+        let all = findings(&report);
+        let found = of(&all, "xfs: asynchronous fsync, files/s").found;
+        assert_eq!(found, Some(Spread { median: 4.0, min: 4.0, max: 4.0 }));
     }
 
     #[test]
