@@ -131,7 +131,7 @@ enum LabCommand {
         /// The newer report
         new: PathBuf,
         /// Fail when a metric got worse by more than this, beyond its spread
-        #[arg(long, value_name = "PERCENT")]
+        #[arg(long, value_name = "PERCENT", value_parser = percent)]
         gate: Option<f64>,
     },
     /// What a report must show: known truths of kernel file systems, and the claims made for Weir
@@ -170,7 +170,7 @@ enum LabCommand {
         /// The directory
         dir: PathBuf,
         /// Undisturbed rounds wanted, lab and fio in turns
-        #[arg(long, default_value_t = 9)]
+        #[arg(long, default_value_t = 9, value_parser = rounds)]
         rounds: usize,
     },
     /// Take away what a crashed run left mounted or attached
@@ -207,7 +207,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "DIR", default_value = ".")]
     work: PathBuf,
     /// Rounds, interleaved over the targets [default: 3; quick and medium: 2, some experiments 1]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = rounds)]
     rounds: Option<usize>,
     /// As many rounds as fit into this time, one at least, seven or --rounds at most
     #[arg(long, value_name = "N")]
@@ -735,6 +735,18 @@ fn floors_of(
 fn limit_work_disk(work: &Path, spec: DiskSpec, registry: &Arc<Registry>) -> LabResult<()> {
     let DiskSpec::Limit(limits) = spec else { return Ok(()) };
     crate::disk::cgroup::limit_io(registry, None, &limited_disk(work)?, limits)
+}
+
+/// A number of rounds.
+fn rounds(text: &str) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|n| (1..=10_000).contains(n));
+    number.ok_or_else(|| "not a number from 1 to 10000".into())
+}
+
+/// By how much a metric may get worse.
+fn percent(text: &str) -> Result<f64, String> {
+    let number = text.parse::<f64>().ok().filter(|n| n.is_finite() && *n >= 0.0);
+    number.ok_or_else(|| "not a number of percent from 0 on".into())
 }
 
 fn memory_of(text: &str) -> LabResult<u64> {

@@ -198,7 +198,7 @@ impl Disk {
 /// written, and no page of it is cached.
 fn write_image(file: &Path, dir: &Path, size_bytes: u64, cancel: &Cancel) -> LabResult<()> {
     let free = space(dir).during(|| format!("statfs {}", dir.display()))?.available_bytes;
-    if free < size_bytes + 512 * MIB {
+    if free < size_bytes.saturating_add(512 * MIB) {
         return Err(LabError::NoSpace {
             dir: dir.to_owned(),
             need_mib: size_bytes / MIB + 512,
@@ -292,7 +292,7 @@ fn serve_slow(
     registry: &Arc<Registry>,
 ) -> LabResult<PathBuf> {
     let available = available_memory_bytes();
-    if available < size_bytes + size_bytes / 4 {
+    if available < size_bytes.saturating_add(size_bytes / 4) {
         return Err(LabError::BadOption(format!(
             "the slow disk lives in memory: {} MiB asked, {} MiB available; use --size",
             size_bytes / MIB,

@@ -19,13 +19,13 @@ use crate::target::{Fs, FsError, OpenHow, freemap};
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct AgingOptions {
     /// Small files to copy [default: 40000, medium: 6000, quick: 2000]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     pub files: Option<u64>,
     /// Parallel writers [default: 4]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=4096))]
     pub writers: Option<u64>,
     /// Percent full during the churn [default: 80]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(10..=90))]
     pub fill_percent: Option<u64>,
 }
 

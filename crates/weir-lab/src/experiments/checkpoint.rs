@@ -25,16 +25,16 @@ use crate::target::{FileRef, OpenHow, SyncQueue, SyncScope};
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct CheckpointOptions {
     /// MiB to dirty [default: 1536, medium: 448, quick: 256]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     pub dirty_mib: Option<u64>,
     /// MiB dirtied per second [default: 80]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     pub rate_mib: Option<u64>,
     /// Uncached reads per second [default: 400, quick: 800]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub reads: Option<u64>,
     /// Log appends per second [default: 200, quick: 500]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub appends: Option<u64>,
 }
 

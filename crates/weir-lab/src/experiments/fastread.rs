@@ -24,13 +24,13 @@ use crate::target::{FileRef, FsError, FsResult, OpenHow};
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct FastreadOptions {
     /// Requests outstanding in the closed loop
-    #[arg(long, value_delimiter = ',')]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1 << 20), value_delimiter = ',')]
     pub queue: Vec<u64>,
     /// Requests per second in the open loop [default: 3000]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub rate: Option<u64>,
     /// Seconds per case [default: 8, medium: 1, quick: 0.8]
-    #[arg(long)]
+    #[arg(long, value_parser = super::seconds)]
     pub seconds: Option<f64>,
 }
 

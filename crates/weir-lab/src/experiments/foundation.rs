@@ -28,16 +28,16 @@ use crate::target::{Fs, OpenHow};
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct FoundationOptions {
     /// Files of one-directory and many-directories [default: 1000000, quick: 20000]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(10..=1_000_000_000))]
     pub files: Option<u64>,
     /// MiB of write-1m and read-1m [default: 1024, quick: 256]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(8..=1 << 20))]
     pub sequential_mib: Option<u64>,
     /// Files that are synced one by one in create-fsync [default: 10000, medium: 3000, quick: 1000]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     pub synced_files: Option<u64>,
     /// MiB of cached-read and buffered-4k [default: 256]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     pub cached_mib: Option<u64>,
     /// An uncompressed archive for untar [default: a generated source tree]
     #[arg(long, value_name = "FILE")]

@@ -17,19 +17,19 @@ use crate::target::{AsyncMethod, OpenHow, SyncQueue, SyncScope};
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct FsmarkOptions {
     /// Files per thread and iteration [default: 10000; over all threads: quick 500, medium 2000]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     pub files: Option<u64>,
     /// Bytes per file [default: 4096]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     pub file_bytes: Option<u64>,
     /// Numbers of threads
-    #[arg(long, value_delimiter = ',')]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=4096), value_delimiter = ',')]
     pub threads: Vec<u64>,
     /// Numbers of asynchronous fsyncs in flight per thread
-    #[arg(long, value_delimiter = ',')]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=32_768), value_delimiter = ',')]
     pub depth: Vec<u64>,
     /// Iterations on the same file system [default: 5, quick and medium: 2]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub iterations: Option<u64>,
 }
 
@@ -308,6 +308,7 @@ impl Experiment for Fsmark {
     fn space_bytes(&self) -> u64 {
         let most = self.threads.iter().copied().max().unwrap_or(1);
         // 4 KiB of metadata per file is generous for every file system here.
-        self.files * self.iterations * most * (self.file_bytes.next_multiple_of(4096) + 4096)
+        let each = self.file_bytes.next_multiple_of(4096) + 4096;
+        [self.iterations, most, each].iter().fold(self.files, |all, n| all.saturating_mul(*n))
     }
 }

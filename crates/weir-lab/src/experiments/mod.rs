@@ -56,6 +56,12 @@ impl Size {
     }
 }
 
+/// The parser of a number of seconds.
+fn seconds(text: &str) -> Result<f64, String> {
+    let number = text.parse::<f64>().ok().filter(|s| *s > 0.0 && *s <= 86_400.0);
+    number.ok_or_else(|| "not a number of seconds, more than 0 and at most 86400".into())
+}
+
 /// Which way is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -21,19 +21,19 @@ use crate::target::{FsError, OpenHow};
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct SimoopOptions {
     /// Seconds to measure, after the warm-up [default: 60, medium: 15, quick: 4]
-    #[arg(long)]
+    #[arg(long, value_parser = super::seconds)]
     pub seconds: Option<f64>,
     /// Workers [default: 8, medium and quick: 4]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1024))]
     pub workers: Option<u64>,
     /// Working set of each worker in MiB [default: 224, medium: 80, quick: 40]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(..=1 << 20))]
     pub working_set_mib: Option<u64>,
     /// Memory limit in MiB, 0 for none [default: 3072, medium: 1024, quick: 512]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(..=1 << 20))]
     pub memory_mib: Option<u64>,
     /// Files of 1 MiB to read from [default: 9600, medium: 2400, quick: 1200: 60 % of the default disk]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     pub files: Option<u64>,
 }
 

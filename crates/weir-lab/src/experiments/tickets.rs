@@ -17,10 +17,10 @@ use crate::target::{AsyncMethod, FileRef, OpenHow, SyncQueue, SyncScope};
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct TicketsOptions {
     /// Files of submit [default: 20000, quick: 4000]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     pub files: Option<u64>,
     /// Tickets of held [default: 100000]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     pub tickets: Option<u64>,
 }
 
