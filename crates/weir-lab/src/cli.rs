@@ -3,6 +3,7 @@
 mod claims;
 
 use std::fmt::Write;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use crate::disk::{Disk, DiskSpec, limited_disk, make_run_dir, parse_amount, slow
 use crate::error::{IoContext, LabError, LabResult};
 use crate::experiments::{self, Experiment, Size};
 use crate::probe::{self, Floor};
-use crate::report::schema::{Report, SCHEMA};
+use crate::report::schema::{Report, SCHEMA, skipped_groups};
 use crate::report::{check, claims_table, compare, html, machine, picture, table};
 use crate::run::{Cancel, Outcome, Plan, Planned, elapsed_text, run_plan};
 use crate::sys::is_root;
@@ -273,14 +274,14 @@ impl RunArgs {
 pub fn run(args: LabArgs) -> LabResult<ExitCode> {
     match args.command {
         LabCommand::List => {
-            print!("{}", listing());
+            say(&listing());
             Ok(ExitCode::SUCCESS)
         }
         LabCommand::Clean => Ok(clean()),
         LabCommand::Probe { dir, json } => probe_command(&dir, json.as_deref()),
         LabCommand::Compare { old, new, gate } => {
             let (text, failed) = compare::render(&Report::load(&old)?, &Report::load(&new)?, gate);
-            print!("{text}");
+            say(&text);
             Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
         }
         LabCommand::Calibrate { dir, rounds } => {
@@ -355,13 +356,13 @@ fn check_command(reports: &[PathBuf], claims: bool, table: bool) -> LabResult<Ex
         let report = Report::load(path)?;
         let (text, fails) = check::render(&report, gate);
         if !table {
-            print!("{}:\n{text}", path.display());
+            say(&format!("{}:\n{text}", path.display()));
         }
         failed |= fails;
         loaded.push(report);
     }
     if table {
-        print!("{}", claims_table::render(&loaded));
+        say(&claims_table::render(&loaded));
     }
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
@@ -380,7 +381,7 @@ fn probe_command(dir: &Path, json: Option<&Path>) -> LabResult<ExitCode> {
     }
     cancel.check()?;
     for f in &floor.figures {
-        println!("{:<32} {:>12} {}", f.metric, table::figure(f.value), f.unit);
+        say(&format!("{:<32} {:>12} {}\n", f.metric, table::figure(f.value), f.unit));
     }
     if let Some(path) = json {
         let mut report = empty_report(dir, begun);
@@ -403,6 +404,13 @@ fn empty_report(work: &Path, begun: Instant) -> Report {
         disk: DiskSpec::Plain.to_string(),
         ..Report::default()
     }
+}
+
+/// Prints; whoever reads may have seen enough and gone.
+fn say(text: &str) {
+    let mut out = std::io::stdout().lock();
+    // What it is about is in the exit code and in the files that were asked for.
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }
 
 fn clean() -> ExitCode {
@@ -527,8 +535,9 @@ fn experiment(
     let planned = build(args.loads(), slow_flush).into_iter().map(Planned::whole).collect();
     let session = Session::begin()?;
     let made = make_report(args, setup, planned, &session)?;
-    print!("{}", table::render(&made.report));
+    // Saved first: who reads the table may have gone meanwhile (a pipe into `head`), and hours with it.
     publish(&made.report, args.json.as_deref(), args.html.as_deref())?;
+    say(&table::render(&made.report));
     Ok(if made.complete { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -625,6 +634,11 @@ fn make_report(
         ..empty_report(&args.work, begun)
     };
     eprintln!("weir lab: done in {}", elapsed_text(begun));
+    // Also who prints no table of all figures is to know why the exit code is 1.
+    for group in skipped_groups(&report.not_offered).iter().filter(|g| g.failed) {
+        let (on, cases) = (group.target, group.cases.join(", "));
+        eprintln!("weir lab: failed: {} on {on}: {cases}: {}", group.experiment, group.reason);
+    }
     let complete = stuck.is_empty() && !report.not_offered.iter().any(|s| s.failed);
     Ok(Made { report, complete })
 }
