@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use super::fsmark::method_of;
 use super::load::{
     StartLine, Stop, WARM_UP, fill_file, merged, open_loop, open_loop_into, pace, random_bytes,
+    read_whole,
 };
 use super::{Better, Case, CaseResult, Cost, Env, Experiment, Mark, Size};
 use crate::error::{LabError, LabResult};
@@ -236,8 +237,7 @@ impl Checkpoint {
         let file = file?;
         open_loop_into(Recorder::keeping(epoch), (epoch, rate), stop, |i| {
             let block = scattered(i * READERS + thread, blocks, env.seed);
-            file.read_at(&mut buf, block * READ_BYTES)?;
-            Ok(())
+            read_whole(&*file, &mut buf, block * READ_BYTES)
         })
     }
 
@@ -249,8 +249,7 @@ impl Checkpoint {
         let file = file?;
         open_loop(epoch, CACHED_PER_S, stop, |_| {
             let block = rng.below(CACHED_BYTES / READ_BYTES);
-            file.read_at(&mut buf, block * READ_BYTES)?;
-            Ok(())
+            read_whole(&*file, &mut buf, block * READ_BYTES)
         })
     }
 

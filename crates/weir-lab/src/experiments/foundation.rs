@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::load::{fill_file, random_bytes, settle, together};
+use super::load::{fill_file, random_bytes, read_whole, settle, together};
 use super::tree;
 use super::{Better, Case, CaseResult, Cost, Env, Experiment, Size};
 use crate::error::{IoContext, LabError, LabResult};
@@ -146,7 +146,7 @@ impl Foundation {
             let offsets: Vec<u64> = (0..self.cached_reads).map(|_| offset()).collect();
             let begun = Instant::now();
             for at in &offsets {
-                file.read_at(page, *at)?;
+                read_whole(&*file, page, *at)?;
             }
             Ok(begun.elapsed().as_nanos() as f64 / self.cached_reads as f64)
         };
@@ -216,7 +216,7 @@ impl Foundation {
         let begun = Instant::now();
         for at in (0..self.sequential_bytes).step_by(MIB as usize) {
             env.cancel.check()?;
-            file.read_at(&mut data, at)?;
+            read_whole(&*file, &mut data, at)?;
         }
         Ok(self.bandwidth(begun.elapsed()))
     }

@@ -7,7 +7,7 @@ use super::Env;
 use crate::error::{LabError, LabResult};
 use crate::measure::{Recorder, Rng};
 use crate::run::Cancel;
-use crate::target::{Fs, OpenHow};
+use crate::target::{Fs, LabFile, OpenHow};
 
 /// Runs `work(thread, epoch)` on `threads` threads that start together; returns the results and
 /// the time from the common start to the last end. The first error wins.
@@ -59,6 +59,11 @@ impl Stop {
     /// Nothing that is due after now will be started.
     pub fn now(&self) {
         self.0.get_or_init(Instant::now);
+    }
+
+    /// Nothing that is due from `end` on will be started.
+    pub fn at(end: Instant) -> Self {
+        Stop(OnceLock::from(end))
     }
 
     fn reached(&self, due: Instant) -> bool {
@@ -162,6 +167,20 @@ pub fn pace(begun: Instant, done: u64, per_second: f64) {
     }
 }
 
+/// Fills the buffer from `offset` on. Fewer bytes would be read faster, and are no figure.
+pub fn read_whole(file: &dyn LabFile, buf: &mut [u8], offset: u64) -> LabResult<()> {
+    whole(file.read_at(buf, offset)?, buf.len(), offset)
+}
+
+/// An error when a read ended early.
+pub fn whole(got_bytes: usize, wanted_bytes: usize, offset: u64) -> LabResult<()> {
+    if got_bytes == wanted_bytes {
+        return Ok(());
+    }
+    let text = format!("a read of {wanted_bytes} bytes at {offset} ended after {got_bytes}");
+    Err(LabError::io(text, std::io::ErrorKind::UnexpectedEof.into()))
+}
+
 /// Data that does not compress and differs from block to block.
 pub fn random_bytes(len: usize, seed: u64) -> Vec<u8> {
     let mut rng = Rng::new(seed, 0xDA7A);
@@ -213,6 +232,7 @@ pub fn settle(env: &Env<'_>) -> LabResult<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::target::mounted::{Cold, MountedFs};
 
     #[test]
     fn a_schedule_is_due_by_the_clock_not_by_the_last_operation() {
@@ -232,6 +252,16 @@ mod tests {
             rest += 1;
         }
         assert!(rest >= 3, "{rest} operations were overdue by 5 ms at 1 ms each");
+    }
+
+    #[test]
+    fn a_schedule_with_an_end_has_all_that_is_due_before_it_however_late_it_is_asked() {
+        let now = Instant::now();
+        let ago = |ms| now.checked_sub(Duration::from_millis(ms)).expect("booted by then");
+        let mut late = Schedule::new(ago(500), 1000.0);
+        let stop = Stop::at(ago(400));
+        let due: Vec<Instant> = std::iter::from_fn(|| late.wait(&stop)).collect();
+        assert_eq!((due.len(), due.last()), (100, Some(&ago(401))));
     }
 
     #[test]
@@ -266,6 +296,20 @@ mod tests {
         assert!(matches!(out, Err(LabError::Cancelled)));
         let (all, _) = together(3, |t, _| Ok(t)).expect("no error");
         assert_eq!(all, [0, 1, 2]);
+    }
+
+    #[test]
+    fn a_read_that_ends_early_is_an_error() {
+        let dir = std::env::temp_dir().join(format!("weir-lab-short-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).expect("made");
+        let fs = MountedFs::new(dir.clone(), None, Cold::Advise);
+        fill_file(&fs, "f", 5000, 1, &Cancel::default()).expect("filled");
+        let file = fs.open("f", OpenHow::Read).expect("there");
+        let mut buf = [0; 4096];
+        read_whole(&*file, &mut buf, 0).expect("whole");
+        let error = read_whole(&*file, &mut buf, 4096).expect_err("904 bytes").to_string();
+        assert!(error.contains("at 4096 ended after 904"), "{error}");
+        std::fs::remove_dir_all(dir).expect("removed");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::load::{fill_file, merged, random_bytes};
+use super::load::{fill_file, merged, random_bytes, read_whole};
 use super::{Better, Case, CaseResult, Env, Experiment, Size};
 use crate::disk::cgroup;
 use crate::error::{LabError, LabResult};
@@ -122,8 +122,7 @@ fn read_one(shared: &Shared<'_>, rng_seed: u64) -> LabResult<()> {
     let path = data_path(rng.below(shared.what.files));
     let file = shared.env.fs.open(&path, OpenHow::Read)?;
     let mut buf = vec![0; IO_BYTES as usize];
-    file.read_at(&mut buf, 0)?;
-    Ok(())
+    read_whole(&*file, &mut buf, 0)
 }
 
 fn write_one(
