@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::disk::registry::{Registry, Resource};
+use crate::disk::registry::Registry;
 use crate::error::{IoContext, LabError, LabResult};
 use crate::experiments::fsmark::{Fsmark, FsmarkOptions};
 use crate::experiments::fsync::{FsyncJobs, FsyncOptions};
@@ -212,8 +212,7 @@ pub fn run(
         .canonicalize()
         .during(|| format!("opening {}", dir.display()))?
         .join(format!("weir-lab-calibrate-{}", std::process::id()));
-    registry.add(Resource::Dir { path: root.clone() })?;
-    std::fs::create_dir_all(&root).during(|| format!("creating {}", root.display()))?;
+    registry.make_dir(&root)?;
     let fio_dir = root.join("fio");
     let fs = Arc::new(MountedFs::new(root.clone(), None, Cold::Advise));
     let env = Env { fs, seed: 1, cancel, registry, daemons: &Vec::new, disks: &[] };

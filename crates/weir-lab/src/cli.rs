@@ -375,7 +375,7 @@ fn probe_command(dir: &Path, json: Option<&Path>) -> LabResult<ExitCode> {
     let dir = &dir.canonicalize().during(|| format!("opening {}", dir.display()))?;
     let registry = Registry::new()?;
     install_signal_handler(&cancel, &registry);
-    let mut floor = probe::measure_dir(dir, &cancel)?;
+    let mut floor = probe::measure_dir(dir, &registry, &cancel)?;
     if is_root() && Path::new("/dev/fuse").exists() {
         probe::fuse_round_trip(dir, &registry, &mut floor)?;
     }
@@ -701,7 +701,8 @@ fn measure(
         only_modes: args.modes.clone(),
         stage,
     };
-    let floors = if args.no_probe { Vec::new() } else { floors_of(&plan, disk.as_ref(), cancel)? };
+    let floors =
+        if args.no_probe { Vec::new() } else { floors_of(&plan, disk.as_ref(), registry, cancel)? };
     let mut outcome = run_plan(&plan, disk.as_ref(), registry, cancel)?;
     let mut rows: Vec<_> = floors.iter().flat_map(|(name, _, floor)| floor.rows(name)).collect();
     for row in &mut outcome.rows {
@@ -725,6 +726,7 @@ fn measure(
 fn floors_of(
     plan: &Plan,
     disk: Option<&Disk>,
+    registry: &Registry,
     cancel: &Cancel,
 ) -> LabResult<Vec<(String, Vec<String>, Floor)>> {
     let mut floors = Vec::new();
@@ -740,7 +742,7 @@ fn floors_of(
     for target in &plan.targets {
         if let TargetSpec::Dir(path) = target {
             let name = target.name();
-            floors.push((name.clone(), vec![name], probe::measure_dir(path, cancel)?));
+            floors.push((name.clone(), vec![name], probe::measure_dir(path, registry, cancel)?));
         }
     }
     Ok(floors)

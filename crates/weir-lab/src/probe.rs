@@ -154,8 +154,13 @@ pub fn measure(path: &Path, cancel: &Cancel) -> LabResult<Floor> {
 }
 
 /// Writes a file in `dir` and measures the floor on it.
-pub fn measure_dir(dir: &Path, cancel: &Cancel) -> LabResult<Floor> {
-    let path = dir.join(format!(".weir-lab-probe-{}", std::process::id()));
+pub fn measure_dir(dir: &Path, registry: &Registry, cancel: &Cancel) -> LabResult<Floor> {
+    let mark = registry.mark();
+    // `weir lab clean` finds it by its absolute path.
+    let dir = dir.canonicalize().during(|| format!("opening {}", dir.display()))?;
+    let own = dir.join(format!(".weir-lab-probe-{}", std::process::id()));
+    registry.make_dir(&own)?;
+    let path = own.join("floor");
     let made = (|| -> std::io::Result<()> {
         let options = OpenOptions::new().write(true).create(true).truncate(true).clone();
         let file = options
@@ -171,8 +176,8 @@ pub fn measure_dir(dir: &Path, cancel: &Cancel) -> LabResult<Floor> {
     })();
     let measured =
         made.during(|| format!("writing {}", path.display())).and_then(|()| measure(&path, cancel));
-    // The probe's own file: nothing else is lost if it cannot be removed.
-    let _ = std::fs::remove_file(&path);
+    // What cannot be removed stays noted, and is told at the end.
+    registry.release_to(mark);
     measured
 }
 
@@ -362,8 +367,7 @@ fn hand_over_us() -> f64 {
 pub fn fuse_round_trip(dir: &Path, registry: &Arc<Registry>, floor: &mut Floor) -> LabResult<()> {
     let mark = registry.mark();
     let mount_point = dir.join(format!(".weir-lab-fuse-{}", std::process::id()));
-    registry.add(Resource::Dir { path: mount_point.clone() })?;
-    std::fs::create_dir_all(&mount_point)?;
+    registry.make_dir(&mount_point)?;
     let mut command = own_command()?;
     command.arg("slow-disk").arg(&mount_point).args(["1048576", "0"]);
     command.stderr(std::process::Stdio::null());

@@ -125,8 +125,7 @@ pub fn make_run_dir(work: &Path, registry: &Arc<Registry>) -> LabResult<PathBuf>
     std::fs::create_dir_all(work).during(|| format!("creating {}", work.display()))?;
     let work = work.canonicalize().during(|| format!("opening {}", work.display()))?;
     let dir = work.join(format!("weir-lab-{}", std::process::id()));
-    registry.add(Resource::Dir { path: dir.clone() })?;
-    std::fs::create_dir_all(&dir).during(|| format!("creating {}", dir.display()))?;
+    registry.make_dir(&dir)?;
     Ok(dir)
 }
 

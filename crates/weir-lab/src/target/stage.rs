@@ -214,8 +214,7 @@ fn set_up_dir(path: &Path, registry: &Arc<Registry>) -> LabResult<Built> {
         .canonicalize()
         .during(|| format!("opening {}", path.display()))?
         .join(format!("weir-lab-dir-{}", std::process::id()));
-    registry.add(Resource::Dir { path: root.clone() })?;
-    std::fs::create_dir_all(&root).during(|| format!("creating {}", root.display()))?;
+    registry.make_dir(&root)?;
     let mount = mount_of(&root);
     let device = disk_of(&root);
     let info = TargetInfo {
