@@ -1,9 +1,12 @@
 //! Device truth: what the block layer counted, and whether someone else used the disk or the CPU.
 
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::fs;
 use std::io;
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -104,6 +107,20 @@ pub struct MountInfo {
     pub options: String,
 }
 
+/// A path as the kernel writes it in a list: blanks, tabs, newlines and backslashes as `\\040` and so on.
+fn unescaped(text: &str) -> OsString {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, after @ ..] = rest {
+        let code = (*first == b'\\').then(|| after.get(..3)).flatten();
+        let code = code.and_then(|digits| std::str::from_utf8(digits).ok());
+        let code = code.and_then(|digits| u8::from_str_radix(digits, 8).ok());
+        bytes.push(code.unwrap_or(*first));
+        rest = if code.is_some() { &after[3..] } else { after };
+    }
+    OsString::from_vec(bytes)
+}
+
 /// Parses `/proc/self/mountinfo`.
 pub fn parse_mountinfo(text: &str) -> Vec<MountInfo> {
     text.lines()
@@ -112,9 +129,9 @@ pub fn parse_mountinfo(text: &str) -> Vec<MountInfo> {
             let left: Vec<&str> = left.split(' ').collect();
             let right: Vec<&str> = right.split(' ').collect();
             Some(MountInfo {
-                mount_point: PathBuf::from(left.get(4)?.replace("\\040", " ")),
+                mount_point: PathBuf::from(unescaped(left.get(4)?)),
                 fs_type: (*right.first()?).to_owned(),
-                source: right.get(1)?.replace("\\040", " "),
+                source: unescaped(right.get(1)?).to_string_lossy().into_owned(),
                 options: format!("{},{}", left.get(5)?, right.get(2)?),
             })
         })
@@ -388,6 +405,13 @@ mod tests {
         // 6 has ended, 7 has and its number is another's now, 8 is new.
         let after = time(150, &[(5, 1_030_000), (7, 20_000), (8, 10_000)]);
         assert_eq!(after.us_since(&before), 50 + 30 + 20 + 10);
+    }
+
+    #[test]
+    fn a_mount_point_is_known_whatever_is_in_its_name() {
+        let text = "36 35 98:0 / /a\\011b\\134c\\012d\\040e rw - ext4 /dev/vda1 rw\n";
+        assert_eq!(parse_mountinfo(text)[0].mount_point, PathBuf::from("/a\tb\\c\nd e"));
+        assert_eq!(unescaped("\\9 \\"), "\\9 \\", "nothing that is a code");
     }
 
     #[test]
