@@ -304,6 +304,7 @@ fn serve_slow(
     command.arg("slow-disk").arg(&mount_point);
     command.arg(size_bytes.to_string()).arg(flush_us.to_string());
     let pid = start_helper(&mut command, registry)?;
+    crate::measure::device::is_disk_server(pid);
     registry.add(Resource::Mount { path: mount_point.clone() })?;
     let file = mount_point.join(slow::FILE_NAME);
     let is_there = || file.exists().then_some(());
