@@ -244,6 +244,13 @@ fn attach_loop(file: &Path, registry: &Arc<Registry>) -> LabResult<PathBuf> {
     Ok(PathBuf::from(String::from_utf8_lossy(&out.stdout).trim()))
 }
 
+/// Whether a loop device goes past the host's cache. Where the host's file system refuses, `losetup` attaches it all the same.
+pub fn has_direct_io(loop_node: &Path) -> bool {
+    let name = loop_node.file_name().unwrap_or_default();
+    let dio = Path::new("/sys/block").join(name).join("loop/dio");
+    std::fs::read_to_string(dio).is_ok_and(|text| text.trim() == "1")
+}
+
 /// How to start this program again as a helper: `weir lab ...` or `weir-lab ...`.
 pub fn own_command() -> LabResult<Command> {
     let exe = std::env::current_exe().during(|| "finding this program".into())?;
