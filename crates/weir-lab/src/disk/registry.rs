@@ -118,13 +118,12 @@ impl Registry {
             )));
         }
         let pid = std::process::id();
-        let state =
-            State { pid, start_ticks: start_ticks(pid).unwrap_or(0), resources: Vec::new() };
+        let start_ticks = start_ticks(pid).unwrap_or(0);
+        let state = State { pid, start_ticks, resources: Vec::new() };
         let n = COUNTER.fetch_add(1, Ordering::Relaxed);
-        Ok(Arc::new(Registry {
-            file: dir.join(format!("{pid}-{n}.json")),
-            state: Mutex::new(state),
-        }))
+        // The start too: a run whose number an earlier one had must not write over what that one left.
+        let file = dir.join(format!("{pid}-{start_ticks}-{n}.json"));
+        Ok(Arc::new(Registry { file, state: Mutex::new(state) }))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -463,6 +462,15 @@ mod tests {
         assert!(stale_files_in(&link).is_empty(), "a link may lead anywhere");
         fs::remove_file(link).expect("removed");
         fs::remove_dir_all(dir).expect("removed");
+    }
+
+    #[test]
+    fn a_run_with_the_process_number_of_an_earlier_one_leaves_its_state_alone() {
+        let (one, other) = (Registry::new().expect("one"), Registry::new().expect("other"));
+        let start = start_ticks(std::process::id()).expect("alive").to_string();
+        let names = [&one.file, &other.file].map(|f| f.to_string_lossy().into_owned());
+        assert!(names.iter().all(|name| name.contains(&format!("-{start}-"))), "{names:?}");
+        assert_ne!(names[0], names[1]);
     }
 
     #[test]
