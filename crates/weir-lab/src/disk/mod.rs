@@ -187,6 +187,14 @@ impl Disk {
         self.loop_node.as_ref().filter(|_| target.needs_loop()).unwrap_or(&self.file)
     }
 
+    /// The host's disk that the image is on. A slow disk is in memory: that of its directory has nothing to do with it.
+    pub fn below(&self) -> Option<BlockDevice> {
+        match self.spec {
+            DiskSpec::Slow { .. } => None,
+            DiskSpec::Plain | DiskSpec::Limit(_) => crate::measure::device::disk_of(&self.run_dir),
+        }
+    }
+
     /// The loop device that a target is on, whose counters are its truth.
     pub fn device_of(&self, target: &TargetSpec) -> Option<BlockDevice> {
         self.loop_node.as_deref().filter(|_| target.needs_loop()).and_then(BlockDevice::of_node)
