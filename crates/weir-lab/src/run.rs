@@ -397,7 +397,14 @@ impl<'a> Runner<'a> {
         stage: &Stage,
     ) -> LabResult<(CaseResult, bool)> {
         let env = env_of(self.plan, stage, self.cancel, self.registry);
-        load::settle(&env)?;
+        if !load::settle(&env)? {
+            let (name, target) = (experiment.name(), &stage.info.name);
+            let note =
+                format!("{name} on {target}: the device was not idle before {}", case.label());
+            if !self.out.notes.contains(&note) {
+                self.out.notes.push(note);
+            }
+        }
         self.memory.release();
         let watch = DisturbanceWatch::start(&stage.disks);
         let result = experiment.run(&env, case);
@@ -478,12 +485,11 @@ impl<'a> Runner<'a> {
         });
         cell.disturbed_rounds += u64::from(disturbed);
         for m in &result.metrics {
-            match cell.metrics.iter_mut().find(|have| have.0 == m.name) {
-                Some(have) => have.3.push((round, m.value)),
-                None => {
-                    let first = vec![(round, m.value)];
-                    cell.metrics.push((m.name.clone(), m.unit, m.better, first));
-                }
+            if let Some(have) = cell.metrics.iter_mut().find(|have| have.0 == m.name) {
+                have.3.push((round, m.value));
+            } else {
+                let first = vec![(round, m.value)];
+                cell.metrics.push((m.name.clone(), m.unit, m.better, first));
             }
         }
         for (class, recorder) in &result.latencies {
@@ -714,7 +720,7 @@ mod tests {
         let mut result = CaseResult::default();
         result.metric("good", "", 1.0, Better::Higher);
         result.check().expect("a number");
-        result.metric("bad", "", 0.0 / 0.0, Better::Higher);
+        result.metric("bad", "", f64::NAN, Better::Higher);
         assert!(result.check().expect_err("none").to_string().contains("bad"));
     }
 
