@@ -93,6 +93,10 @@ impl Floor {
         let one_at_a_time = row.params.get("threads").is_none_or(|t| t == 1)
             && row.params.get("jobs").is_none_or(|j| j == 1);
         let sync_mode = matches!(row.mode.as_str(), "each" | "seq" | "rand" | "overwrite");
+        if row.params.contains_key("file_bytes") {
+            // The floors are of 4 KiB.
+            return None;
+        }
         let floor = match (row.experiment.as_str(), row.metric.as_str()) {
             ("fsmark", "fsync_p50_us") if one_at_a_time && sync_mode => {
                 self.get("write_fdatasync_4k_us")?
@@ -414,6 +418,9 @@ mod tests {
         assert_eq!(f.ratio_of(&slow), Some(2.0));
         let rate = row("fsmark", "each", "files_per_s", Better::Higher, 5000.0);
         assert_eq!(f.ratio_of(&rate), Some(4.0));
+        let mut large = row("fsmark", "each", "files_per_s", Better::Higher, 5000.0);
+        large.params.insert("file_bytes".into(), 1_048_576.into());
+        assert_eq!(f.ratio_of(&large), None, "a floor of 4 KiB");
     }
 
     #[test]
