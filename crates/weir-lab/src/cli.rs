@@ -786,21 +786,24 @@ fn allow_many_files() {
     let _ = setrlimit(Resource::Nofile, limit);
 }
 
-/// A report that cannot be written should be known before the run, not after it.
+/// A report that cannot be written should be known before the run, not after it. A run that then is refused or stopped leaves none.
 fn check_writable(path: &Path) -> LabResult<()> {
-    std::fs::OpenOptions::new()
-        .append(true)
-        .create(true)
-        .open(path)
-        .map(drop)
-        .during(|| format!("opening {}", path.display()))
+    let was_there = path.exists();
+    let opened = std::fs::OpenOptions::new().append(true).create(true).open(path);
+    opened.during(|| format!("opening {}", path.display()))?;
+    if !was_there {
+        std::fs::remove_file(path).during(|| format!("removing {}", path.display()))?;
+    }
+    Ok(())
 }
 
 /// The command as it was given, quoted where a shell would need it.
 pub fn command_line() -> String {
-    std::env::args()
+    std::env::args_os()
         .enumerate()
         .map(|(i, word)| {
+            // A path may hold any bytes.
+            let word = word.to_string_lossy().into_owned();
             let word = if i == 0 {
                 Path::new(&word)
                     .file_name()

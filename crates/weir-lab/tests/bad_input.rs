@@ -112,6 +112,25 @@ fn a_number_that_makes_no_load_is_refused() {
 }
 
 #[test]
+fn a_run_that_is_refused_leaves_no_report() {
+    let line = refused(&[
+        "fsmark",
+        "--on",
+        "dir:.",
+        "--allow-no-device",
+        "--size",
+        "5",
+        "--json",
+        "o.json",
+        "--html",
+        "o.html",
+    ]);
+    assert!(line.contains("--size"), "{line}");
+    let line = refused(&["fsmark", "--on", "dir:.", "--allow-no-device", "--json", "no/o.json"]);
+    assert!(line.contains("no/o.json"), "{line}");
+}
+
+#[test]
 fn a_mode_that_matches_nothing_is_said() {
     let line =
         refused(&["fsmark", "--on", "dir:.", "--allow-no-device", "--no-probe", "--mode", "xyz"]);

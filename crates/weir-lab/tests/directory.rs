@@ -112,6 +112,24 @@ fn a_report_is_saved_also_when_nobody_reads_the_table() {
 }
 
 #[test]
+fn a_path_that_is_no_text_is_as_good_as_another() {
+    use std::os::unix::ffi::OsStrExt;
+    in_scratch("bytes", Needs::Nothing, |scratch| {
+        let work = scratch.dir.join(std::ffi::OsStr::from_bytes(b"w\xFF"));
+        std::fs::create_dir(&work).expect("made");
+        let (on, json) = (format!("dir:{}", scratch.work()), scratch.json());
+        let out = scratch
+            .command(&["fsmark", "--quick", "--no-probe", "--rounds", "1", "--files", "5"])
+            .args(["--mode", "none", "--allow-no-device", "--on", &on, "--json", &json, "--work"])
+            .arg(&work)
+            .output()
+            .expect("starts");
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        assert!(std::fs::metadata(json).is_ok_and(|m| m.len() > 0));
+    });
+}
+
+#[test]
 fn the_library_runs_without_root_and_says_what_it_lacks() {
     in_scratch("library", Needs::Nothing, |scratch| {
         let options = "--size 512M --files 50 --iterations 1 --threads 1 --mode each,async";

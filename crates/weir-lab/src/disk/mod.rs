@@ -263,7 +263,7 @@ pub fn has_direct_io(loop_node: &Path) -> bool {
 pub fn own_command() -> LabResult<Command> {
     let exe = std::env::current_exe().during(|| "finding this program".into())?;
     let mut command = Command::new(exe);
-    if std::env::args().nth(1).as_deref() == Some("lab") {
+    if std::env::args_os().nth(1).is_some_and(|word| word == "lab") {
         command.arg("lab");
     }
     // Its own process group: Ctrl-C on the terminal must reach only the lab, which then takes
