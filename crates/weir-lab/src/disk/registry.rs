@@ -5,8 +5,8 @@
 //! it is gone; resources are released in reverse order. The one lock protects list and file.
 
 use std::fs;
-use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -206,7 +206,10 @@ impl Drop for Registry {
 
 fn save(file: &Path, state: &State) -> io::Result<()> {
     let temporary = file.with_extension("tmp");
-    fs::write(&temporary, serde_json::to_vec_pretty(state)?)?;
+    // Whatever the umask is: one that everybody may write is not acted on.
+    let mut options = fs::OpenOptions::new();
+    let mut out = options.write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+    out.write_all(&serde_json::to_vec_pretty(state)?)?;
     fs::rename(&temporary, file)
 }
 
@@ -447,6 +450,7 @@ mod tests {
         let dead = State { pid: std::process::id(), start_ticks: 1, resources: Vec::new() };
         save(&file, &dead).expect("saved");
         assert_eq!(stale_files_in(&dir), [file.as_path()]);
+        assert_eq!(fs::metadata(&file).expect("there").mode() & 0o777, 0o600);
         for path in [&dir, &file] {
             mode(path, 0o777);
             assert!(stale_files_in(&dir).is_empty(), "everybody may write {}", path.display());
