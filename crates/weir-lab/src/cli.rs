@@ -14,7 +14,7 @@ use clap::{Args, Subcommand};
 use crate::calibrate::Verdict;
 use crate::disk::awake::Awake;
 use crate::disk::registry::{Registry, clean_stale, stale_files};
-use crate::disk::{Disk, DiskSpec, has_direct_io, limited_disk, make_run_dir, parse_amount, slow};
+use crate::disk::{Disk, DiskSpec, limited_disk, make_run_dir, parse_amount, slow};
 use crate::error::{IoContext, LabError, LabResult};
 use crate::experiments::{self, Experiment, Size};
 use crate::probe::{self, Floor};
@@ -714,13 +714,8 @@ fn measure(
     if awake.is_some() {
         outcome.notes.push("idle processors were kept from sleeping (--awake)".into());
     }
-    let loop_node = disk.as_ref().and_then(|disk| disk.loop_node.as_ref());
-    if loop_node.is_some_and(|node| !has_direct_io(node)) {
-        outcome.notes.push(
-            "the loop device has no direct I/O: the host's cache is below the file systems on it"
-                .into(),
-        );
-    }
+    let cached = disk.as_ref().and_then(Disk::cached_by_host);
+    outcome.notes.extend(cached.map(str::to_owned));
     if limited && plan.targets.iter().any(|t| !t.uses_disk()) && needs_disk {
         outcome
             .notes

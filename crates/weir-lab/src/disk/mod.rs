@@ -187,6 +187,20 @@ impl Disk {
         self.loop_node.as_ref().filter(|_| target.needs_loop()).unwrap_or(&self.file)
     }
 
+    /// What is to be said where the host's page cache is below a target: reads are cold in name only then, and flushes dearer.
+    pub fn cached_by_host(&self) -> Option<&'static str> {
+        let direct = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(&self.file);
+        if direct.is_err() {
+            return Some(
+                "the work directory has no direct I/O: the host's cache is below every target",
+            );
+        }
+        let by_loop = self.loop_node.as_ref().is_some_and(|node| !has_direct_io(node));
+        by_loop.then_some(
+            "the loop device has no direct I/O: the host's cache is below the file systems on it",
+        )
+    }
+
     /// The host's disk that the image is on. A slow disk is in memory: that of its directory has nothing to do with it.
     pub fn below(&self) -> Option<BlockDevice> {
         match self.spec {
@@ -253,7 +267,7 @@ fn attach_loop(file: &Path, registry: &Arc<Registry>) -> LabResult<PathBuf> {
 }
 
 /// Whether a loop device goes past the host's cache. Where the host's file system refuses, `losetup` attaches it all the same.
-pub fn has_direct_io(loop_node: &Path) -> bool {
+fn has_direct_io(loop_node: &Path) -> bool {
     let name = loop_node.file_name().unwrap_or_default();
     let dio = Path::new("/sys/block").join(name).join("loop/dio");
     std::fs::read_to_string(dio).is_ok_and(|text| text.trim() == "1")
@@ -355,6 +369,15 @@ mod tests {
         let limits = "limit:wbps=150M".parse::<DiskSpec>().expect("suffix");
         let DiskSpec::Limit(l) = limits else { panic!("{limits}") };
         assert_eq!(l.write_bytes_per_s, 150 << 20);
+    }
+
+    #[test]
+    fn an_image_that_the_host_caches_is_told() {
+        // Files of the kernel's are never opened past a cache.
+        let (spec, run_dir) = (DiskSpec::Plain, PathBuf::from("/proc"));
+        let file = run_dir.join("version");
+        let disk = Disk { spec, size_bytes: 0, file, loop_node: None, run_dir };
+        assert!(disk.cached_by_host().is_some_and(|note| note.contains("every target")));
     }
 
     #[test]
