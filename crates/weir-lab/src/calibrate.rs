@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::disk::registry::{Registry, Resource};
+use crate::disk::registry::Registry;
 use crate::error::{IoContext, LabError, LabResult};
 use crate::experiments::fsmark::{Fsmark, FsmarkOptions};
 use crate::experiments::fsync::{FsyncJobs, FsyncOptions};
@@ -38,12 +38,14 @@ fn fio(dir: &Path, args: &[&str]) -> LabResult<Value> {
         .output()
         .during(|| "running fio".into())?;
     let text = String::from_utf8_lossy(&out.stdout).into_owned();
+    let said = String::from_utf8_lossy(&out.stderr).trim().replace('\n', "; ");
+    if !out.status.success() {
+        return Err(LabError::Command { command: "fio".into(), message: said });
+    }
     // Warnings may precede the JSON.
     let json = text.find('{').map_or("", |at| &text[at..]);
-    serde_json::from_str(json).map_err(|e| LabError::Command {
-        command: "fio".into(),
-        message: format!("{e}; {}", String::from_utf8_lossy(&out.stderr).trim()),
-    })
+    serde_json::from_str(json)
+        .map_err(|e| LabError::Command { command: "fio".into(), message: format!("{e}; {said}") })
 }
 
 fn job(report: &Value) -> LabResult<&Value> {
@@ -53,11 +55,17 @@ fn job(report: &Value) -> LabResult<&Value> {
     })
 }
 
+/// A figure of a job. A job that has done nothing was no round, and no disturbance of one.
+fn number(job: &Value, pointer: &str) -> LabResult<f64> {
+    job.pointer(pointer).and_then(Value::as_f64).filter(|n| *n > 0.0).ok_or_else(|| {
+        LabError::Command { command: "fio".into(), message: format!("no {pointer} in its report") }
+    })
+}
+
 fn fio_appends(dir: &Path) -> LabResult<f64> {
     let runtime = format!("--runtime={SECONDS}");
     let report = fio(dir, &["--rw=write", "--bs=64k", "--size=1g", "--fsync=1", &runtime])?;
-    let bytes = job(&report)?.pointer("/write/bw_bytes").and_then(Value::as_f64).unwrap_or(0.0);
-    Ok(bytes / 1_048_576.0)
+    Ok(number(job(&report)?, "/write/bw_bytes")? / 1_048_576.0)
 }
 
 fn fio_small_files(dir: &Path) -> LabResult<f64> {
@@ -78,9 +86,7 @@ fn fio_small_files(dir: &Path) -> LabResult<f64> {
         ],
     )?;
     let job = job(&report)?;
-    let ms = job.get("job_runtime").and_then(Value::as_f64).unwrap_or(0.0);
-    let ios = job.pointer("/write/total_ios").and_then(Value::as_f64).unwrap_or(0.0);
-    Ok(ios / ms.max(1.0) * 1e3)
+    Ok(number(job, "/write/total_ios")? / number(job, "/job_runtime")? * 1e3)
 }
 
 fn own(env: &Env<'_>, experiment: &dyn Experiment, case: &Case, metric: &str) -> LabResult<f64> {
@@ -117,8 +123,8 @@ struct Round {
 /// Judges the rounds of a job: the median ratio of those that nothing disturbed.
 fn judge(rounds: &[Round]) -> (Verdict, Option<Spread>) {
     let quiet: Vec<&Round> = rounds.iter().filter(|r| r.disturbed.is_none()).collect();
-    let lab: Vec<f64> = quiet.iter().map(|r| r.lab).collect();
-    let fio: Vec<f64> = quiet.iter().map(|r| r.fio).collect();
+    let lab: Vec<_> = (1..).zip(quiet.iter().map(|r| r.lab)).collect();
+    let fio: Vec<_> = (1..).zip(quiet.iter().map(|r| r.fio)).collect();
     let ratio = Spread::of_ratios(&lab, &fio);
     let verdict = match ratio {
         Some(r) if quiet.len() >= FEWEST_ROUNDS => {
@@ -212,8 +218,7 @@ pub fn run(
         .canonicalize()
         .during(|| format!("opening {}", dir.display()))?
         .join(format!("weir-lab-calibrate-{}", std::process::id()));
-    registry.add(Resource::Dir { path: root.clone() })?;
-    std::fs::create_dir_all(&root).during(|| format!("creating {}", root.display()))?;
+    registry.make_dir(&root)?;
     let fio_dir = root.join("fio");
     let fs = Arc::new(MountedFs::new(root.clone(), None, Cold::Advise));
     let env = Env { fs, seed: 1, cancel, registry, daemons: &Vec::new, disks: &[] };
@@ -283,6 +288,15 @@ mod tests {
             disturbed: Some("somebody".into()),
         });
         quiet.chain(noisy).collect()
+    }
+
+    #[test]
+    fn a_report_of_fio_without_a_figure_is_an_error() {
+        let job = serde_json::json!({"job_runtime": 12, "write": {"bw_bytes": 0}});
+        assert!((number(&job, "/job_runtime").expect("there") - 12.0).abs() < 1e-9);
+        for missing in ["/write/bw_bytes", "/write/total_ios"] {
+            assert!(number(&job, missing).expect_err("none").to_string().contains(missing));
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 mod claims;
 
 use std::fmt::Write;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use crate::disk::{Disk, DiskSpec, limited_disk, make_run_dir, parse_amount, slow
 use crate::error::{IoContext, LabError, LabResult};
 use crate::experiments::{self, Experiment, Size};
 use crate::probe::{self, Floor};
-use crate::report::schema::{Report, SCHEMA};
+use crate::report::schema::{Report, SCHEMA, skipped_groups};
 use crate::report::{check, claims_table, compare, html, machine, picture, table};
 use crate::run::{Cancel, Outcome, Plan, Planned, elapsed_text, run_plan};
 use crate::sys::is_root;
@@ -131,7 +132,7 @@ enum LabCommand {
         /// The newer report
         new: PathBuf,
         /// Fail when a metric got worse by more than this, beyond its spread
-        #[arg(long, value_name = "PERCENT")]
+        #[arg(long, value_name = "PERCENT", value_parser = percent)]
         gate: Option<f64>,
     },
     /// What a report must show: known truths of kernel file systems, and the claims made for Weir
@@ -170,7 +171,7 @@ enum LabCommand {
         /// The directory
         dir: PathBuf,
         /// Undisturbed rounds wanted, lab and fio in turns
-        #[arg(long, default_value_t = 9)]
+        #[arg(long, default_value_t = 9, value_parser = rounds)]
         rounds: usize,
     },
     /// Take away what a crashed run left mounted or attached
@@ -207,7 +208,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "DIR", default_value = ".")]
     work: PathBuf,
     /// Rounds, interleaved over the targets [default: 3; quick and medium: 2, some experiments 1]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = rounds)]
     rounds: Option<usize>,
     /// As many rounds as fit into this time, one at least, seven or --rounds at most
     #[arg(long, value_name = "N")]
@@ -273,14 +274,14 @@ impl RunArgs {
 pub fn run(args: LabArgs) -> LabResult<ExitCode> {
     match args.command {
         LabCommand::List => {
-            print!("{}", listing());
+            say(&listing());
             Ok(ExitCode::SUCCESS)
         }
         LabCommand::Clean => Ok(clean()),
         LabCommand::Probe { dir, json } => probe_command(&dir, json.as_deref()),
         LabCommand::Compare { old, new, gate } => {
             let (text, failed) = compare::render(&Report::load(&old)?, &Report::load(&new)?, gate);
-            print!("{text}");
+            say(&text);
             Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
         }
         LabCommand::Calibrate { dir, rounds } => {
@@ -355,13 +356,13 @@ fn check_command(reports: &[PathBuf], claims: bool, table: bool) -> LabResult<Ex
         let report = Report::load(path)?;
         let (text, fails) = check::render(&report, gate);
         if !table {
-            print!("{}:\n{text}", path.display());
+            say(&format!("{}:\n{text}", path.display()));
         }
         failed |= fails;
         loaded.push(report);
     }
     if table {
-        print!("{}", claims_table::render(&loaded));
+        say(&claims_table::render(&loaded));
     }
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
@@ -374,13 +375,13 @@ fn probe_command(dir: &Path, json: Option<&Path>) -> LabResult<ExitCode> {
     let dir = &dir.canonicalize().during(|| format!("opening {}", dir.display()))?;
     let registry = Registry::new()?;
     install_signal_handler(&cancel, &registry);
-    let mut floor = probe::measure_dir(dir, &cancel)?;
+    let mut floor = probe::measure_dir(dir, &registry, &cancel)?;
     if is_root() && Path::new("/dev/fuse").exists() {
         probe::fuse_round_trip(dir, &registry, &mut floor)?;
     }
     cancel.check()?;
     for f in &floor.figures {
-        println!("{:<32} {:>12} {}", f.metric, table::figure(f.value), f.unit);
+        say(&format!("{:<32} {:>12} {}\n", f.metric, table::figure(f.value), f.unit));
     }
     if let Some(path) = json {
         let mut report = empty_report(dir, begun);
@@ -403,6 +404,13 @@ fn empty_report(work: &Path, begun: Instant) -> Report {
         disk: DiskSpec::Plain.to_string(),
         ..Report::default()
     }
+}
+
+/// Prints; whoever reads may have seen enough and gone.
+fn say(text: &str) {
+    let mut out = std::io::stdout().lock();
+    // What it is about is in the exit code and in the files that were asked for.
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }
 
 fn clean() -> ExitCode {
@@ -527,8 +535,9 @@ fn experiment(
     let planned = build(args.loads(), slow_flush).into_iter().map(Planned::whole).collect();
     let session = Session::begin()?;
     let made = make_report(args, setup, planned, &session)?;
-    print!("{}", table::render(&made.report));
+    // Saved first: who reads the table may have gone meanwhile (a pipe into `head`), and hours with it.
     publish(&made.report, args.json.as_deref(), args.html.as_deref())?;
+    say(&table::render(&made.report));
     Ok(if made.complete { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -625,6 +634,11 @@ fn make_report(
         ..empty_report(&args.work, begun)
     };
     eprintln!("weir lab: done in {}", elapsed_text(begun));
+    // Also who prints no table of all figures is to know why the exit code is 1.
+    for group in skipped_groups(&report.not_offered).iter().filter(|g| g.failed) {
+        let (on, cases) = (group.target, group.cases.join(", "));
+        eprintln!("weir lab: failed: {} on {on}: {cases}: {}", group.experiment, group.reason);
+    }
     let complete = stuck.is_empty() && !report.not_offered.iter().any(|s| s.failed);
     Ok(Made { report, complete })
 }
@@ -687,7 +701,8 @@ fn measure(
         only_modes: args.modes.clone(),
         stage,
     };
-    let floors = if args.no_probe { Vec::new() } else { floors_of(&plan, disk.as_ref(), cancel)? };
+    let floors =
+        if args.no_probe { Vec::new() } else { floors_of(&plan, disk.as_ref(), registry, cancel)? };
     let mut outcome = run_plan(&plan, disk.as_ref(), registry, cancel)?;
     let mut rows: Vec<_> = floors.iter().flat_map(|(name, _, floor)| floor.rows(name)).collect();
     for row in &mut outcome.rows {
@@ -699,6 +714,8 @@ fn measure(
     if awake.is_some() {
         outcome.notes.push("idle processors were kept from sleeping (--awake)".into());
     }
+    let cached = disk.as_ref().and_then(Disk::cached_by_host);
+    outcome.notes.extend(cached.map(str::to_owned));
     if limited && plan.targets.iter().any(|t| !t.uses_disk()) && needs_disk {
         outcome
             .notes
@@ -711,6 +728,7 @@ fn measure(
 fn floors_of(
     plan: &Plan,
     disk: Option<&Disk>,
+    registry: &Registry,
     cancel: &Cancel,
 ) -> LabResult<Vec<(String, Vec<String>, Floor)>> {
     let mut floors = Vec::new();
@@ -726,7 +744,7 @@ fn floors_of(
     for target in &plan.targets {
         if let TargetSpec::Dir(path) = target {
             let name = target.name();
-            floors.push((name.clone(), vec![name], probe::measure_dir(path, cancel)?));
+            floors.push((name.clone(), vec![name], probe::measure_dir(path, registry, cancel)?));
         }
     }
     Ok(floors)
@@ -735,6 +753,18 @@ fn floors_of(
 fn limit_work_disk(work: &Path, spec: DiskSpec, registry: &Arc<Registry>) -> LabResult<()> {
     let DiskSpec::Limit(limits) = spec else { return Ok(()) };
     crate::disk::cgroup::limit_io(registry, None, &limited_disk(work)?, limits)
+}
+
+/// A number of rounds.
+fn rounds(text: &str) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|n| (1..=10_000).contains(n));
+    number.ok_or_else(|| "not a number from 1 to 10000".into())
+}
+
+/// By how much a metric may get worse.
+fn percent(text: &str) -> Result<f64, String> {
+    let number = text.parse::<f64>().ok().filter(|n| n.is_finite() && *n >= 0.0);
+    number.ok_or_else(|| "not a number of percent from 0 on".into())
 }
 
 fn memory_of(text: &str) -> LabResult<u64> {
@@ -751,21 +781,24 @@ fn allow_many_files() {
     let _ = setrlimit(Resource::Nofile, limit);
 }
 
-/// A report that cannot be written should be known before the run, not after it.
+/// A report that cannot be written should be known before the run, not after it. A run that then is refused or stopped leaves none.
 fn check_writable(path: &Path) -> LabResult<()> {
-    std::fs::OpenOptions::new()
-        .append(true)
-        .create(true)
-        .open(path)
-        .map(drop)
-        .during(|| format!("opening {}", path.display()))
+    let was_there = path.exists();
+    let opened = std::fs::OpenOptions::new().append(true).create(true).open(path);
+    opened.during(|| format!("opening {}", path.display()))?;
+    if !was_there {
+        std::fs::remove_file(path).during(|| format!("removing {}", path.display()))?;
+    }
+    Ok(())
 }
 
 /// The command as it was given, quoted where a shell would need it.
 pub fn command_line() -> String {
-    std::env::args()
+    std::env::args_os()
         .enumerate()
         .map(|(i, word)| {
+            // A path may hold any bytes.
+            let word = word.to_string_lossy().into_owned();
             let word = if i == 0 {
                 Path::new(&word)
                     .file_name()

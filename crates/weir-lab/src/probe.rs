@@ -66,6 +66,7 @@ impl Floor {
                 min: f.value,
                 max: f.value,
                 rounds: vec![f.value],
+                missing_rounds: Vec::new(),
                 baseline: None,
                 ratio: None,
                 ratio_min: None,
@@ -92,6 +93,10 @@ impl Floor {
         let one_at_a_time = row.params.get("threads").is_none_or(|t| t == 1)
             && row.params.get("jobs").is_none_or(|j| j == 1);
         let sync_mode = matches!(row.mode.as_str(), "each" | "seq" | "rand" | "overwrite");
+        if row.params.contains_key("file_bytes") {
+            // The floors are of 4 KiB.
+            return None;
+        }
         let floor = match (row.experiment.as_str(), row.metric.as_str()) {
             ("fsmark", "fsync_p50_us") if one_at_a_time && sync_mode => {
                 self.get("write_fdatasync_4k_us")?
@@ -153,8 +158,13 @@ pub fn measure(path: &Path, cancel: &Cancel) -> LabResult<Floor> {
 }
 
 /// Writes a file in `dir` and measures the floor on it.
-pub fn measure_dir(dir: &Path, cancel: &Cancel) -> LabResult<Floor> {
-    let path = dir.join(format!(".weir-lab-probe-{}", std::process::id()));
+pub fn measure_dir(dir: &Path, registry: &Registry, cancel: &Cancel) -> LabResult<Floor> {
+    let mark = registry.mark();
+    // `weir lab clean` finds it by its absolute path.
+    let dir = dir.canonicalize().during(|| format!("opening {}", dir.display()))?;
+    let own = dir.join(format!(".weir-lab-probe-{}", std::process::id()));
+    registry.make_dir(&own)?;
+    let path = own.join("floor");
     let made = (|| -> std::io::Result<()> {
         let options = OpenOptions::new().write(true).create(true).truncate(true).clone();
         let file = options
@@ -170,8 +180,8 @@ pub fn measure_dir(dir: &Path, cancel: &Cancel) -> LabResult<Floor> {
     })();
     let measured =
         made.during(|| format!("writing {}", path.display())).and_then(|()| measure(&path, cancel));
-    // The probe's own file: nothing else is lost if it cannot be removed.
-    let _ = std::fs::remove_file(&path);
+    // What cannot be removed stays noted, and is told at the end.
+    registry.release_to(mark);
     measured
 }
 
@@ -361,8 +371,7 @@ fn hand_over_us() -> f64 {
 pub fn fuse_round_trip(dir: &Path, registry: &Arc<Registry>, floor: &mut Floor) -> LabResult<()> {
     let mark = registry.mark();
     let mount_point = dir.join(format!(".weir-lab-fuse-{}", std::process::id()));
-    registry.add(Resource::Dir { path: mount_point.clone() })?;
-    std::fs::create_dir_all(&mount_point)?;
+    registry.make_dir(&mount_point)?;
     let mut command = own_command()?;
     command.arg("slow-disk").arg(&mount_point).args(["1048576", "0"]);
     command.stderr(std::process::Stdio::null());
@@ -409,6 +418,9 @@ mod tests {
         assert_eq!(f.ratio_of(&slow), Some(2.0));
         let rate = row("fsmark", "each", "files_per_s", Better::Higher, 5000.0);
         assert_eq!(f.ratio_of(&rate), Some(4.0));
+        let mut large = row("fsmark", "each", "files_per_s", Better::Higher, 5000.0);
+        large.params.insert("file_bytes".into(), 1_048_576.into());
+        assert_eq!(f.ratio_of(&large), None, "a floor of 4 KiB");
     }
 
     #[test]

@@ -17,7 +17,9 @@ use crate::disk::Disk;
 use crate::disk::registry::Registry;
 use crate::error::{LabError, LabResult};
 use crate::experiments::{Better, Case, CaseResult, Env, Experiment, Size, load};
-use crate::measure::{Disturbance, DisturbanceWatch, Recorder, SERIES_STEP, Spread, WarmMemory};
+use crate::measure::{
+    Disturbance, DisturbanceWatch, OfRound, Recorder, SERIES_STEP, Spread, WarmMemory,
+};
 use crate::report::schema::{Curve, Row, SeriesRow, Skipped};
 use crate::target::TargetSpec;
 use crate::target::stage::{Stage, StageOptions, TargetInfo};
@@ -123,8 +125,8 @@ struct Key {
 /// Everything measured for one case on one target.
 struct Cell {
     case: Case,
-    /// Per metric, the value of each round (in order of first appearance).
-    metrics: Vec<(String, &'static str, Better, Vec<f64>)>,
+    /// Per metric, the value of each round that has one (in order of first appearance).
+    metrics: Vec<(String, &'static str, Better, Vec<OfRound>)>,
     latencies: BTreeMap<String, Recorder>,
     last: CaseResult,
     /// Rounds in which other load was seen.
@@ -214,6 +216,8 @@ struct Runner<'a> {
     progress: Progress,
     cells: BTreeMap<Key, Cell>,
     order: Vec<Key>,
+    /// Of each experiment of the plan, the rounds that have begun.
+    rounds_begun: Vec<u64>,
     disturbances: BTreeMap<String, Disturbed>,
     memory: WarmMemory,
     out: Outcome,
@@ -232,18 +236,7 @@ pub fn run_plan(
     if steps == 0 {
         return Err(LabError::BadOption("no mode is left to run (--mode)".into()));
     }
-    let mut runner = Runner {
-        plan,
-        disk,
-        registry,
-        cancel,
-        progress: Progress::new(steps as u64),
-        cells: BTreeMap::new(),
-        order: Vec::new(),
-        disturbances: BTreeMap::new(),
-        memory: WarmMemory::of(plan.size.pick(QUICK_WARM_BYTES, WARM_BYTES, WARM_BYTES)),
-        out: Outcome::default(),
-    };
+    let mut runner = Runner::new(plan, disk, registry, cancel, steps as u64);
     runner.warm_up();
     runner.rounds()?;
     runner.progress.bar.finish_and_clear();
@@ -271,7 +264,29 @@ fn rotated<T: Clone>(items: &[T], round: usize) -> Vec<T> {
     order
 }
 
-impl Runner<'_> {
+impl<'a> Runner<'a> {
+    fn new(
+        plan: &'a Plan,
+        disk: Option<&'a Disk>,
+        registry: &'a Arc<Registry>,
+        cancel: &'a Cancel,
+        steps: u64,
+    ) -> Self {
+        Runner {
+            plan,
+            disk,
+            registry,
+            cancel,
+            progress: Progress::new(steps),
+            cells: BTreeMap::new(),
+            order: Vec::new(),
+            rounds_begun: vec![0; plan.experiments.len()],
+            disturbances: BTreeMap::new(),
+            memory: WarmMemory::of(plan.size.pick(QUICK_WARM_BYTES, WARM_BYTES, WARM_BYTES)),
+            out: Outcome::default(),
+        }
+    }
+
     /// Every experiment has its first round before any has its second.
     fn rounds(&mut self) -> LabResult<()> {
         let plan = self.plan;
@@ -287,6 +302,7 @@ impl Runner<'_> {
                     continue;
                 }
                 let from = Instant::now();
+                self.rounds_begun[index] += 1;
                 self.round(index, planned, round)?;
                 spent[index] += from.elapsed();
             }
@@ -381,14 +397,23 @@ impl Runner<'_> {
         stage: &Stage,
     ) -> LabResult<(CaseResult, bool)> {
         let env = env_of(self.plan, stage, self.cancel, self.registry);
-        load::settle(&env)?;
+        if !load::settle(&env)? {
+            let (name, target) = (experiment.name(), &stage.info.name);
+            let note =
+                format!("{name} on {target}: the device was not idle before {}", case.label());
+            if !self.out.notes.contains(&note) {
+                self.out.notes.push(note);
+            }
+        }
         self.memory.release();
         let watch = DisturbanceWatch::start(&stage.disks);
         let result = experiment.run(&env, case);
         let seen = watch.stop();
         self.memory.take();
         self.disturbances.entry(experiment.name().to_owned()).or_default().add(&seen);
-        Ok((result?, seen.verdict().is_some()))
+        let result = result?;
+        result.check()?;
+        Ok((result, seen.verdict().is_some()))
     }
 
     fn tear_down(&mut self, stage: Option<Stage>) {
@@ -441,6 +466,7 @@ impl Runner<'_> {
     }
 
     fn keep(&mut self, key: Key, case: &Case, mut result: CaseResult, disturbed: bool) {
+        let round = self.rounds_begun.get(key.planned).copied().unwrap_or(1);
         if !self.order.contains(&key) {
             self.order.push(key.clone());
         }
@@ -459,9 +485,11 @@ impl Runner<'_> {
         });
         cell.disturbed_rounds += u64::from(disturbed);
         for m in &result.metrics {
-            match cell.metrics.iter_mut().find(|have| have.0 == m.name) {
-                Some(have) => have.3.push(m.value),
-                None => cell.metrics.push((m.name.clone(), m.unit, m.better, vec![m.value])),
+            if let Some(have) = cell.metrics.iter_mut().find(|have| have.0 == m.name) {
+                have.3.push((round, m.value));
+            } else {
+                let first = vec![(round, m.value)];
+                cell.metrics.push((m.name.clone(), m.unit, m.better, first));
             }
         }
         for (class, recorder) in &result.latencies {
@@ -482,14 +510,17 @@ impl Runner<'_> {
             let Some(cell) = self.cells.get(key) else { continue };
             let Some(planned) = self.plan.experiments.get(key.planned) else { continue };
             let experiment = &planned.experiment;
-            for (metric, unit, better, rounds) in &cell.metrics {
-                let Some(spread) = Spread::of(rounds) else { continue };
+            let begun = self.rounds_begun.get(key.planned).copied().unwrap_or(0);
+            for (metric, unit, better, by_round) in &cell.metrics {
+                let rounds: Vec<f64> = by_round.iter().map(|(_, value)| *value).collect();
+                let Some(spread) = Spread::of(&rounds) else { continue };
+                let is_missing = |number: &u64| by_round.iter().all(|(has, _)| has != number);
                 let values = |k: &Key| self.values(k, metric);
                 let base_key = Key { target: self.plan.baseline.clone(), ..key.clone() };
-                let ratio = values(&base_key).and_then(|b| Spread::of_ratios(rounds, b));
+                let ratio = values(&base_key).and_then(|b| Spread::of_ratios(by_round, b));
                 let base_mode = self.sibling(key, experiment.base_mode());
-                let mode_ratio =
-                    base_mode.as_ref().and_then(values).and_then(|b| Spread::of_ratios(rounds, b));
+                let base_values = base_mode.as_ref().and_then(values);
+                let mode_ratio = base_values.and_then(|b| Spread::of_ratios(by_round, b));
                 out.rows.push(Row {
                     experiment: key.experiment.clone(),
                     target: key.target.clone(),
@@ -501,7 +532,8 @@ impl Runner<'_> {
                     median: spread.median,
                     min: spread.min,
                     max: spread.max,
-                    rounds: rounds.clone(),
+                    missing_rounds: (1..=begun).filter(is_missing).collect(),
+                    rounds,
                     baseline: ratio.map(|_| self.plan.baseline.clone()),
                     ratio: ratio.map(|r| r.median),
                     ratio_min: ratio.map(|r| r.min),
@@ -517,7 +549,7 @@ impl Runner<'_> {
         out
     }
 
-    fn values(&self, key: &Key, metric: &str) -> Option<&[f64]> {
+    fn values(&self, key: &Key, metric: &str) -> Option<&[OfRound]> {
         let cell = self.cells.get(key)?;
         cell.metrics.iter().find(|m| m.0 == metric).map(|m| m.3.as_slice())
     }
@@ -605,6 +637,91 @@ mod tests {
         assert_eq!(rotated(&t, 2), ["c", "a", "b"]);
         assert_eq!(rotated(&t, 3), ["a", "b", "c"]);
         assert!(rotated::<u8>(&[], 5).is_empty());
+    }
+
+    /// What an experiment is to the rows of a report.
+    struct Named;
+
+    impl Experiment for Named {
+        fn name(&self) -> &'static str {
+            "named"
+        }
+        fn question(&self) -> &'static str {
+            ""
+        }
+        fn cases(&self) -> Vec<Case> {
+            vec![Case::new("base"), Case::new("other")]
+        }
+        fn base_mode(&self) -> &'static str {
+            "base"
+        }
+        fn run(&self, _env: &Env<'_>, _case: &Case) -> LabResult<CaseResult> {
+            Err(LabError::NotOffered("only its name is used"))
+        }
+        fn space_bytes(&self) -> u64 {
+            0
+        }
+    }
+
+    #[test]
+    fn a_case_that_fails_in_one_round_is_compared_within_the_rounds_that_are_left() {
+        let plan = Plan {
+            experiments: vec![Planned::whole(Box::new(Named))],
+            targets: vec![TargetSpec::Xfs, TargetSpec::Weir],
+            rounds: Some(3),
+            time: None,
+            size: Size::Quick,
+            seed: 1,
+            baseline: "xfs".into(),
+            only_modes: Vec::new(),
+            stage: StageOptions::default(),
+        };
+        let (registry, cancel) = (Registry::new().expect("state directory"), Cancel::default());
+        let mut runner = Runner::new(&plan, None, &registry, &cancel, 1);
+        let value = |mode: usize, target: &str, round: usize| {
+            // The machine gets twice as fast from round to round; weir is at three times xfs, and the other mode at five times the base.
+            let factor = if target == "weir" { 3.0 } else { 1.0 };
+            let of_mode = if mode == 1 { 5.0 } else { 1.0 };
+            100.0 * factor * of_mode * 2.0_f64.powi(round as i32)
+        };
+        for round in 0..3 {
+            runner.rounds_begun[0] += 1;
+            for (target, mode) in [("xfs", 0), ("xfs", 1), ("weir", 0), ("weir", 1)] {
+                if (target, mode, round) == ("weir", 1, 0) || (target, mode, round) == ("xfs", 0, 1)
+                {
+                    continue;
+                }
+                let (experiment, target) = ("named".to_owned(), target.to_owned());
+                let mut result = CaseResult::default();
+                result.metric("m", "x", value(mode, &target, round), Better::Higher);
+                let key = Key { experiment, planned: 0, target, case_index: mode };
+                runner.keep(key, &plan.experiments[0].experiment.cases()[mode], result, false);
+            }
+        }
+        let rows = runner.finish().rows;
+        let row = |target: &str, mode: &str| {
+            rows.iter().find(|r| r.target == target && r.mode == mode).expect("a row")
+        };
+        let other = row("weir", "other");
+        assert_eq!((other.missing_rounds.as_slice(), other.rounds.len()), (&[1][..], 2));
+        assert_eq!(
+            (other.ratio, other.ratio_min, other.ratio_max),
+            (Some(3.0), Some(3.0), Some(3.0))
+        );
+        assert_eq!(other.mode_ratio, Some(5.0));
+        let base = row("weir", "base");
+        assert_eq!((base.missing_rounds.len(), base.ratio_max), (0, Some(3.0)));
+        assert_eq!(row("xfs", "base").missing_rounds, [2]);
+        assert_eq!(row("xfs", "other").mode_ratio, Some(5.0));
+    }
+
+    #[test]
+    fn a_figure_that_is_no_number_is_a_failure_and_no_figure() {
+        let mut result = CaseResult::default();
+        result.metric("good", "", 1.0, Better::Higher);
+        result.check().expect("a number");
+        result.metric("bad", "", f64::NAN, Better::Higher);
+        assert!(result.check().expect_err("none").to_string().contains("bad"));
     }
 
     #[test]

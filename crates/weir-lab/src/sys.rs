@@ -224,9 +224,16 @@ impl Ring {
         // the completion was reaped; `Drop` reaps what is left.
         unsafe { self.uring.submission().push(entry) }
             .map_err(|_| io::Error::other("io_uring submission queue full"))?;
-        self.uring.submit()?;
+        // From here on the entry is in the queue, and goes to the kernel with the next call if this one is refused.
         self.in_flight += 1;
-        Ok(())
+        match self.uring.submit() {
+            Err(e)
+                if !matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY | libc::EINTR)) =>
+            {
+                Err(e)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Submits an fsync of the whole file, or of `range` (offset, length).
@@ -258,12 +265,9 @@ impl Ring {
             .offset(offset)
             .build()
             .user_data(tag);
+        // It stays here also when the call fails: an entry that is in the queue may be carried out later.
         self.bufs.insert(tag, buf);
-        let pushed = self.push(&entry);
-        if pushed.is_err() {
-            self.bufs.remove(&tag);
-        }
-        pushed
+        self.push(&entry)
     }
 
     /// The next completion, waiting for it when `wait`; `None` when nothing is in flight or done.

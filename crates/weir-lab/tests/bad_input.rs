@@ -83,6 +83,54 @@ fn a_report_of_another_schema_is_refused() {
 }
 
 #[test]
+fn a_number_that_makes_no_load_is_refused() {
+    let scratch = Scratch::new("numbers");
+    let most = u64::MAX.to_string();
+    for (command, option, value) in [
+        ("fsmark", "--files", "0"),
+        ("fsmark", "--threads", "0"),
+        ("fsmark", "--threads", "1,1000000"),
+        ("fsmark", "--iterations", "0"),
+        ("fsmark", "--rounds", "0"),
+        ("fsync", "--jobs", "0"),
+        ("fsync", "--seconds", "nan"),
+        ("simoop", "--seconds", "inf"),
+        ("fastread", "--queue", "0"),
+        ("checkpoint", "--reads", most.as_str()),
+        ("ingest", "--total-mib", most.as_str()),
+        ("tickets", "--tickets", "0"),
+    ] {
+        let out = scratch.run(&[command, "--on", "dir:.", "--allow-no-device", option, value]);
+        let text = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert_eq!(out.status.code(), Some(2), "{command} {option} {value}: {text}");
+        assert!(text.contains(option) && !text.contains("panicked"), "{text}");
+    }
+    let out = scratch.run(&["compare", "old.json", "new.json", "--gate", "nan"]);
+    let text = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(out.status.code() == Some(2) && text.contains("--gate"), "{text}");
+    scratch.assert_clean();
+}
+
+#[test]
+fn a_run_that_is_refused_leaves_no_report() {
+    let line = refused(&[
+        "fsmark",
+        "--on",
+        "dir:.",
+        "--allow-no-device",
+        "--size",
+        "5",
+        "--json",
+        "o.json",
+        "--html",
+        "o.html",
+    ]);
+    assert!(line.contains("--size"), "{line}");
+    let line = refused(&["fsmark", "--on", "dir:.", "--allow-no-device", "--json", "no/o.json"]);
+    assert!(line.contains("no/o.json"), "{line}");
+}
+
+#[test]
 fn a_mode_that_matches_nothing_is_said() {
     let line =
         refused(&["fsmark", "--on", "dir:.", "--allow-no-device", "--no-probe", "--mode", "xyz"]);

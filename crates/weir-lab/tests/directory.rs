@@ -93,6 +93,43 @@ fn the_same_seed_gives_the_same_cases_and_metrics() {
 }
 
 #[test]
+fn a_report_is_saved_also_when_nobody_reads_the_table() {
+    in_scratch("unread", Needs::Nothing, |scratch| {
+        let (on, json) = (format!("dir:{}", scratch.work()), scratch.json());
+        let mut child = scratch
+            .command(&["fsmark", "--quick", "--no-probe", "--rounds", "1", "--files", "5"])
+            .args(["--mode", "none", "--allow-no-device", "--on", &on, "--json", &json])
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::null())
+            .spawn()
+            .expect("starts");
+        drop(child.stdout.take());
+        assert!(child.wait().expect("ends").success());
+        let report: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(json).expect("report")).expect("JSON");
+        assert!(median(&report, "fsmark", "none", "files_per_s") > 0.0);
+    });
+}
+
+#[test]
+fn a_path_that_is_no_text_is_as_good_as_another() {
+    use std::os::unix::ffi::OsStrExt;
+    in_scratch("bytes", Needs::Nothing, |scratch| {
+        let work = scratch.dir.join(std::ffi::OsStr::from_bytes(b"w\xFF"));
+        std::fs::create_dir(&work).expect("made");
+        let (on, json) = (format!("dir:{}", scratch.work()), scratch.json());
+        let out = scratch
+            .command(&["fsmark", "--quick", "--no-probe", "--rounds", "1", "--files", "5"])
+            .args(["--mode", "none", "--allow-no-device", "--on", &on, "--json", &json, "--work"])
+            .arg(&work)
+            .output()
+            .expect("starts");
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        assert!(std::fs::metadata(json).is_ok_and(|m| m.len() > 0));
+    });
+}
+
+#[test]
 fn the_library_runs_without_root_and_says_what_it_lacks() {
     in_scratch("library", Needs::Nothing, |scratch| {
         let options = "--size 512M --files 50 --iterations 1 --threads 1 --mode each,async";

@@ -51,6 +51,7 @@ fn sample() -> Report {
             min: 2.0,
             max: 3.0,
             rounds: vec![2.0, 3.0],
+            missing_rounds: Vec::new(),
             baseline: Some("xfs".into()),
             ratio: Some(1.25),
             ratio_min: Some(1.0),

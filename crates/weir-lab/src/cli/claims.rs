@@ -45,7 +45,7 @@ pub fn run(args: &RunArgs) -> LabResult<ExitCode> {
         complete &= made.complete;
         reports.push(made.report);
     }
-    print!("{}", claims_table::render(&reports));
+    super::say(&claims_table::render(&reports));
     Ok(if complete { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

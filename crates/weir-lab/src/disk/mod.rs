@@ -125,8 +125,7 @@ pub fn make_run_dir(work: &Path, registry: &Arc<Registry>) -> LabResult<PathBuf>
     std::fs::create_dir_all(work).during(|| format!("creating {}", work.display()))?;
     let work = work.canonicalize().during(|| format!("opening {}", work.display()))?;
     let dir = work.join(format!("weir-lab-{}", std::process::id()));
-    registry.add(Resource::Dir { path: dir.clone() })?;
-    std::fs::create_dir_all(&dir).during(|| format!("creating {}", dir.display()))?;
+    registry.make_dir(&dir)?;
     Ok(dir)
 }
 
@@ -188,6 +187,28 @@ impl Disk {
         self.loop_node.as_ref().filter(|_| target.needs_loop()).unwrap_or(&self.file)
     }
 
+    /// What is to be said where the host's page cache is below a target: reads are cold in name only then, and flushes dearer.
+    pub fn cached_by_host(&self) -> Option<&'static str> {
+        let direct = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(&self.file);
+        if direct.is_err() {
+            return Some(
+                "the work directory has no direct I/O: the host's cache is below every target",
+            );
+        }
+        let by_loop = self.loop_node.as_ref().is_some_and(|node| !has_direct_io(node));
+        by_loop.then_some(
+            "the loop device has no direct I/O: the host's cache is below the file systems on it",
+        )
+    }
+
+    /// The host's disk that the image is on. A slow disk is in memory: that of its directory has nothing to do with it.
+    pub fn below(&self) -> Option<BlockDevice> {
+        match self.spec {
+            DiskSpec::Slow { .. } => None,
+            DiskSpec::Plain | DiskSpec::Limit(_) => crate::measure::device::disk_of(&self.run_dir),
+        }
+    }
+
     /// The loop device that a target is on, whose counters are its truth.
     pub fn device_of(&self, target: &TargetSpec) -> Option<BlockDevice> {
         self.loop_node.as_deref().filter(|_| target.needs_loop()).and_then(BlockDevice::of_node)
@@ -198,7 +219,7 @@ impl Disk {
 /// written, and no page of it is cached.
 fn write_image(file: &Path, dir: &Path, size_bytes: u64, cancel: &Cancel) -> LabResult<()> {
     let free = space(dir).during(|| format!("statfs {}", dir.display()))?.available_bytes;
-    if free < size_bytes + 512 * MIB {
+    if free < size_bytes.saturating_add(512 * MIB) {
         return Err(LabError::NoSpace {
             dir: dir.to_owned(),
             need_mib: size_bytes / MIB + 512,
@@ -245,11 +266,18 @@ fn attach_loop(file: &Path, registry: &Arc<Registry>) -> LabResult<PathBuf> {
     Ok(PathBuf::from(String::from_utf8_lossy(&out.stdout).trim()))
 }
 
+/// Whether a loop device goes past the host's cache. Where the host's file system refuses, `losetup` attaches it all the same.
+fn has_direct_io(loop_node: &Path) -> bool {
+    let name = loop_node.file_name().unwrap_or_default();
+    let dio = Path::new("/sys/block").join(name).join("loop/dio");
+    std::fs::read_to_string(dio).is_ok_and(|text| text.trim() == "1")
+}
+
 /// How to start this program again as a helper: `weir lab ...` or `weir-lab ...`.
 pub fn own_command() -> LabResult<Command> {
     let exe = std::env::current_exe().during(|| "finding this program".into())?;
     let mut command = Command::new(exe);
-    if std::env::args().nth(1).as_deref() == Some("lab") {
+    if std::env::args_os().nth(1).is_some_and(|word| word == "lab") {
         command.arg("lab");
     }
     // Its own process group: Ctrl-C on the terminal must reach only the lab, which then takes
@@ -292,7 +320,7 @@ fn serve_slow(
     registry: &Arc<Registry>,
 ) -> LabResult<PathBuf> {
     let available = available_memory_bytes();
-    if available < size_bytes + size_bytes / 4 {
+    if available < size_bytes.saturating_add(size_bytes / 4) {
         return Err(LabError::BadOption(format!(
             "the slow disk lives in memory: {} MiB asked, {} MiB available; use --size",
             size_bytes / MIB,
@@ -305,6 +333,7 @@ fn serve_slow(
     command.arg("slow-disk").arg(&mount_point);
     command.arg(size_bytes.to_string()).arg(flush_us.to_string());
     let pid = start_helper(&mut command, registry)?;
+    crate::measure::device::is_disk_server(pid);
     registry.add(Resource::Mount { path: mount_point.clone() })?;
     let file = mount_point.join(slow::FILE_NAME);
     let is_there = || file.exists().then_some(());
@@ -340,6 +369,15 @@ mod tests {
         let limits = "limit:wbps=150M".parse::<DiskSpec>().expect("suffix");
         let DiskSpec::Limit(l) = limits else { panic!("{limits}") };
         assert_eq!(l.write_bytes_per_s, 150 << 20);
+    }
+
+    #[test]
+    fn an_image_that_the_host_caches_is_told() {
+        // Files of the kernel's are never opened past a cache.
+        let (spec, run_dir) = (DiskSpec::Plain, PathBuf::from("/proc"));
+        let file = run_dir.join("version");
+        let disk = Disk { spec, size_bytes: 0, file, loop_node: None, run_dir };
+        assert!(disk.cached_by_host().is_some_and(|note| note.contains("every target")));
     }
 
     #[test]

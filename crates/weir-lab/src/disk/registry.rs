@@ -5,7 +5,8 @@
 //! it is gone; resources are released in reverse order. The one lock protects list and file.
 
 use std::fs;
-use std::io;
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -14,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{IoContext, LabResult};
+use crate::error::{IoContext, LabError, LabResult};
 use crate::measure::device::parse_mountinfo;
 use crate::sys::is_root;
 
@@ -108,15 +109,21 @@ impl Registry {
         // Two registries in one process (tests) must not share a file.
         static COUNTER: AtomicU32 = AtomicU32::new(0);
         let dir = state_dir();
-        fs::create_dir_all(&dir).during(|| format!("creating {}", dir.display()))?;
+        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir);
+        made.during(|| format!("creating {}", dir.display()))?;
+        if !is_own(&dir) {
+            return Err(LabError::BadOption(format!(
+                "{} belongs to somebody else or may be written by everybody: remove it, or set WEIR_LAB_STATE_DIR",
+                dir.display()
+            )));
+        }
         let pid = std::process::id();
-        let state =
-            State { pid, start_ticks: start_ticks(pid).unwrap_or(0), resources: Vec::new() };
+        let start_ticks = start_ticks(pid).unwrap_or(0);
+        let state = State { pid, start_ticks, resources: Vec::new() };
         let n = COUNTER.fetch_add(1, Ordering::Relaxed);
-        Ok(Arc::new(Registry {
-            file: dir.join(format!("{pid}-{n}.json")),
-            state: Mutex::new(state),
-        }))
+        // The start too: a run whose number an earlier one had must not write over what that one left.
+        let file = dir.join(format!("{pid}-{start_ticks}-{n}.json"));
+        Ok(Arc::new(Registry { file, state: Mutex::new(state) }))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -129,6 +136,19 @@ impl Registry {
         let mut state = self.lock();
         state.resources.push(resource);
         save(&self.file, &state).during(|| format!("writing {}", self.file.display()))
+    }
+
+    /// Makes a directory that is removed with all that is in it. One that is there already is not the lab's to remove.
+    pub fn make_dir(&self, path: &Path) -> LabResult<()> {
+        let making = || format!("creating {}", path.display());
+        if fs::symlink_metadata(path).is_ok() {
+            return Err(LabError::BadOption(format!(
+                "{} is there already: `weir lab clean` takes it away if an earlier run left it",
+                path.display()
+            )));
+        }
+        self.add(Resource::Dir { path: path.to_owned() })?;
+        fs::create_dir(path).during(making)
     }
 
     /// How many resources there are: a mark for [`Registry::release_to`].
@@ -186,16 +206,36 @@ impl Drop for Registry {
 
 fn save(file: &Path, state: &State) -> io::Result<()> {
     let temporary = file.with_extension("tmp");
-    fs::write(&temporary, serde_json::to_vec_pretty(state)?)?;
+    // Whatever the umask is: one that everybody may write is not acted on.
+    let mut options = fs::OpenOptions::new();
+    let mut out = options.write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+    out.write_all(&serde_json::to_vec_pretty(state)?)?;
     fs::rename(&temporary, file)
+}
+
+/// Whether nobody else can have made or changed this: a state file says what to unmount and to remove.
+fn is_own(path: &Path) -> bool {
+    const BY_EVERYBODY: u32 = 0o002;
+    fs::symlink_metadata(path).is_ok_and(|m| {
+        let is_right = m.is_dir() || m.is_file();
+        let by_everybody = m.mode() & BY_EVERYBODY != 0;
+        is_right && m.uid() == rustix::process::geteuid().as_raw() && !by_everybody
+    })
 }
 
 /// State files of runs that are no longer alive.
 pub fn stale_files() -> Vec<PathBuf> {
-    let Ok(dir) = fs::read_dir(state_dir()) else { return Vec::new() };
-    dir.flatten()
+    stale_files_in(&state_dir())
+}
+
+fn stale_files_in(dir: &Path) -> Vec<PathBuf> {
+    let Some(entries) = is_own(dir).then(|| fs::read_dir(dir).ok()).flatten() else {
+        return Vec::new();
+    };
+    entries
+        .flatten()
         .map(|e| e.path())
-        .filter(|p| p.extension().is_some_and(|e| e == "json"))
+        .filter(|p| p.extension().is_some_and(|e| e == "json") && is_own(p))
         .filter(|p| load(p).is_some_and(|s| start_ticks(s.pid) != Some(s.start_ticks)))
         .collect()
 }
@@ -381,6 +421,60 @@ mod tests {
         ] {
             release(&resource).unwrap_or_else(|e| panic!("{resource:?}: {e}"));
         }
+    }
+
+    #[test]
+    fn a_directory_that_was_there_before_is_not_taken_and_not_removed() {
+        let registry = Registry::new().expect("state directory");
+        let path = std::env::temp_dir().join(format!("weir-lab-there-{}", std::process::id()));
+        fs::create_dir_all(path.join("of-a-user")).expect("made");
+        let error = registry.make_dir(&path).expect_err("it is somebody's").to_string();
+        assert!(error.contains("is there already"), "{error}");
+        assert!(registry.release_all().is_empty());
+        assert!(path.join("of-a-user").exists());
+        fs::remove_dir_all(&path).expect("removed");
+        registry.make_dir(&path).expect("free now");
+        assert!(path.is_dir() && registry.release_all().is_empty() && !path.exists());
+    }
+
+    #[test]
+    fn state_that_somebody_else_may_have_written_is_not_acted_on() {
+        use std::os::unix::fs::{PermissionsExt, chown};
+        let dir = std::env::temp_dir().join(format!("weir-lab-state-{}", std::process::id()));
+        fs::create_dir_all(&dir).expect("made");
+        let mode = |path: &Path, mode| {
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("changed");
+        };
+        mode(&dir, 0o700);
+        let file = dir.join("1-0.json");
+        let dead = State { pid: std::process::id(), start_ticks: 1, resources: Vec::new() };
+        save(&file, &dead).expect("saved");
+        assert_eq!(stale_files_in(&dir), [file.as_path()]);
+        assert_eq!(fs::metadata(&file).expect("there").mode() & 0o777, 0o600);
+        for path in [&dir, &file] {
+            mode(path, 0o777);
+            assert!(stale_files_in(&dir).is_empty(), "everybody may write {}", path.display());
+            mode(path, 0o700);
+            if is_root() {
+                chown(path, Some(12_345), None).expect("given away");
+                assert!(stale_files_in(&dir).is_empty(), "{} is another's", path.display());
+                chown(path, Some(0), None).expect("taken back");
+            }
+        }
+        let link = std::env::temp_dir().join(format!("weir-lab-link-{}", std::process::id()));
+        std::os::unix::fs::symlink(&dir, &link).expect("linked");
+        assert!(stale_files_in(&link).is_empty(), "a link may lead anywhere");
+        fs::remove_file(link).expect("removed");
+        fs::remove_dir_all(dir).expect("removed");
+    }
+
+    #[test]
+    fn a_run_with_the_process_number_of_an_earlier_one_leaves_its_state_alone() {
+        let (one, other) = (Registry::new().expect("one"), Registry::new().expect("other"));
+        let start = start_ticks(std::process::id()).expect("alive").to_string();
+        let names = [&one.file, &other.file].map(|f| f.to_string_lossy().into_owned());
+        assert!(names.iter().all(|name| name.contains(&format!("-{start}-"))), "{names:?}");
+        assert_ne!(names[0], names[1]);
     }
 
     #[test]

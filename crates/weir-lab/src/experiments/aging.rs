@@ -19,13 +19,13 @@ use crate::target::{Fs, FsError, OpenHow, freemap};
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct AgingOptions {
     /// Small files to copy [default: 40000, medium: 6000, quick: 2000]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     pub files: Option<u64>,
     /// Parallel writers [default: 4]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=4096))]
     pub writers: Option<u64>,
     /// Percent full during the churn [default: 80]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(10..=90))]
     pub fill_percent: Option<u64>,
 }
 
@@ -132,15 +132,24 @@ impl Aging {
         Ok(bytes)
     }
 
+    /// What the churn may add to a file system that is full to some percent of its capacity: what others have on it is theirs.
+    fn churn_bytes(&self, (percent, capacity): (f64, u64)) -> LabResult<u64> {
+        let used = (capacity as f64 * percent / 100.0) as u64;
+        let bytes = (capacity / 100 * self.fill_percent).saturating_sub(used);
+        if bytes < 64 * MIB {
+            return Err(LabError::NotOffered("the file system is too full for a churn"));
+        }
+        Ok(bytes)
+    }
+
     /// Fills to the target with middling files, then deletes, creates and grows at random.
     fn churn(&self, env: &Env<'_>) -> LabResult<u64> {
-        let (_, capacity) = env.fs.fullness()?;
+        let goal = self.churn_bytes(env.fs.fullness()?)?;
         env.fs.mkdir_all("aging/w0/d0")?;
         let data = random_bytes(MIB as usize, env.seed);
         let mut rng = Rng::new(env.seed, 0xC4);
         let mut live: Vec<(u64, u64)> = Vec::new();
         let (mut used, mut next) = (0, 0);
-        let goal = capacity / 100 * self.fill_percent;
         // A few large files take the bulk, small ones the last quarter: enough to churn.
         while used < goal / 4 * 3 {
             let len = (goal / 64).clamp(MIB, 256 * MIB);
@@ -371,5 +380,21 @@ impl Experiment for Aging {
 
     fn space_bytes(&self) -> u64 {
         self.files * 64 * KIB + self.seq_bytes + (512 << 20)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_churn_adds_no_more_than_what_is_left_to_its_fill() {
+        const GIB: u64 = 1 << 30;
+        let aging = Aging::new(&AgingOptions::default(), Size::Quick);
+        assert_eq!(aging.churn_bytes((0.0, 100 * GIB)).expect("room"), 80 * GIB);
+        assert_eq!(aging.churn_bytes((50.0, 100 * GIB)).expect("room"), 30 * GIB);
+        for full in [79.99, 80.0, 95.0, 100.0] {
+            assert!(matches!(aging.churn_bytes((full, 100 * GIB)), Err(LabError::NotOffered(_))));
+        }
     }
 }

@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use super::load::{Schedule, Stop, fill_file};
+use super::load::{Schedule, Stop, WARM_UP, fill_file, read_whole, whole};
 use super::{Better, Case, CaseResult, Env, Experiment, Size};
 use crate::error::{LabError, LabResult};
 use crate::measure::{Recorder, Rng, Zipf};
@@ -24,13 +24,13 @@ use crate::target::{FileRef, FsError, FsResult, OpenHow};
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct FastreadOptions {
     /// Requests outstanding in the closed loop
-    #[arg(long, value_delimiter = ',')]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1 << 20), value_delimiter = ',')]
     pub queue: Vec<u64>,
     /// Requests per second in the open loop [default: 3000]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub rate: Option<u64>,
     /// Seconds per case [default: 8, medium: 1, quick: 0.8]
-    #[arg(long)]
+    #[arg(long, value_parser = super::seconds)]
     pub seconds: Option<f64>,
 }
 
@@ -145,12 +145,12 @@ fn pool_worker(take: &Mutex<mpsc::Receiver<Job>>, put: &mpsc::Sender<LabResult<(
         } else {
             file.read_dontcache_at(&mut buf, read.offset)
         };
-        let result = got.and_then(|_| {
+        let result = got.map_err(LabError::from).and_then(|bytes| {
             let done = Instant::now();
+            whole(bytes, buf.len(), read.offset)?;
             forget(&file, read)?;
             Ok((read, done))
         });
-        let result = result.map_err(LabError::from);
         drop(file);
         if put.send(result).is_err() {
             return;
@@ -212,6 +212,17 @@ struct Server<'a> {
     mode: &'a str,
     buf: Vec<u8>,
     outstanding: u64,
+    span: Span,
+}
+
+/// The time of a case.
+#[derive(Clone, Copy)]
+struct Span {
+    begun: Instant,
+    /// What is due before this is the warm-up of an open loop, and not recorded.
+    record_from: Instant,
+    /// What is due from here on is not begun.
+    end: Instant,
 }
 
 impl Server<'_> {
@@ -228,31 +239,46 @@ impl Server<'_> {
         }
         let hit = self.files[class].read_cached_at(&mut self.buf, read.offset)?.is_some();
         self.policies[class].learn(hit);
-        self.tries[class].tried += 1;
+        let recorded = self.record(read, Instant::now(), hit);
+        self.tries[class].tried += u64::from(recorded);
+        self.tries[class].hit += u64::from(recorded && hit);
         if hit {
-            self.tries[class].hit += 1;
-            self.recorders[class].since(read.from);
             forget(&self.files[class], read)?;
         }
         Ok(hit)
     }
 
-    fn next_read(&mut self, from: Option<Instant>) -> Read {
-        let (class, offset) = self.source.next();
-        Read { class, offset, from: from.unwrap_or_else(Instant::now) }
+    /// Records a read that is done, unless it belongs to the warm-up; answers whether it does not.
+    fn record(&mut self, read: Read, now: Instant, is_done: bool) -> bool {
+        let counts = read.from >= self.span.record_from;
+        if counts && is_done {
+            let took = now.saturating_duration_since(read.from);
+            self.recorders[read.class].record_at(read.from, took);
+        }
+        counts
     }
 
-    fn pooled(&mut self, pool: &Pool, loop_kind: Loop, time: Duration) -> LabResult<()> {
-        let begun = Instant::now();
-        let stop = Stop::default();
+    fn next_read(&mut self, from: Instant) -> Read {
+        let (class, offset) = self.source.next();
+        Read { class, offset, from }
+    }
+
+    fn pooled(&mut self, pool: &Pool, loop_kind: Loop) -> LabResult<()> {
+        let Span { begun, end, .. } = self.span;
+        let stop = Stop::at(end);
         let mut schedule = loop_kind.schedule(begun);
         let mut count = 0_u64;
-        while begun.elapsed() < time {
+        loop {
             count += 1;
             if count.is_multiple_of(256) {
                 self.env.cancel.check()?;
             }
-            let due = schedule.as_mut().and_then(|s| s.wait(&stop));
+            // An open loop ends by what is due, and not by the clock: what a stall has put off is still to be carried out.
+            let due = match &mut schedule {
+                Some(schedule) => schedule.wait(&stop),
+                None => Some(Instant::now()).filter(|now| *now < end),
+            };
+            let Some(due) = due else { break };
             let read = self.next_read(due);
             if !self.answered_at_once(read)? {
                 let keep = self.mode != "dontcache" || read.class != 1;
@@ -281,22 +307,25 @@ impl Server<'_> {
 
     fn finish_one(&mut self, (read, done): (Read, Instant)) {
         self.outstanding -= 1;
-        self.recorders[read.class].record_at(read.from, done.duration_since(read.from));
+        self.record(read, done, true);
     }
 
-    fn asynchronous(&mut self, loop_kind: Loop, time: Duration) -> LabResult<()> {
+    fn asynchronous(&mut self, loop_kind: Loop) -> LabResult<()> {
         let depth = loop_kind.limit().min(1024) as usize;
         let mut queue = self.env.fs.read_queue(depth)?;
-        let begun = Instant::now();
+        let Span { begun, end, .. } = self.span;
         let mut in_flight: HashMap<u64, Read> = HashMap::new();
         let mut tag = 0_u64;
-        while begun.elapsed() < time || !in_flight.is_empty() {
-            let running = begun.elapsed() < time;
-            let due = loop_kind.due(begun, tag);
-            let ready = running && in_flight.len() < depth && Instant::now() >= due;
+        loop {
+            let now = Instant::now();
+            let due = loop_kind.due(begun, tag).unwrap_or(now);
+            let running = due < end;
+            if !running && in_flight.is_empty() {
+                break;
+            }
+            let ready = running && in_flight.len() < depth && now >= due;
             if ready {
-                let from = matches!(loop_kind, Loop::Open(_)).then_some(due);
-                let read = self.next_read(from);
+                let read = self.next_read(due);
                 let file = &self.files[read.class];
                 queue.submit(file, read.offset, REQUEST_BYTES as usize, tag)?;
                 in_flight.insert(tag, read);
@@ -310,9 +339,10 @@ impl Server<'_> {
             let wait = !in_flight.is_empty() && (!running || in_flight.len() >= depth);
             match queue.complete(wait)? {
                 Some(done) => {
-                    done.result.map_err(|e| LabError::io("asynchronous read", e))?;
+                    let got = done.result.map_err(|e| LabError::io("asynchronous read", e))?;
                     let Some(read) = in_flight.remove(&done.tag) else { continue };
-                    self.recorders[read.class].since(read.from);
+                    whole(got, REQUEST_BYTES as usize, read.offset)?;
+                    self.record(read, Instant::now(), true);
                     forget(&self.files[read.class], read)?;
                 }
                 None if !ready => std::thread::yield_now(),
@@ -338,12 +368,24 @@ impl Loop {
         }
     }
 
-    /// When request `i` is due; at once in the closed loop.
-    fn due(self, begun: Instant, i: u64) -> Instant {
+    /// When request `i` is due; whenever there is room in the closed loop.
+    fn due(self, begun: Instant, i: u64) -> Option<Instant> {
         match self {
-            Loop::Closed(_) => begun,
-            Loop::Open(rate) => begun + Duration::from_secs_f64(i as f64 / rate.max(1) as f64),
+            Loop::Closed(_) => None,
+            Loop::Open(rate) => {
+                Some(begun + Duration::from_secs_f64(i as f64 / rate.max(1) as f64))
+            }
         }
+    }
+
+    /// A case that begins now.
+    fn span(self, time: Duration) -> Span {
+        let begun = Instant::now();
+        let record_from = match self {
+            Loop::Closed(_) => begun,
+            Loop::Open(_) => begun + WARM_UP,
+        };
+        Span { begun, record_from, end: record_from + time }
     }
 
     /// Requests that may be outstanding; in the open loop as many as there are.
@@ -362,25 +404,26 @@ fn path(class: usize) -> &'static str {
 impl Fastread {
     fn serve(&self, env: &Env<'_>, case: &Case) -> LabResult<CaseResult> {
         let open = |class| env.fs.open(path(class), OpenHow::Read);
-        let epoch = Instant::now();
+        let loop_kind = match case.number("queue") {
+            0 => Loop::Open(case.number("rate")),
+            queue => Loop::Closed(queue),
+        };
+        let files = [open(0)?, open(1)?, open(2)?];
+        let span = loop_kind.span(self.time);
         let mut server = Server {
             env,
-            files: [open(0)?, open(1)?, open(2)?],
+            files,
             source: Source::new(env.seed, self.file_bytes),
-            recorders: std::array::from_fn(|_| Recorder::new(epoch)),
+            recorders: std::array::from_fn(|_| Recorder::new(span.record_from)),
             tries: [Tries::default(); 3],
             policies: [TryPolicy::default(); 3],
             mode: &case.mode,
             buf: vec![0; REQUEST_BYTES as usize],
             outstanding: 0,
+            span,
         };
-        let loop_kind = match case.number("queue") {
-            0 => Loop::Open(case.number("rate")),
-            queue => Loop::Closed(queue),
-        };
-        let begun = Instant::now();
         if case.mode == "async" {
-            server.asynchronous(loop_kind, self.time)?;
+            server.asynchronous(loop_kind)?;
         } else {
             std::thread::scope(|scope| {
                 let (jobs, take) = mpsc::channel();
@@ -392,10 +435,10 @@ impl Fastread {
                 }
                 // Leaving drops the sender, which ends the workers, also after an error.
                 let pool = Pool { jobs, done };
-                server.pooled(&pool, loop_kind, self.time)
+                server.pooled(&pool, loop_kind)
             })?;
         }
-        Ok(report(&server, begun.elapsed()))
+        Ok(report(&server, span.record_from.elapsed()))
     }
 
     fn raw(&self, env: &Env<'_>) -> LabResult<CaseResult> {
@@ -409,7 +452,7 @@ impl Fastread {
             let offsets: Vec<u64> = (0..loops).map(|_| rng.below(span / bytes) * bytes).collect();
             let begun = Instant::now();
             for at in &offsets {
-                hot.read_at(&mut buf, *at)?;
+                read_whole(&*hot, &mut buf, *at)?;
             }
             let plain = begun.elapsed().as_nanos() as f64 / loops as f64;
             result.metric(&format!("cached_{name}_ns"), "ns", plain, Better::Lower);
@@ -545,6 +588,62 @@ mod tests {
             }
         }
         assert!(p.should_try() && p.should_try(), "a file that hits again is tried every time");
+    }
+
+    /// The server gets to its work only when all of the time is over, as after a stall.
+    #[test]
+    fn what_became_due_before_the_end_is_carried_out_after_it() {
+        use crate::disk::registry::Registry;
+        use crate::run::Cancel;
+        use crate::target::mounted::{Cold, MountedFs};
+        use crate::target::{Fs, LabFile};
+        let dir = std::env::temp_dir().join(format!("weir-lab-due-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).expect("made");
+        let fs = Arc::new(MountedFs::new(dir.clone(), None, Cold::Advise));
+        let (registry, cancel) = (Registry::new().expect("state directory"), Cancel::default());
+        fill_file(&*fs, "f", MIB, 1, &cancel).expect("filled");
+        let file: Arc<dyn LabFile> = fs.open("f", OpenHow::Read).expect("there");
+        let env = Env {
+            fs,
+            seed: 1,
+            cancel: &cancel,
+            registry: &registry,
+            daemons: &Vec::new,
+            disks: &[],
+        };
+        let ago =
+            |ms| Instant::now().checked_sub(Duration::from_millis(ms)).expect("booted by then");
+        let span = Span { begun: ago(900), record_from: ago(600), end: ago(100) };
+        for mode in ["pool", "async"] {
+            let mut server = Server {
+                env: &env,
+                files: std::array::from_fn(|_| Arc::clone(&file)),
+                source: Source::new(1, [MIB; 3]),
+                recorders: std::array::from_fn(|_| Recorder::new(span.record_from)),
+                tries: [Tries::default(); 3],
+                policies: [TryPolicy::default(); 3],
+                mode,
+                buf: vec![0; REQUEST_BYTES as usize],
+                outstanding: 0,
+                span,
+            };
+            if mode == "async" {
+                match server.asynchronous(Loop::Open(1000)) {
+                    Err(LabError::NotOffered(_)) => continue,
+                    other => other.expect("no error"),
+                }
+            } else {
+                std::thread::scope(|scope| {
+                    let (jobs, take) = mpsc::channel();
+                    let (put, done) = mpsc::channel();
+                    scope.spawn(move || pool_worker(&Mutex::new(take), &put));
+                    server.pooled(&Pool { jobs, done }, Loop::Open(1000)).expect("no error");
+                });
+            }
+            let recorded: u64 = server.recorders.iter().map(Recorder::count).sum();
+            assert!((499..=501).contains(&recorded), "{mode}: {recorded} of 500 in 500 ms");
+        }
+        std::fs::remove_dir_all(dir).expect("removed");
     }
 
     #[test]

@@ -9,13 +9,13 @@
 //! and *read-1m*. Each case starts on a fresh file system.
 
 use std::fs::{File, OpenOptions};
-use std::io::{Read, Write};
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::load::{fill_file, random_bytes, settle, together};
+use super::load::{fill_file, random_bytes, read_whole, settle, together};
 use super::tree;
 use super::{Better, Case, CaseResult, Cost, Env, Experiment, Size};
 use crate::error::{IoContext, LabError, LabResult};
@@ -28,16 +28,16 @@ use crate::target::{Fs, OpenHow};
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct FoundationOptions {
     /// Files of one-directory and many-directories [default: 1000000, quick: 20000]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(10..=1_000_000_000))]
     pub files: Option<u64>,
     /// MiB of write-1m and read-1m [default: 1024, quick: 256]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(8..=1 << 20))]
     pub sequential_mib: Option<u64>,
     /// Files that are synced one by one in create-fsync [default: 10000, medium: 3000, quick: 1000]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     pub synced_files: Option<u64>,
     /// MiB of cached-read and buffered-4k [default: 256]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     pub cached_mib: Option<u64>,
     /// An uncompressed archive for untar [default: a generated source tree]
     #[arg(long, value_name = "FILE")]
@@ -146,7 +146,7 @@ impl Foundation {
             let offsets: Vec<u64> = (0..self.cached_reads).map(|_| offset()).collect();
             let begun = Instant::now();
             for at in &offsets {
-                file.read_at(page, *at)?;
+                read_whole(&*file, page, *at)?;
             }
             Ok(begun.elapsed().as_nanos() as f64 / self.cached_reads as f64)
         };
@@ -216,7 +216,7 @@ impl Foundation {
         let begun = Instant::now();
         for at in (0..self.sequential_bytes).step_by(MIB as usize) {
             env.cancel.check()?;
-            file.read_at(&mut data, at)?;
+            read_whole(&*file, &mut data, at)?;
         }
         Ok(self.bandwidth(begun.elapsed()))
     }
@@ -234,6 +234,14 @@ impl Foundation {
         options.read(true).write(true).custom_flags(libc::O_DIRECT);
         let file = options.open(disk).during(|| format!("opening {}", disk.display()))?;
         let pieces = self.sequential_bytes / MIB;
+        // Beyond its end an image would grow, by blocks that are not written in full as the others are.
+        let disk_bytes =
+            (&file).seek(SeekFrom::End(0)).during(|| format!("sizing {}", disk.display()))?;
+        if disk_bytes < self.sequential_bytes {
+            let (mib, has) = (self.sequential_bytes / MIB, disk_bytes / MIB);
+            let text = format!("{mib} MiB do not fit on a disk of {has} MiB: use --size");
+            return Err(LabError::BadOption(text));
+        }
         let run = |depth: u64| -> LabResult<Duration> {
             let begun = Instant::now();
             together(depth, |thread, _| {
@@ -324,8 +332,14 @@ impl Foundation {
         if let (Some(first), Some(last)) = (tenths.first(), tenths.last()) {
             result.metric("last_over_first_tenth", "x", last / first, Better::Lower);
         }
-        if let Some(open) = env.fs.make_cold()? {
-            result.metric("open_ms", "ms", open.as_secs_f64() * 1e3, Better::Lower);
+        match env.fs.make_cold()? {
+            Some(open) => {
+                result.metric("open_ms", "ms", open.as_secs_f64() * 1e3, Better::Lower);
+            }
+            None => result.notes.push(
+                "names stay cached on a target that is not mounted anew: these look-ups are not cold"
+                    .into(),
+            ),
         }
         let mut rng = Rng::new(env.seed, 0x100C);
         let before = env.fs.device();
@@ -364,9 +378,11 @@ impl Foundation {
         }
         let fill = env.fs.log_fill();
         let recovered = env.fs.crash()?;
-        let missing = (0..synced).filter(|i| env.fs.stat(&name(*i)).is_err()).count();
-        if missing > 0 {
-            let text = format!("{missing} of {synced} synced files are gone after the crash");
+        let is_lost = |i: &u64| !is_whole(&*env.fs, &name(*i), &data);
+        let lost = (0..synced).filter(is_lost).count();
+        if lost > 0 {
+            let text =
+                format!("{lost} of {synced} synced files are gone or damaged after the crash");
             return Err(LabError::BadOption(text));
         }
         let mut result = CaseResult::default();
@@ -380,6 +396,13 @@ impl Foundation {
         }
         Ok(result)
     }
+}
+
+/// Whether a file is there with this content and nothing else.
+fn is_whole(fs: &dyn Fs, path: &str, content: &[u8]) -> bool {
+    let mut found = vec![0; content.len() + 1];
+    let got = fs.open(path, OpenHow::Read).and_then(|file| file.read_at(&mut found, 0));
+    got.is_ok_and(|bytes| found[..bytes] == *content)
 }
 
 /// `tar -x` from memory, so that no target pays for reading the archive from the disk.
@@ -455,5 +478,26 @@ impl Experiment for Foundation {
         let names = self.files * 1024;
         let small = self.synced_files.max(self.log_files) * 2 * PAGE;
         names.max(small).max(self.sequential_bytes).max(self.cached_bytes) + (512 << 20)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::target::mounted::{Cold, MountedFs};
+
+    #[test]
+    fn a_synced_file_is_there_only_with_what_was_written() {
+        let dir = std::env::temp_dir().join(format!("weir-lab-whole-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).expect("made");
+        let fs = MountedFs::new(dir.clone(), None, Cold::Advise);
+        for (name, content) in
+            [("same", &b"data"[..]), ("empty", b""), ("zeros", &[0; 4]), ("longer", b"data\0")]
+        {
+            std::fs::write(dir.join(name), content).expect("written");
+            assert_eq!(is_whole(&fs, name, b"data"), name == "same", "{name}");
+        }
+        assert!(!is_whole(&fs, "gone", b"data"));
+        std::fs::remove_dir_all(dir).expect("removed");
     }
 }

@@ -17,19 +17,19 @@ use crate::target::{AsyncMethod, OpenHow, SyncQueue, SyncScope};
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct FsmarkOptions {
     /// Files per thread and iteration [default: 10000; over all threads: quick 500, medium 2000]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     pub files: Option<u64>,
     /// Bytes per file [default: 4096]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     pub file_bytes: Option<u64>,
     /// Numbers of threads
-    #[arg(long, value_delimiter = ',')]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=4096), value_delimiter = ',')]
     pub threads: Vec<u64>,
     /// Numbers of asynchronous fsyncs in flight per thread
-    #[arg(long, value_delimiter = ',')]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=32_768), value_delimiter = ',')]
     pub depth: Vec<u64>,
     /// Iterations on the same file system [default: 5, quick and medium: 2]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub iterations: Option<u64>,
 }
 
@@ -56,7 +56,7 @@ impl Fsmark {
         Fsmark {
             files: o.files.unwrap_or(default_files),
             shared: size != Size::Full && o.files.is_none(),
-            file_bytes: o.file_bytes.unwrap_or(4096),
+            file_bytes: o.file_bytes.unwrap_or(FILE_BYTES),
             threads: or(&o.threads, &[1, 4, 8, 16], &[1, 4]),
             depths: or(&o.depth, &[8, 64, 1024], &[64, 256]),
             iterations: o.iterations.unwrap_or(size.pick(2, 2, 5)),
@@ -65,6 +65,8 @@ impl Fsmark {
     }
 }
 
+/// Bytes of a file: what the floors are of.
+const FILE_BYTES: u64 = 4096;
 /// Asynchronous fsyncs of all submitters together, where there are several.
 const MOST_IN_FLIGHT: u64 = 1024;
 
@@ -220,7 +222,12 @@ impl Experiment for Fsmark {
     fn cases(&self) -> Vec<Case> {
         let mut cases = Vec::new();
         for &threads in &self.threads {
-            let case = |mode: &str| Case::new(mode).with("threads", threads);
+            let case = |mode: &str| {
+                let case = Case::new(mode).with("threads", threads);
+                // Files of another size are another measurement.
+                let other_bytes = self.file_bytes != FILE_BYTES;
+                if other_bytes { case.with("file_bytes", self.file_bytes) } else { case }
+            };
             cases.extend([case("pass"), case("each")]);
             for &depth in &self.depths {
                 // Thousands in flight are one submitter's business; several together have them anyway.
@@ -308,6 +315,23 @@ impl Experiment for Fsmark {
     fn space_bytes(&self) -> u64 {
         let most = self.threads.iter().copied().max().unwrap_or(1);
         // 4 KiB of metadata per file is generous for every file system here.
-        self.files * self.iterations * most * (self.file_bytes.next_multiple_of(4096) + 4096)
+        let each = self.file_bytes.next_multiple_of(4096) + 4096;
+        [self.iterations, most, each].iter().fold(self.files, |all, n| all.saturating_mul(*n))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_of_another_size_are_another_case() {
+        let cases = |file_bytes| {
+            let options = FsmarkOptions { file_bytes, ..FsmarkOptions::default() };
+            Fsmark::new(&options, Size::Quick, false).cases()
+        };
+        assert_eq!(cases(None), cases(Some(4096)));
+        let large = cases(Some(1 << 20));
+        assert!(large.iter().all(|case| case.number("file_bytes") == 1 << 20));
     }
 }

@@ -17,10 +17,10 @@ use crate::target::{OpenHow, SyncScope};
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct FsyncOptions {
     /// Numbers of jobs
-    #[arg(long, value_delimiter = ',')]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=4096), value_delimiter = ',')]
     pub jobs: Vec<u64>,
     /// Seconds per case [default: 5, quick and medium: 0.8]
-    #[arg(long)]
+    #[arg(long, value_parser = super::seconds)]
     pub seconds: Option<f64>,
 }
 

@@ -17,10 +17,10 @@ use crate::target::{FileRef, OpenHow};
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct IngestOptions {
     /// MiB to write in total [default: 1024, medium: 512, quick: 192]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     pub total_mib: Option<u64>,
     /// Numbers of writers
-    #[arg(long, value_delimiter = ',')]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=4096), value_delimiter = ',')]
     pub writers: Vec<u64>,
 }
 

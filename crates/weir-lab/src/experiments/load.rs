@@ -1,13 +1,72 @@
 //! Ways to put load on a target: threads that start together, open-loop schedules, fills.
 
-use std::sync::{Barrier, OnceLock};
+use std::sync::{Barrier, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::Env;
 use crate::error::{LabError, LabResult};
 use crate::measure::{Recorder, Rng};
 use crate::run::Cancel;
-use crate::target::{Fs, OpenHow};
+use crate::target::{Fs, LabFile, OpenHow};
+
+/// What threads that wait for their start are told.
+#[derive(Clone, Copy, Default)]
+enum Word {
+    /// Not all are there.
+    #[default]
+    Wait,
+    /// All began at this moment.
+    Go(Instant),
+    /// They will never be all.
+    Never,
+}
+
+/// Where threads wait until all are there, or until it is known that they never will be.
+#[derive(Default)]
+struct Start {
+    /// How many are there.
+    state: Mutex<(u64, Word)>,
+    arrived: Condvar,
+    given: Condvar,
+}
+
+impl Start {
+    fn lock(&self) -> MutexGuard<'_, (u64, Word)> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for the word.
+    fn wait(&self) -> LabResult<Instant> {
+        let mut state = self.lock();
+        state.0 += 1;
+        self.arrived.notify_one();
+        loop {
+            match state.1 {
+                Word::Go(at) => return Ok(at),
+                Word::Never => return Err(LabError::Cancelled),
+                Word::Wait => {}
+            }
+            state = self.given.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn never(&self) {
+        self.lock().1 = Word::Never;
+        self.given.notify_all();
+    }
+
+    /// Starts them once there are so many.
+    fn when_ready(&self, threads: u64) -> Instant {
+        let mut state = self.lock();
+        while state.0 < threads {
+            state = self.arrived.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        let now = Instant::now();
+        state.1 = Word::Go(now);
+        self.given.notify_all();
+        now
+    }
+}
 
 /// Runs `work(thread, epoch)` on `threads` threads that start together; returns the results and
 /// the time from the common start to the last end. The first error wins.
@@ -15,20 +74,22 @@ pub fn together<T: Send>(
     threads: u64,
     work: impl Fn(u64, Instant) -> LabResult<T> + Sync,
 ) -> LabResult<(Vec<T>, Duration)> {
-    let barrier = Barrier::new(threads as usize + 1);
-    let epoch = OnceLock::new();
+    let start = Start::default();
     std::thread::scope(|scope| {
-        let handles: Vec<_> = (0..threads)
-            .map(|t| {
-                let (barrier, work, epoch) = (&barrier, &work, &epoch);
-                scope.spawn(move || {
-                    barrier.wait();
-                    work(t, *epoch.get_or_init(Instant::now))
-                })
-            })
-            .collect();
-        barrier.wait();
-        let begun = *epoch.get_or_init(Instant::now);
+        let mut handles = Vec::new();
+        for t in 0..threads {
+            let (start, work) = (&start, &work);
+            let job = move || work(t, start.wait()?);
+            match std::thread::Builder::new().spawn_scoped(scope, job) {
+                Ok(handle) => handles.push(handle),
+                Err(e) => {
+                    // Those that are there already must not wait for ever for the others.
+                    start.never();
+                    return Err(LabError::io(format!("starting {threads} threads"), e));
+                }
+            }
+        }
+        let begun = start.when_ready(threads);
         let mut results = Vec::new();
         for handle in handles {
             match handle.join() {
@@ -59,6 +120,11 @@ impl Stop {
     /// Nothing that is due after now will be started.
     pub fn now(&self) {
         self.0.get_or_init(Instant::now);
+    }
+
+    /// Nothing that is due from `end` on will be started.
+    pub fn at(end: Instant) -> Self {
+        Stop(OnceLock::from(end))
     }
 
     fn reached(&self, due: Instant) -> bool {
@@ -162,6 +228,20 @@ pub fn pace(begun: Instant, done: u64, per_second: f64) {
     }
 }
 
+/// Fills the buffer from `offset` on. Fewer bytes would be read faster, and are no figure.
+pub fn read_whole(file: &dyn LabFile, buf: &mut [u8], offset: u64) -> LabResult<()> {
+    whole(file.read_at(buf, offset)?, buf.len(), offset)
+}
+
+/// An error when a read ended early.
+pub fn whole(got_bytes: usize, wanted_bytes: usize, offset: u64) -> LabResult<()> {
+    if got_bytes == wanted_bytes {
+        return Ok(());
+    }
+    let text = format!("a read of {wanted_bytes} bytes at {offset} ended after {got_bytes}");
+    Err(LabError::io(text, std::io::ErrorKind::UnexpectedEof.into()))
+}
+
 /// Data that does not compress and differs from block to block.
 pub fn random_bytes(len: usize, seed: u64) -> Vec<u8> {
     let mut rng = Rng::new(seed, 0xDA7A);
@@ -187,8 +267,8 @@ pub fn fill_file(fs: &dyn Fs, path: &str, len: u64, seed: u64, cancel: &Cancel) 
     Ok(())
 }
 
-/// Leaves nothing of one case to the next: everything durable, the device idle.
-pub fn settle(env: &Env<'_>) -> LabResult<()> {
+/// Leaves nothing of one case to the next: everything durable, the device idle. Answers whether it came to be idle in the end.
+pub fn settle(env: &Env<'_>) -> LabResult<bool> {
     env.fs.syncfs().or_else(|e| match LabError::from(e) {
         LabError::NotOffered(_) => Ok(()),
         other => Err(other),
@@ -204,15 +284,16 @@ pub fn settle(env: &Env<'_>) -> LabResult<()> {
             (last, quiet_since) = (now, Instant::now());
         }
         if quiet_since.elapsed() > Duration::from_millis(40) {
-            break;
+            return Ok(true);
         }
     }
-    Ok(())
+    Ok(last.is_none())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::target::mounted::{Cold, MountedFs};
 
     #[test]
     fn a_schedule_is_due_by_the_clock_not_by_the_last_operation() {
@@ -232,6 +313,16 @@ mod tests {
             rest += 1;
         }
         assert!(rest >= 3, "{rest} operations were overdue by 5 ms at 1 ms each");
+    }
+
+    #[test]
+    fn a_schedule_with_an_end_has_all_that_is_due_before_it_however_late_it_is_asked() {
+        let now = Instant::now();
+        let ago = |ms| now.checked_sub(Duration::from_millis(ms)).expect("booted by then");
+        let mut late = Schedule::new(ago(500), 1000.0);
+        let stop = Stop::at(ago(400));
+        let due: Vec<Instant> = std::iter::from_fn(|| late.wait(&stop)).collect();
+        assert_eq!((due.len(), due.last()), (100, Some(&ago(401))));
     }
 
     #[test]
@@ -266,6 +357,32 @@ mod tests {
         assert!(matches!(out, Err(LabError::Cancelled)));
         let (all, _) = together(3, |t, _| Ok(t)).expect("no error");
         assert_eq!(all, [0, 1, 2]);
+    }
+
+    #[test]
+    fn a_read_that_ends_early_is_an_error() {
+        let dir = std::env::temp_dir().join(format!("weir-lab-short-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).expect("made");
+        let fs = MountedFs::new(dir.clone(), None, Cold::Advise);
+        fill_file(&fs, "f", 5000, 1, &Cancel::default()).expect("filled");
+        let file = fs.open("f", OpenHow::Read).expect("there");
+        let mut buf = [0; 4096];
+        read_whole(&*file, &mut buf, 0).expect("whole");
+        let error = read_whole(&*file, &mut buf, 4096).expect_err("904 bytes").to_string();
+        assert!(error.contains("at 4096 ended after 904"), "{error}");
+        std::fs::remove_dir_all(dir).expect("removed");
+    }
+
+    #[test]
+    fn threads_that_wait_for_others_are_told_when_those_never_come() {
+        let start = Start::default();
+        std::thread::scope(|scope| {
+            let waiting = [scope.spawn(|| start.wait()), scope.spawn(|| start.wait())];
+            start.never();
+            assert!(waiting.into_iter().all(|t| t.join().expect("ends").is_err()));
+        });
+        let (epochs, _) = together(3, |_, epoch| Ok(epoch)).expect("no error");
+        assert!(epochs.windows(2).all(|pair| pair[0] == pair[1]), "one start for all");
     }
 
     #[test]

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::disk::registry::Registry;
-use crate::error::LabResult;
+use crate::error::{LabError, LabResult};
 use crate::measure::device::CpuTime;
 use crate::measure::{BlockDevice, DeviceCounters, PERCENTILES, Recorder};
 use crate::run::Cancel;
@@ -54,6 +54,12 @@ impl Size {
     pub fn is_quick(self) -> bool {
         self == Size::Quick
     }
+}
+
+/// The parser of a number of seconds.
+fn seconds(text: &str) -> Result<f64, String> {
+    let number = text.parse::<f64>().ok().filter(|s| *s > 0.0 && *s <= 86_400.0);
+    number.ok_or_else(|| "not a number of seconds, more than 0 and at most 86400".into())
 }
 
 /// Which way is better.
@@ -173,6 +179,17 @@ impl CaseResult {
         self.metrics.push(Metric { name: name.to_owned(), unit, value, better });
     }
 
+    /// Whether each figure is a number: what was divided by nothing says nothing, and JSON has no way to write it.
+    pub fn check(&self) -> LabResult<()> {
+        match self.metrics.iter().find(|m| !m.value.is_finite()) {
+            None => Ok(()),
+            Some(m) => Err(LabError::BadOption(format!(
+                "{} cannot be told: the case did nothing that can be counted",
+                m.name
+            ))),
+        }
+    }
+
     /// Adds a class of latencies: its percentiles, its count and its curve.
     pub fn latency(&mut self, class: &str, recorder: Recorder) {
         if recorder.count() > 0 {
@@ -247,14 +264,15 @@ pub struct Spent {
 impl Cost {
     /// Before the load.
     pub fn start(env: &Env<'_>) -> Self {
-        let cpu = CpuTime::now();
-        Cost { device: env.fs.device(), cpu }
+        // The processors' last: it takes the longest, and nothing of that is the load's.
+        let device = env.fs.device();
+        Cost { device, cpu: CpuTime::before() }
     }
 
     /// After it.
     pub fn stop(&self, env: &Env<'_>) -> Spent {
         let device = env.device_since(self.device);
-        Spent { device, cpu_us: CpuTime::now().us_since(&self.cpu) }
+        Spent { device, cpu_us: CpuTime::after().us_since(&self.cpu) }
     }
 }
 

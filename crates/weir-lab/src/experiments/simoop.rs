@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::load::{fill_file, merged, random_bytes};
+use super::load::{fill_file, merged, random_bytes, read_whole};
 use super::{Better, Case, CaseResult, Env, Experiment, Size};
 use crate::disk::cgroup;
 use crate::error::{LabError, LabResult};
@@ -21,19 +21,19 @@ use crate::target::{FsError, OpenHow};
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct SimoopOptions {
     /// Seconds to measure, after the warm-up [default: 60, medium: 15, quick: 4]
-    #[arg(long)]
+    #[arg(long, value_parser = super::seconds)]
     pub seconds: Option<f64>,
     /// Workers [default: 8, medium and quick: 4]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1024))]
     pub workers: Option<u64>,
     /// Working set of each worker in MiB [default: 224, medium: 80, quick: 40]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(..=1 << 20))]
     pub working_set_mib: Option<u64>,
     /// Memory limit in MiB, 0 for none [default: 3072, medium: 1024, quick: 512]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(..=1 << 20))]
     pub memory_mib: Option<u64>,
     /// Files of 1 MiB to read from [default: 9600, medium: 2400, quick: 1200: 60 % of the default disk]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     pub files: Option<u64>,
 }
 
@@ -80,16 +80,39 @@ struct Shared<'a> {
     what: &'a Simoop,
     env: &'a Env<'a>,
     epoch: Instant,
-    measuring: AtomicBool,
+    /// Set once the warm-up is over: latencies are recorded from then on, also of what has not ended at the end.
+    recording: AtomicBool,
+    /// Set from the end of the warm-up to the end of the time: what is counted is per second of that.
+    counting: AtomicBool,
     stop: AtomicBool,
     loops: AtomicU64,
     walked: AtomicU64,
     failure: Mutex<Option<LabError>>,
 }
 
-impl Shared<'_> {
+impl<'a> Shared<'a> {
+    fn new(what: &'a Simoop, env: &'a Env<'a>) -> Self {
+        Shared {
+            what,
+            env,
+            epoch: Instant::now(),
+            recording: AtomicBool::new(false),
+            counting: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            loops: AtomicU64::new(0),
+            walked: AtomicU64::new(0),
+            failure: Mutex::new(None),
+        }
+    }
+
     fn stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed) || self.env.cancel.is_cancelled()
+    }
+
+    fn count(&self, counter: &AtomicU64) {
+        if self.counting.load(Ordering::Relaxed) {
+            counter.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// Keeps the first error and ends the run.
@@ -122,8 +145,7 @@ fn read_one(shared: &Shared<'_>, rng_seed: u64) -> LabResult<()> {
     let path = data_path(rng.below(shared.what.files));
     let file = shared.env.fs.open(&path, OpenHow::Read)?;
     let mut buf = vec![0; IO_BYTES as usize];
-    file.read_at(&mut buf, 0)?;
-    Ok(())
+    read_whole(&*file, &mut buf, 0)
 }
 
 fn write_one(
@@ -198,11 +220,11 @@ fn worker(shared: &Shared<'_>, number: u64) -> Recorders {
         for page in set.chunks_mut(PAGE) {
             page[0] = page[0].wrapping_add(1);
         }
-        if shared.measuring.load(Ordering::Relaxed) {
+        shared.count(&shared.loops);
+        if shared.recording.load(Ordering::Relaxed) {
             recorders.read.record_at(from, read_done - from);
             recorders.write.record_at(read_done, write_done - read_done);
             recorders.alloc.record_at(write_done, alloc_done - write_done);
-            shared.loops.fetch_add(1, Ordering::Relaxed);
         }
         turn += 1;
     }
@@ -216,7 +238,7 @@ fn walker(shared: &Shared<'_>) {
             let walked = (|| -> LabResult<()> {
                 for (name, _) in shared.env.fs.read_dir(&dir)? {
                     shared.env.fs.stat(&format!("{dir}/{name}"))?;
-                    shared.walked.fetch_add(1, Ordering::Relaxed);
+                    shared.count(&shared.walked);
                     if shared.stopped() {
                         break;
                     }
@@ -264,17 +286,8 @@ fn pressure_us() -> Option<u64> {
 
 impl Simoop {
     fn measure(&self, env: &Env<'_>) -> LabResult<CaseResult> {
-        let shared = Shared {
-            what: self,
-            env,
-            epoch: Instant::now(),
-            measuring: AtomicBool::new(false),
-            stop: AtomicBool::new(false),
-            loops: AtomicU64::new(0),
-            walked: AtomicU64::new(0),
-            failure: Mutex::new(None),
-        };
-        let (recorders, took, before, device) = std::thread::scope(|scope| {
+        let shared = Shared::new(self, env);
+        let (recorders, took, (stalled, stalled_us), device) = std::thread::scope(|scope| {
             let shared = &shared;
             let workers: Vec<_> =
                 (0..self.workers).map(|w| scope.spawn(move || worker(shared, w))).collect();
@@ -285,17 +298,24 @@ impl Simoop {
             sleep_while(self.warm_up, || !shared.stopped());
             let before = (stalls(), pressure_us());
             let device = env.fs.device();
-            shared.measuring.store(true, Ordering::Relaxed);
             let begun = Instant::now();
+            for switch in [&shared.recording, &shared.counting] {
+                switch.store(true, Ordering::Relaxed);
+            }
             sleep_while(self.time, || !shared.stopped());
+            shared.counting.store(false, Ordering::Relaxed);
             let took = begun.elapsed();
             let device = env.device_since(device);
+            // Before the workers have ended: what they still wait for then is not of this time.
+            let stalled = stalls().saturating_sub(before.0);
+            let stalled_us =
+                pressure_us().zip(before.1).map(|(now, then)| now.saturating_sub(then));
             shared.stop.store(true, Ordering::Relaxed);
             let recorders: Vec<Recorders> = workers
                 .into_iter()
                 .map(|h| h.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
                 .collect();
-            (recorders, took, before, device)
+            (recorders, took, (stalled, stalled_us), device)
         });
         if let Ok(mut failure) = shared.failure.lock()
             && let Some(e) = failure.take()
@@ -312,10 +332,10 @@ impl Simoop {
         result.metric("work_per_s", "loops/s", loops as f64 / seconds, Better::Higher);
         let walked = shared.walked.load(Ordering::Relaxed) as f64 / seconds;
         result.metric("stat_per_s", "1/s", walked, Better::Higher);
-        let stalled = stalls().saturating_sub(before.0) as f64 / seconds;
-        result.metric("stalls_per_s", "1/s", stalled, Better::Lower);
-        if let (Some(now), Some(then)) = (pressure_us(), before.1) {
-            let percent = now.saturating_sub(then) as f64 / 1e4 / seconds;
+        let per_s = stalled as f64 / seconds;
+        result.metric("stalls_per_s", "1/s", per_s, Better::Lower);
+        if let Some(us) = stalled_us {
+            let percent = us as f64 / 1e4 / seconds;
             result.metric("memory_stall_percent", "%", percent, Better::Lower);
         }
         result.device_per("loop", device, loops, loops * WRITERS * IO_BYTES);
@@ -391,10 +411,12 @@ impl Experiment for Simoop {
 
     fn run(&self, env: &Env<'_>, _case: &Case) -> LabResult<CaseResult> {
         let mut notes = Vec::new();
-        // A target with a cache of its own gets a quarter of the limit for it.
-        match env.fs.set_memory_cap(self.memory_bytes / 4) {
-            Ok(()) | Err(FsError::NotOffered(_)) => {}
-            Err(e) => return Err(e.into()),
+        // A target with a cache of its own gets a quarter of the limit for it; without a limit, what it takes by itself.
+        if self.memory_bytes > 0 {
+            match env.fs.set_memory_cap(self.memory_bytes / 4) {
+                Ok(()) | Err(FsError::NotOffered(_)) => {}
+                Err(e) => return Err(e.into()),
+            }
         }
         let mark = env.registry.mark();
         if self.memory_bytes > 0 && is_root() {
@@ -417,5 +439,31 @@ impl Experiment for Simoop {
 
     fn space_bytes(&self) -> u64 {
         (self.files + self.workers * WRITERS * (NEW_FILES_KEPT + 1)) * MIB + (512 << 20)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::registry::Registry;
+    use crate::run::Cancel;
+    use crate::target::mounted::{Cold, MountedFs};
+    use std::sync::Arc;
+
+    #[test]
+    fn what_happens_before_and_after_the_time_is_not_counted() {
+        let fs = Arc::new(MountedFs::new(std::env::temp_dir(), None, Cold::Advise));
+        let (registry, cancel) = (Registry::new().expect("state directory"), Cancel::default());
+        let (registry, cancel, daemons) = (&registry, &cancel, &Vec::new);
+        let env = Env { fs, seed: 1, cancel, registry, daemons, disks: &[] };
+        let what = Simoop::new(&SimoopOptions::default(), Size::Quick);
+        let shared = Shared::new(&what, &env);
+        shared.count(&shared.walked);
+        shared.counting.store(true, Ordering::Relaxed);
+        shared.count(&shared.walked);
+        shared.count(&shared.walked);
+        shared.counting.store(false, Ordering::Relaxed);
+        shared.count(&shared.walked);
+        assert_eq!(shared.walked.load(Ordering::Relaxed), 2);
     }
 }

@@ -17,10 +17,10 @@ use crate::target::{AsyncMethod, FileRef, OpenHow, SyncQueue, SyncScope};
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct TicketsOptions {
     /// Files of submit [default: 20000, quick: 4000]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     pub files: Option<u64>,
     /// Tickets of held [default: 100000]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     pub tickets: Option<u64>,
 }
 
@@ -97,6 +97,10 @@ impl Tickets {
         env.fs.hold_flushes(false)?;
         let (grown_bytes, in_flight) = grown?;
         finish(&mut *queue)?;
+        if (in_flight as u64) < self.tickets / 10 * 9 {
+            let text = format!("only {in_flight} of {} tickets were in flight", self.tickets);
+            return Err(LabError::BadOption(text));
+        }
         let mut result = CaseResult::default();
         let mib = grown_bytes as f64 / 1_048_576.0;
         result.metric("held_mib", "MiB", mib, Better::Lower);

@@ -1,9 +1,12 @@
 //! Device truth: what the block layer counted, and whether someone else used the disk or the CPU.
 
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::fs;
 use std::io;
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -104,6 +107,20 @@ pub struct MountInfo {
     pub options: String,
 }
 
+/// A path as the kernel writes it in a list: blanks, tabs, newlines and backslashes as `\\040` and so on.
+fn unescaped(text: &str) -> OsString {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, after @ ..] = rest {
+        let code = (*first == b'\\').then(|| after.get(..3)).flatten();
+        let code = code.and_then(|digits| std::str::from_utf8(digits).ok());
+        let code = code.and_then(|digits| u8::from_str_radix(digits, 8).ok());
+        bytes.push(code.unwrap_or(*first));
+        rest = if code.is_some() { &after[3..] } else { after };
+    }
+    OsString::from_vec(bytes)
+}
+
 /// Parses `/proc/self/mountinfo`.
 pub fn parse_mountinfo(text: &str) -> Vec<MountInfo> {
     text.lines()
@@ -112,9 +129,9 @@ pub fn parse_mountinfo(text: &str) -> Vec<MountInfo> {
             let left: Vec<&str> = left.split(' ').collect();
             let right: Vec<&str> = right.split(' ').collect();
             Some(MountInfo {
-                mount_point: PathBuf::from(left.get(4)?.replace("\\040", " ")),
+                mount_point: PathBuf::from(unescaped(left.get(4)?)),
                 fs_type: (*right.first()?).to_owned(),
-                source: right.get(1)?.replace("\\040", " "),
+                source: unescaped(right.get(1)?).to_string_lossy().into_owned(),
                 options: format!("{},{}", left.get(5)?, right.get(2)?),
             })
         })
@@ -252,18 +269,55 @@ pub struct CpuTime {
     kernel_ns: HashMap<u32, u64>,
 }
 
+fn own_cpu_us() -> u64 {
+    let own = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    own.tv_sec as u64 * 1_000_000 + own.tv_nsec as u64 / 1000
+}
+
+/// The server of a disk is the disk, and its work no file system's.
+static DISK_SERVER: AtomicU32 = AtomicU32::new(0);
+
+/// Leaves a process that this one started out of [`CpuTime`].
+pub fn is_disk_server(pid: u32) {
+    DISK_SERVER.store(pid, Ordering::Relaxed);
+}
+
+fn without_disk_server(mut children: Vec<u32>) -> Vec<u32> {
+    children.retain(|pid| *pid != DISK_SERVER.load(Ordering::Relaxed));
+    children
+}
+
 impl CpuTime {
-    /// So far.
-    pub fn now() -> Self {
-        let own = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-        let own_us = own.tv_sec as u64 * 1_000_000 + own.tv_nsec as u64 / 1000;
-        let children = tree_ticks(children_of(std::process::id()));
+    /// Before a load. Reading this costs milliseconds, which are not the load's.
+    pub fn before() -> Self {
+        Self::before_by(own_cpu_us, Self::others)
+    }
+
+    fn before_by(own_us: impl FnOnce() -> u64, others: impl FnOnce() -> Self) -> Self {
+        let others = others();
+        Self { processes_us: others.processes_us + own_us(), ..others }
+    }
+
+    /// After it.
+    pub fn after() -> Self {
+        Self::after_by(own_cpu_us, Self::others)
+    }
+
+    fn after_by(own_us: impl FnOnce() -> u64, others: impl FnOnce() -> Self) -> Self {
+        let own_us = own_us();
+        let others = others();
+        Self { processes_us: others.processes_us + own_us, ..others }
+    }
+
+    /// All but this process.
+    fn others() -> Self {
+        let children = tree_ticks(without_disk_server(children_of(std::process::id())));
         // A kernel without nanoseconds on a processor leaves these threads out.
         let kernel_ns = kernel_threads(|dir, _| {
             let text = fs::read_to_string(dir.join("schedstat")).unwrap_or_default();
             text.split(' ').next().and_then(|w| w.parse().ok()).unwrap_or(0)
         });
-        Self { processes_us: own_us + children * 1_000_000 / TICKS_PER_S as u64, kernel_ns }
+        Self { processes_us: children * 1_000_000 / TICKS_PER_S as u64, kernel_ns }
     }
 
     /// Microseconds from `earlier` to this moment. What threads of the kernel that have ended meanwhile used is not known.
@@ -373,6 +427,13 @@ mod tests {
     }
 
     #[test]
+    fn a_mount_point_is_known_whatever_is_in_its_name() {
+        let text = "36 35 98:0 / /a\\011b\\134c\\012d\\040e rw - ext4 /dev/vda1 rw\n";
+        assert_eq!(parse_mountinfo(text)[0].mount_point, PathBuf::from("/a\tb\\c\nd e"));
+        assert_eq!(unescaped("\\9 \\"), "\\9 \\", "nothing that is a code");
+    }
+
+    #[test]
     fn cpu_line_separates_steal() {
         assert_eq!(parse_cpu("cpu  1616 4 1178 131157 1905 0 26 12 0 0\n"), Some((2798, 12)));
         assert_eq!(parse_cpu("cpu 1 2"), None);
@@ -388,6 +449,27 @@ mod tests {
         // 6 has ended, 7 has and its number is another's now, 8 is new.
         let after = time(150, &[(5, 1_030_000), (7, 20_000), (8, 10_000)]);
         assert_eq!(after.us_since(&before), 50 + 30 + 20 + 10);
+    }
+
+    #[test]
+    fn what_it_costs_to_read_the_time_is_not_part_of_it() {
+        // A clock that goes on by 5 ms while the kernel's threads are looked at, and by 70 µs in the load.
+        let clock_us = std::cell::Cell::new(1000);
+        let others = || {
+            clock_us.set(clock_us.get() + 5000);
+            CpuTime { processes_us: 30, kernel_ns: HashMap::new() }
+        };
+        let before = CpuTime::before_by(|| clock_us.get(), others);
+        clock_us.set(clock_us.get() + 70);
+        let after = CpuTime::after_by(|| clock_us.get(), others);
+        assert_eq!(after.us_since(&before), 70);
+    }
+
+    #[test]
+    fn the_server_of_a_disk_is_not_among_those_that_work_for_a_file_system() {
+        is_disk_server(u32::MAX);
+        assert_eq!(without_disk_server(vec![5, u32::MAX, 7]), [5, 7]);
+        is_disk_server(0);
     }
 
     #[test]

@@ -11,5 +11,5 @@ pub use device::{BlockDevice, DeviceCounters, Disturbance, DisturbanceWatch};
 pub use hist::{PERCENTILES, Recorder, SERIES_STEP, SeriesPoint};
 pub use rng::{Rng, Zipf};
 pub use standstill::StandstillWatch;
-pub use stats::Spread;
+pub use stats::{OfRound, Spread};
 pub use warm::WarmMemory;

@@ -2,6 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
+/// The number of a round, from one on, and the value that it gave.
+pub type OfRound = (u64, f64);
+
 /// Median, minimum and maximum.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
@@ -28,11 +31,12 @@ impl Spread {
         Some(Spread { median, min: first, max: last })
     }
 
-    /// The spread of `mine[i] / base[i]`: only values of the same round are compared, because the
-    /// machine drifts between rounds. `None` when no round has both, or the base is zero.
-    pub fn of_ratios(mine: &[f64], base: &[f64]) -> Option<Spread> {
+    /// The spread of `mine / base`, each with the number of its round: only values of the same round are compared, because the
+    /// machine drifts between rounds. A round in which one of the two has no value, or the base is zero, has no ratio; `None` when none has.
+    pub fn of_ratios(mine: &[OfRound], base: &[OfRound]) -> Option<Spread> {
+        let base_of = |round| base.iter().find(|(r, b)| *r == round && *b != 0.0).map(|(_, b)| *b);
         let ratios: Vec<f64> =
-            mine.iter().zip(base).filter(|(_, b)| **b != 0.0).map(|(m, b)| m / b).collect();
+            mine.iter().filter_map(|&(round, value)| Some(value / base_of(round)?)).collect();
         Spread::of(&ratios)
     }
 }
@@ -50,11 +54,17 @@ mod tests {
 
     #[test]
     fn ratios_pair_rounds_and_ignore_a_zero_base() {
+        let all = |values: &[f64]| -> Vec<OfRound> { (1..).zip(values.iter().copied()).collect() };
+        let of = |mine: &[f64], base: &[f64]| Spread::of_ratios(&all(mine), &all(base));
         // A drift that doubles both sides from round to round leaves the ratio exact.
-        let r = Spread::of_ratios(&[2.0, 4.0, 8.0], &[1.0, 2.0, 4.0]).expect("three pairs");
+        let r = of(&[2.0, 4.0, 8.0], &[1.0, 2.0, 4.0]).expect("three pairs");
         assert_eq!(r, Spread { median: 2.0, min: 2.0, max: 2.0 });
-        assert_eq!(Spread::of_ratios(&[1.0], &[0.0]), None);
-        assert_eq!(Spread::of_ratios(&[1.0, 6.0], &[0.0, 2.0]).map(|s| s.median), Some(3.0));
-        assert_eq!(Spread::of_ratios(&[1.0, 2.0], &[1.0]).map(|s| s.max), Some(1.0));
+        assert_eq!(of(&[1.0], &[0.0]), None);
+        assert_eq!(of(&[1.0, 6.0], &[0.0, 2.0]).map(|s| s.median), Some(3.0));
+        assert_eq!(of(&[1.0, 2.0], &[1.0]).map(|s| s.max), Some(1.0));
+        // A round that one side lacks is left out, and pairs no values of different rounds.
+        let lacking = Spread::of_ratios(&[(2, 4.0), (3, 8.0)], &all(&[1.0, 2.0, 4.0]));
+        assert_eq!(lacking, Some(Spread { median: 2.0, min: 2.0, max: 2.0 }));
+        assert_eq!(Spread::of_ratios(&[(1, 4.0)], &[(2, 2.0)]), None);
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::check::{Bound, Finding, Kind, findings};
-use super::schema::Report;
+use super::schema::{Report, skipped_groups};
 use super::table::figure;
 
 /// Marks figures that may not be worth much.
@@ -26,6 +26,13 @@ pub fn render(reports: &[Report]) -> String {
         }
     }
     let _ = writeln!(out, "\n{holding} of {all} claims hold.");
+    for report in reports {
+        for group in skipped_groups(&report.not_offered).iter().filter(|g| g.failed) {
+            let (on, cases) = (group.target, group.cases.join(", "));
+            let what = group.experiment;
+            let _ = writeln!(out, "**Failed**: {what} on {on}: {cases}: {}", group.reason);
+        }
+    }
     if out.contains(DISTURBED) {
         let _ = writeln!(out, "{DISTURBED} Other load was seen in so many rounds.");
     }

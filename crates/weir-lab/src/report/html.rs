@@ -135,6 +135,7 @@ fn header(out: &mut String, report: &Report, experiments: &[&str]) {
     if experiments.len() > 1 {
         out.push_str("<nav>");
         for name in experiments {
+            let name = escape(name);
             let _ = write!(out, "<a href=\"#{name}\">{name}</a> ");
         }
         out.push_str("</nav>");
@@ -170,10 +171,11 @@ fn experiment(out: &mut String, report: &Report, name: &str, targets: &[&str]) {
     let rows: Vec<Row> =
         all.iter().map(|r| Row { params: without(&r.params, &common), ..(*r).clone() }).collect();
     let rows: Vec<&Row> = rows.iter().collect();
+    let id = escape(name);
     let baseline = rows.iter().find_map(|r| r.baseline.clone()).unwrap_or_default();
     let _ = write!(
         out,
-        "<section id=\"{name}\"><h2>{name}</h2><p class=\"question\">{} <small>{}{}</small></p>\n<div class=\"charts\">",
+        "<section id=\"{id}\"><h2>{id}</h2><p class=\"question\">{} <small>{}{}</small></p>\n<div class=\"charts\">",
         escape(&question(name)),
         escape(&label("", &common)),
         if targets.len() > 1 {
@@ -395,7 +397,7 @@ fn time_charts(out: &mut String, name: &str, series: &[&SeriesRow], targets: &[&
             .map(|s| Line {
                 name: s.target.clone(),
                 color: targets.iter().position(|t| *t == s.target).unwrap_or(0),
-                points: points_of(s, |p| p.count as f64 * 1e3 / s.step_ms as f64),
+                points: points_of(s, |p| p.count as f64 * 1e3 / s.step_ms.max(1) as f64),
             })
             .collect();
         let title = "work rate, loops per second".into();
@@ -533,6 +535,42 @@ fn setup(out: &mut String, report: &Report) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::measure::SeriesPoint;
+
+    #[test]
+    fn a_report_of_anybodys_making_puts_no_markup_into_the_page_and_ends() {
+        let name = "<script>alert(1)</script>";
+        let point = SeriesPoint { count: 1, mean_us: 1.0, max_us: 1.0 };
+        let series = |step_ms| SeriesRow {
+            experiment: "simoop".into(),
+            target: "weir".into(),
+            mode: name.into(),
+            params: Params::new(),
+            class: "alloc".into(),
+            step_ms,
+            points: vec![point; 3],
+            marks: Vec::new(),
+        };
+        let mut floor = crate::probe::Floor::default();
+        let better = Better::Higher;
+        let (metric, unit) = ("files_per_s", "us");
+        floor.figures.push(crate::probe::FloorFigure { metric, unit, value: 1.0, better });
+        let row = |experiment: &str| Row {
+            experiment: experiment.into(),
+            target: name.into(),
+            mode: name.into(),
+            unit: name.into(),
+            baseline: Some(name.into()),
+            ..floor.rows("t").remove(0)
+        };
+        let report = Report {
+            results: vec![row(name), row("fsmark"), row("simoop"), row("probe")],
+            series: vec![series(0), series(u64::MAX)],
+            ..Report::default()
+        };
+        let page = render(&report);
+        assert!(!page.contains("<script") && page.len() < 1 << 20, "{} bytes", page.len());
+    }
 
     #[test]
     fn dates_are_civil() {

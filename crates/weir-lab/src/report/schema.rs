@@ -9,7 +9,7 @@ use serde_json::ser::{Formatter, PrettyFormatter};
 
 use crate::error::{IoContext, LabError, LabResult};
 use crate::experiments::{Better, Mark, Params, Size, label};
-use crate::measure::SeriesPoint;
+use crate::measure::{OfRound, SeriesPoint};
 use crate::target::stage::TargetInfo;
 
 /// The value of `schema`.
@@ -38,8 +38,11 @@ pub struct Row {
     pub min: f64,
     /// Maximum over the rounds.
     pub max: f64,
-    /// The value of each round.
+    /// The value of each round that has one.
     pub rounds: Vec<f64>,
+    /// The numbers of those that have none, from 1 on: the case failed, or did too little for this figure.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub missing_rounds: Vec<u64>,
     /// The target that `ratio` compares with; null where it has no such row.
     pub baseline: Option<String>,
     /// Median of this target's value over the baseline's of the same round.
@@ -60,6 +63,12 @@ pub struct Row {
 }
 
 impl Row {
+    /// The value of each round with the round's number.
+    pub fn by_round(&self) -> Vec<OfRound> {
+        let numbers = (1..).filter(|n| !self.missing_rounds.contains(n));
+        numbers.zip(self.rounds.iter().copied()).collect()
+    }
+
     /// What makes two rows of different reports the same measurement.
     pub fn identity(&self) -> (String, String, String, String, String) {
         let params = serde_json::to_string(&self.params).unwrap_or_default();

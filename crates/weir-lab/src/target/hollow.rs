@@ -17,7 +17,7 @@ use super::stage::{Built, StageOptions, TargetInfo, counters_of, disks_below};
 use crate::disk::registry::{Registry, Resource};
 use crate::disk::{Disk, await_helper, own_command, start_helper};
 use crate::error::{LabError, LabResult};
-use crate::measure::device::{disk_of, fuse_mount_of};
+use crate::measure::device::fuse_mount_of;
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -52,7 +52,7 @@ pub fn set_up(
             message: "it could not be mounted (is /dev/fuse there?)".into(),
         }
     })?;
-    let device = disk_of(&disk.run_dir);
+    let device = disk.below();
     let info = TargetInfo {
         name: spec.name(),
         fs_type: mount.fs_type,

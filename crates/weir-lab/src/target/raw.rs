@@ -10,7 +10,6 @@ use super::{
     ReadQueue, SyncQueue, TargetSpec,
 };
 use crate::disk::Disk;
-use crate::measure::device::disk_of;
 use crate::measure::{BlockDevice, DeviceCounters};
 
 const NO_FILES: FsError = FsError::NotOffered("a bare disk has no files");
@@ -24,7 +23,7 @@ struct RawFs {
 /// Takes the disk as it is.
 pub fn set_up(spec: &TargetSpec, disk: &Disk) -> Built {
     let path = disk.path_of(spec).clone();
-    let block = disk_of(&disk.run_dir);
+    let block = disk.below();
     let info = TargetInfo {
         name: "raw".into(),
         fs_type: "none".into(),

@@ -214,8 +214,7 @@ fn set_up_dir(path: &Path, registry: &Arc<Registry>) -> LabResult<Built> {
         .canonicalize()
         .during(|| format!("opening {}", path.display()))?
         .join(format!("weir-lab-dir-{}", std::process::id()));
-    registry.add(Resource::Dir { path: root.clone() })?;
-    std::fs::create_dir_all(&root).during(|| format!("creating {}", root.display()))?;
+    registry.make_dir(&root)?;
     let mount = mount_of(&root);
     let device = disk_of(&root);
     let info = TargetInfo {
@@ -239,7 +238,7 @@ pub fn counters_of(device: &BlockDevice) -> String {
 
 /// The disks that a target on `disk` keeps busy: what the image is on, below the loop device if it is there.
 pub fn disks_below(spec: &TargetSpec, disk: &Disk) -> Vec<BlockDevice> {
-    disk.device_of(spec).into_iter().chain(disk_of(&disk.run_dir)).collect()
+    disk.device_of(spec).into_iter().chain(disk.below()).collect()
 }
 
 fn first_line(program: &str, args: &[&str]) -> String {
@@ -312,11 +311,24 @@ pub fn check_space(dir: &Path, bytes: u64) -> LabResult<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::disk::DiskSpec;
 
     #[test]
     fn a_missing_tool_is_named_with_its_package() {
         let e = need_tool("mkfs.nothing", "nothing-progs").expect_err("not installed").to_string();
         assert_eq!(e, "mkfs.nothing is not installed; it is in the package 'nothing-progs'");
+    }
+
+    #[test]
+    fn the_disk_of_the_work_directory_is_not_below_a_disk_in_memory() {
+        let run_dir = std::env::current_dir().expect("a directory");
+        let on = |spec| {
+            let (file, size_bytes, loop_node) = (run_dir.join("disk"), 1 << 30, None);
+            let disk = Disk { spec, size_bytes, file, loop_node, run_dir: run_dir.clone() };
+            disks_below(&TargetSpec::WeirMount, &disk)
+        };
+        assert_eq!(on(DiskSpec::Plain), disk_of(&run_dir).into_iter().collect::<Vec<_>>());
+        assert_eq!(on(DiskSpec::Slow { flush_us: 2000 }), []);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use super::stage::{Built, StageOptions, TargetInfo, counters_of, disks_below, ru
 use crate::disk::registry::{Registry, Resource};
 use crate::disk::{Disk, await_helper, start_helper};
 use crate::error::{LabError, LabResult};
-use crate::measure::device::{disk_of, fuse_mount_of, mount_of};
+use crate::measure::device::{fuse_mount_of, mount_of};
 
 /// A mount may have to recover its volume first.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -177,7 +177,7 @@ pub fn set_up(
     daemon.start()?;
     let mount = mount_of(&mount_point);
     // Without a loop device of its own, what the host's disk counts is the nearest truth.
-    let device = disk.device_of(spec).or_else(|| disk_of(&disk.run_dir));
+    let device = disk.device_of(spec).or_else(|| disk.below());
     let info = TargetInfo {
         name: spec.name(),
         fs_type: mount.as_ref().map(|m| m.fs_type.clone()).unwrap_or_default(),
