@@ -7,7 +7,9 @@
 //! * I/O bypasses the host's cache (`O_DIRECT`) unless the host's file system refuses that (tmpfs).
 //! * A flush is `fdatasync`: the size never changes after creation.
 //! * The lock is `flock`: it belongs to the open file, so it ends with the process however that
-//!   ends, and a second open in the same process is refused too. Writers exclude everybody,
+//!   ends, and a second open in the same process is refused too. A child that was forked and goes on as
+//!   the same program has the open file as well: so the lock is given back when the device is dropped, and only where
+//!   a process dies without that such a child keeps it (and the claim on a block device always). Writers exclude everybody,
 //!   readers exclude writers. A block device is opened with `O_EXCL` as well, which the kernel refuses
 //!   while the device is mounted or part of another.
 //! * `fua` is not offered: Linux serves a synchronous write to a file or block device with a full
@@ -72,6 +74,18 @@ struct Disk {
     direct: bool,
     info: DeviceInfo,
     stats: DeviceStats,
+    /// The process that has locked it.
+    locked_by: u32,
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        // A forked child that drops its copy does not take the lock from its parent.
+        if self.locked_by == std::process::id() {
+            // Closing gives it back as well, if nobody else has the open file.
+            let _ = self.file.unlock();
+        }
+    }
 }
 
 impl PosixDevice {
@@ -153,7 +167,8 @@ impl PosixDevice {
             discard: is_block_device && can_discard(metadata.rdev()),
         };
         let stats = DeviceStats::default();
-        let disk = Arc::new(Disk { file, is_block_device, direct, info, stats });
+        let locked_by = std::process::id();
+        let disk = Arc::new(Disk { file, is_block_device, direct, info, stats, locked_by });
         Ok(Self { disk, pool: Pool::new(DEFAULT_THREADS), rings: Rings::new(true) })
     }
 
