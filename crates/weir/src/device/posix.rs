@@ -94,7 +94,8 @@ impl PosixDevice {
     /// # Errors
     /// [`Error::NotFound`]; [`Error::AccessDenied`]; [`Error::InUse`], naming the process that
     /// has it open if the host tells; [`Error::NotAVolume`] if it is neither file nor block device;
-    /// [`Error::ReadOnly`] for a writing open of something write-protected;
+    /// [`Error::ReadOnly`] for a writing open of something write-protected; [`Error::NotSupported`] for a device whose sectors are larger
+    /// than a block;
     /// [`Error::NotDirectory`], [`Error::TooManySymlinks`], [`Error::NameTooLong`] for a path that
     /// leads nowhere; [`Error::Io`].
     pub fn open(path: &Path, mode: OpenMode) -> Result<Self> {
@@ -109,6 +110,11 @@ impl PosixDevice {
         // Its open would succeed, and each of its writes fail.
         if is_block_device && mode == OpenMode::ReadWrite && is_write_protected(metadata.rdev()) {
             return Err(Error::ReadOnly);
+        }
+        if is_block_device && has_large_sectors(metadata.rdev()) {
+            return Err(Error::NotSupported(
+                "a device with sectors of more than 4096 bytes: give one whose sectors are smaller",
+            ));
         }
         let mut options = OpenOptions::new();
         options.read(true).write(mode == OpenMode::ReadWrite);
@@ -499,6 +505,13 @@ fn queue_attribute(device: u64, attribute: &str) -> Option<String> {
 fn is_write_protected(device: u64) -> bool {
     let path = format!("/sys/dev/block/{}:{}/ro", libc::major(device), libc::minor(device));
     std::fs::read_to_string(path).is_ok_and(|text| text.trim() == "1")
+}
+
+/// Whether the host refuses requests of one block: what is written with others cannot be proof against a crash by itself.
+fn has_large_sectors(device: u64) -> bool {
+    let sector_bytes = queue_attribute(device, "logical_block_size");
+    let sector_bytes = sector_bytes.and_then(|text| text.trim().parse::<u64>().ok());
+    sector_bytes.is_some_and(|bytes| bytes > BLOCK_BYTES_U64)
 }
 
 fn has_volatile_cache(device: u64) -> bool {
