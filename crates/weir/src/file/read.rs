@@ -238,7 +238,7 @@ impl Engine {
         if let Ok(inserted) = inserted
             && inserted.new_chunk
         {
-            self.reclaim.insert(inode.number, index);
+            self.note_resident(inode.number, index);
         }
     }
 
