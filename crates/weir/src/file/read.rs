@@ -405,7 +405,7 @@ fn copy_cached(inode: &Inode, offset: u64, buffer: &mut [u8]) -> Cached {
 /// Gives up the pages of `plan` that are still being read.
 /// Nobody waits for pages that a thread was to read that panics.
 fn give_up_on_panic(inode: &Inode, plan: &ReadPlan) -> OnPanic<impl Fn()> {
-    OnPanic(move || {
+    OnPanic::new(move || {
         abort(inode, plan);
         inode.io_ended();
     })
