@@ -70,6 +70,18 @@ fn a_volume_on_a_device_has_the_size_of_the_device() {
 }
 
 #[test]
+fn a_device_whose_sectors_are_larger_than_a_block_is_refused_for_that() {
+    let scratch = Scratch::new();
+    let file = scratch.shown("disk");
+    File::create(&file).unwrap().set_len(24 << 20).unwrap();
+    let Some(device) = Loop::new(&file, &["-b", "8192"]) else { return };
+    for command in [&["create", "--force", &device.0][..], &["info", &device.0]] {
+        let told = refused(1, command);
+        assert!(told.contains("sectors of more than 4096 bytes"), "{told}");
+    }
+}
+
+#[test]
 fn a_device_with_something_at_its_end_is_not_overwritten_without_force() {
     let scratch = Scratch::new();
     let file = scratch.shown("disk");

@@ -328,7 +328,7 @@ impl Engine {
         for (name, body) in bodies {
             let engine = self.clone();
             let thread = spawn(name, move || {
-                let _ends_all = OnPanic(|| engine.shut_down(PANICKED));
+                let _ends_all = OnPanic::new(|| engine.shut_down(PANICKED));
                 give_way(0);
                 body(&engine);
             })?;

@@ -428,7 +428,7 @@ impl Engine {
         self.barriers.queue.lock().stop = false;
         let engine = self.clone();
         let thread = spawn("weir-barrier", move || {
-            let _ends_all = OnPanic(|| engine.shut_down(PANICKED));
+            let _ends_all = OnPanic::new(|| engine.shut_down(PANICKED));
             engine.barrier_loop();
         })?;
         *self.barriers.thread.lock() = Some(thread);

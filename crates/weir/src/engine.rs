@@ -20,6 +20,7 @@ use crate::error::{Error, Result};
 use crate::file::closed::ClosedFiles;
 use crate::file::in_place::{Alone, InPlace};
 use crate::file::known_homes::HomesBudget;
+use crate::file::read::ReadsAhead;
 use crate::format::geometry::Geometry;
 use crate::format::item::InodeItem;
 use crate::format::{BLOCK_BYTES, Key, VolumeId};
@@ -60,6 +61,8 @@ pub struct Engine {
     pub alloc: Arc<Allocator>,
     /// Page frames.
     pub pool: PagePool,
+    /// Read-ahead that is under way.
+    pub reads_ahead: Arc<ReadsAhead>,
     /// What to evict.
     pub reclaim: Reclaim,
     /// Inodes in memory.

@@ -14,6 +14,8 @@ use crate::sync::Mutex;
 pub const BATCH_PAGES: usize = 64;
 /// Keys that one victim search looks at.
 const MAX_VISITS: usize = 256;
+/// Keys that are looked at for each that comes, where some must be of what is gone: more go than come.
+const LOOKS: usize = 4;
 
 /// How long an operation goes on without memory while nobody frees any. Pages in others' hands come back as soon as those get
 /// the processor, so attempts say nothing: they are as many as others get on with something else meanwhile.
@@ -59,11 +61,6 @@ pub struct Reclaim {
 }
 
 impl Reclaim {
-    /// The chunk of page `index` of inode `number` has its first page in the cache.
-    pub fn insert(&self, number: u64, index: u64) {
-        self.policy.lock().insert(Key { owner: number, part: PageMap::chunk_of(index) });
-    }
-
     /// Chunks that may become victims.
     pub fn resident_count(&self) -> usize {
         self.policy.lock().resident_count()
@@ -101,6 +98,18 @@ impl Residents for View<'_> {
 }
 
 impl Engine {
+    /// The chunk of page `index` of inode `number` has its first page in the cache. The caller may hold `pages` of that inode.
+    ///
+    /// Chunks of files that were removed, cut or forgotten stay with the policy until it comes across them. Each that is there has a page at
+    /// least: where there are more chunks than pages, some are looked at.
+    pub fn note_resident(&self, number: u64, index: u64) {
+        let mut policy = self.reclaim.policy.lock();
+        policy.insert(Key { owner: number, part: PageMap::chunk_of(index) });
+        if policy.resident_count() > self.pool.in_use_pages() {
+            policy.forget_gone(&mut View(self), LOOKS);
+        }
+    }
+
     /// Evicts something, or waits for writeback to make something evictable. The caller holds no lock that writeback needs.
     ///
     /// # Errors
@@ -129,7 +138,14 @@ impl Engine {
         let mut patience = 4 * policy.resident_count() + 4;
         while freed < wanted && patience > 0 {
             patience -= 1;
-            let Some(victim) = policy.victim(&mut View(self), MAX_VISITS) else { break };
+            let before = policy.resident_count();
+            let Some(victim) = policy.victim(&mut View(self), MAX_VISITS) else {
+                if policy.resident_count() < before {
+                    // Some were gone; there may be others behind them.
+                    continue;
+                }
+                break;
+            };
             let mut taken = Vec::new();
             let mut some_left = false;
             if let Some(inode) = self.inodes.peek(victim.key.owner) {
@@ -155,7 +171,9 @@ mod tests {
     use crate::device::Device;
     use crate::device::memory::MemoryDevice;
     use crate::sync::Arc;
-    use crate::{BackgroundMode, CreateOptions, File, OpenFlags, Volume, VolumeOptions};
+    use crate::{
+        BackgroundMode, BackgroundWork, CreateOptions, File, OpenFlags, Volume, VolumeOptions,
+    };
     use std::sync::mpsc;
     use std::time::Duration;
 
@@ -177,6 +195,35 @@ mod tests {
         engine.evict(usize::MAX);
         let taken = std::iter::from_fn(|| engine.pool.alloc_for_overwrite()).collect();
         (volume, file, taken)
+    }
+
+    #[test]
+    fn files_that_are_gone_leave_nothing_in_the_eviction_policy() {
+        let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(64 << 20));
+        Volume::format_device(&device, &CreateOptions::default()).expect("format");
+        let background = BackgroundMode::Manual;
+        let options = VolumeOptions { background, ..VolumeOptions::default() };
+        let volume = Volume::open_device(device, options).expect("open");
+        let kept = volume.open_file("/kept", OpenFlags::CREATE).expect("create");
+        kept.write_at(0, &[7; 4096 * 3]).expect("write");
+        let engine = kept.engine();
+        for _ in 0..2000 {
+            let file = volume.open_file("/f", OpenFlags::CREATE).expect("create");
+            file.write_at(0, &[7; 100]).expect("write");
+            drop(file);
+            volume.remove_file("/f").expect("remove");
+            while volume.background_step(BackgroundWork::Purge).expect("purge") {}
+        }
+        // Memory was never short: nobody has asked for a victim.
+        assert_eq!(engine.counters.evicted_pages.get(), 0);
+        let chunks = engine.reclaim.resident_count();
+        let pages = engine.pool.in_use_pages();
+        assert!(chunks <= pages + 8, "{chunks} chunks of {pages} pages");
+        // What is there is still known.
+        kept.fsync().expect("sync");
+        volume.checkpoint().expect("checkpoint");
+        assert_eq!(engine.evict(usize::MAX), 3);
+        assert_eq!(engine.reclaim.resident_count(), 0);
     }
 
     #[test]

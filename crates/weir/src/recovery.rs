@@ -295,7 +295,7 @@ impl Engine {
         debug_assert!(older.is_none_or(|older| older == lsn));
         drop(pages);
         if inserted.new_chunk {
-            self.reclaim.insert(number, file_block);
+            self.note_resident(number, file_block);
         }
         self.dirty.add(&inode);
         Ok(())

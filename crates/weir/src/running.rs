@@ -1,5 +1,6 @@
 //! Who keeps a volume open: every [`crate::Volume`], file, hold and batch has a share of its [`Running`], and the threads stop when the last one
-//! goes. So a ticket ends as long as there is anything that it could have been asked of.
+//! goes. So a ticket ends as long as there is anything that it could have been asked of. Read-ahead under way has ended by then, too: the device
+//! can be opened again at once.
 //!
 //! **Invariant:** no thread of the engine waits for the end of the engine's threads.
 
@@ -26,15 +27,22 @@ impl Deref for Running {
     }
 }
 
+/// Nobody uses the volume any more: ends what holds the engine, and the device with it.
+fn end(engine: &Arc<Engine>) {
+    engine.stop_threads();
+    // No more of it begins.
+    engine.reads_ahead.wait();
+}
+
 impl Drop for Running {
     fn drop(&mut self) {
         if !is_own_thread() {
-            self.engine.stop_threads();
+            end(&self.engine);
             return;
         }
         // In a callback or a waker, on one of the threads that have to end.
         let engine = self.engine.clone();
-        let stopping = spawn("weir-stop", move || engine.stop_threads());
+        let stopping = spawn("weir-stop", move || end(&engine));
         // Where there is no thread to be had, the volume stays open until the process ends.
         drop(stopping);
     }

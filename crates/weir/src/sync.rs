@@ -106,13 +106,24 @@ where
     started.map_err(|error| Error::NoThread(error.to_string()))
 }
 
-/// Calls `end` when it is dropped by a panic: what others wait for will not come from this thread any more.
-pub struct OnPanic<F: Fn()>(pub F);
+/// Calls its end when it is dropped by a panic: what others wait for will not come from this thread any more. Not by one that was under way
+/// before: whoever panics with a volume open ends that in good order while it unwinds.
+pub struct OnPanic<F: Fn()> {
+    end: F,
+    was_panicking: bool,
+}
+
+impl<F: Fn()> OnPanic<F> {
+    /// From here on.
+    pub fn new(end: F) -> Self {
+        Self { end, was_panicking: is_panicking() }
+    }
+}
 
 impl<F: Fn()> Drop for OnPanic<F> {
     fn drop(&mut self) {
-        if is_panicking() {
-            (self.0)();
+        if is_panicking() && !self.was_panicking {
+            (self.end)();
         }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 use weir::check::{CheckOptions, check_device};
-use weir::device::Device;
+use weir::device::{Device, DeviceInfo, DeviceResult, IoClass, OnDone, Request};
 use weir::format::geometry::Geometry;
 use weir::*;
 
@@ -197,4 +197,59 @@ fn a_volume_that_is_closed_while_others_sync_is_in_order() {
         }
     }
     assert!(happened >= 2, "{happened}");
+}
+
+/// Submitted requests take their time: until the flag is set, but not for ever.
+struct Slow(Arc<dyn Device>, Arc<AtomicBool>);
+
+impl Device for Slow {
+    fn info(&self) -> DeviceInfo {
+        self.0.info()
+    }
+    fn read(&self, offset: u64, buffers: &mut [&mut [u8]], class: IoClass) -> DeviceResult<()> {
+        self.0.read(offset, buffers, class)
+    }
+    fn write(&self, offset: u64, buffers: &[&[u8]], class: IoClass, fua: bool) -> DeviceResult<()> {
+        self.0.write(offset, buffers, class, fua)
+    }
+    fn flush(&self) -> DeviceResult<()> {
+        self.0.flush()
+    }
+    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> DeviceResult<()> {
+        self.0.discard(offset_bytes, length_bytes)
+    }
+    fn submit(&self, request: Request, on_done: OnDone) {
+        let (inner, hurry) = (self.0.clone(), self.1.clone());
+        std::thread::spawn(move || {
+            for _ in 0..100 {
+                if hurry.load(Ordering::Acquire) {
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            inner.submit(request, on_done);
+        });
+    }
+}
+
+#[test]
+fn read_ahead_does_not_keep_a_device_open_that_nobody_uses_any_more() {
+    let inner = formatted(64 * MIB, 0);
+    let volume = open(&inner, threads(16 * MIB));
+    create(&volume, "/f").write_at(0, &pattern(1, 1 << 20)).expect("write");
+    volume.close().expect("close");
+    drop(volume);
+    for closes in [true, false] {
+        let is_gone = Arc::new(AtomicBool::new(false));
+        let device: Arc<dyn Device> = Arc::new(Slow(inner.clone(), is_gone.clone()));
+        let volume = open(&device, threads(16 * MIB));
+        let file = volume.open_file("/f", OpenFlags::READ).expect("open");
+        file.read_at(0, &mut [0; 4096]).expect("read");
+        if closes {
+            volume.close().expect("close");
+        }
+        drop((file, volume));
+        assert_eq!(Arc::strong_count(&device), 1, "the next opening finds it in use");
+        is_gone.store(true, Ordering::Release);
+    }
 }

@@ -148,3 +148,28 @@ fn a_checkpoint_ends_with_an_error_where_its_thread_panics() {
     assert!(with_watchdog(30, || volume.checkpoint()).is_err());
     assert_shut_down(&volume);
 }
+
+#[test]
+fn a_program_that_panics_with_a_volume_open_leaves_it_in_good_order() {
+    for options in [manual(16 * MIB), threads(16 * MIB)] {
+        let device = formatted(64 * MIB, 0);
+        let own = device.clone();
+        let is_durable = with_watchdog(30, move || {
+            let (told, hears) = std::sync::mpsc::channel();
+            let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                let volume = open(&own, options);
+                let file = create(&volume, "/f");
+                file.write_at(0, &[1; 4096]).expect("write");
+                let ticket = file.fsync_async(0..u64::MAX, SyncKind::Full).expect("submit");
+                ticket.on_completion(move |result| told.send(result).expect("somebody listens"));
+                drop(file);
+                assert!(volume.is_read_only(), "on purpose");
+            }));
+            assert!(panicked.is_err());
+            hears.recv().expect("it ends")
+        });
+        assert_eq!(is_durable, Ok(()));
+        let volume = open(&device, manual(16 * MIB));
+        assert_eq!(volume.metadata("/f").map(|attr| attr.size_bytes), Ok(4096));
+    }
+}

@@ -386,7 +386,7 @@ impl Engine {
     ) -> Inserted {
         let inserted = map.insert_dirty(logged.index, logged.page.clone());
         if inserted.new_chunk {
-            self.reclaim.insert(work.inode.number, logged.index);
+            self.note_resident(work.inode.number, logged.index);
         }
         if let Some(older) = map.set_logged(logged.index, lsn) {
             self.store.obligations.release(older);

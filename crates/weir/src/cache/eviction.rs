@@ -122,6 +122,8 @@ pub struct Eviction {
     /// Head of the chain (through `next`) of unused nodes, one more than its number; 0 is none.
     unused: u32,
     places: HashMap<Key, u32, BuildHasherDefault<KeyHasher>>,
+    /// The node that [`Eviction::forget_gone`] has looked at last.
+    hand: usize,
     small: List,
     main: List,
     ghost: List,
@@ -154,6 +156,21 @@ impl Eviction {
             Some(_) => return,
         };
         self.append(key, queue);
+    }
+
+    /// Looks at the next `looks` places, wherever they are in the queues, and forgets the keys of which nothing is cached any more. Whoever
+    /// removes objects does not tell, and where memory is never short nobody asks for a victim: without this such keys would pile up.
+    pub fn forget_gone(&mut self, residents: &mut impl Residents, looks: usize) {
+        for _ in 0..looks.min(self.nodes.len()) {
+            self.hand = if self.hand + 1 < self.nodes.len() { self.hand + 1 } else { 0 };
+            let Node { key, queue, .. } = self.nodes[self.hand];
+            // An unused node has the key that it had.
+            let is_used = self.places.get(&key).is_some_and(|&place| place as usize == self.hand);
+            if is_used && queue != Queue::Ghost && residents.inspect(key) == Residency::Gone {
+                self.take(self.hand as u32);
+            }
+        }
+        self.bound_ghosts();
     }
 
     /// The key is not in the cache any more, and will not be missed (its object is gone).
@@ -402,6 +419,28 @@ mod tests {
             }
         }
         trace
+    }
+
+    #[test]
+    fn what_is_gone_is_forgotten_and_nothing_else_changes_its_place() {
+        let (mut policy, mut cache) = (Eviction::new(), Cache::default());
+        for part in 0..1000 {
+            policy.insert(key(part));
+            if part % 10 == 0 {
+                cache.heat.insert(key(part), 0);
+            }
+            policy.forget_gone(&mut cache, 4);
+            policy.check();
+            assert!(policy.resident_count() <= 2 * cache.heat.len() + 8);
+        }
+        policy.forget_gone(&mut cache, 1000);
+        policy.check();
+        assert_eq!(policy.resident_count(), 100);
+        for part in (0..1000).step_by(10) {
+            let victim = policy.victim(&mut cache, 1).expect("the oldest");
+            assert_eq!(victim.key, key(part));
+            policy.finish(victim, false);
+        }
     }
 
     #[test]

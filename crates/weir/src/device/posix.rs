@@ -7,7 +7,9 @@
 //! * I/O bypasses the host's cache (`O_DIRECT`) unless the host's file system refuses that (tmpfs).
 //! * A flush is `fdatasync`: the size never changes after creation.
 //! * The lock is `flock`: it belongs to the open file, so it ends with the process however that
-//!   ends, and a second open in the same process is refused too. Writers exclude everybody,
+//!   ends, and a second open in the same process is refused too. A child that was forked and goes on as
+//!   the same program has the open file as well: so the lock is given back when the device is dropped, and only where
+//!   a process dies without that such a child keeps it (and the claim on a block device always). Writers exclude everybody,
 //!   readers exclude writers. A block device is opened with `O_EXCL` as well, which the kernel refuses
 //!   while the device is mounted or part of another.
 //! * `fua` is not offered: Linux serves a synchronous write to a file or block device with a full
@@ -72,6 +74,18 @@ struct Disk {
     direct: bool,
     info: DeviceInfo,
     stats: DeviceStats,
+    /// The process that has locked it.
+    locked_by: u32,
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        // A forked child that drops its copy does not take the lock from its parent.
+        if self.locked_by == std::process::id() {
+            // Closing gives it back as well, if nobody else has the open file.
+            let _ = self.file.unlock();
+        }
+    }
 }
 
 impl PosixDevice {
@@ -80,7 +94,8 @@ impl PosixDevice {
     /// # Errors
     /// [`Error::NotFound`]; [`Error::AccessDenied`]; [`Error::InUse`], naming the process that
     /// has it open if the host tells; [`Error::NotAVolume`] if it is neither file nor block device;
-    /// [`Error::ReadOnly`] for a writing open of something write-protected;
+    /// [`Error::ReadOnly`] for a writing open of something write-protected; [`Error::NotSupported`] for a device whose sectors are larger
+    /// than a block;
     /// [`Error::NotDirectory`], [`Error::TooManySymlinks`], [`Error::NameTooLong`] for a path that
     /// leads nowhere; [`Error::Io`].
     pub fn open(path: &Path, mode: OpenMode) -> Result<Self> {
@@ -95,6 +110,11 @@ impl PosixDevice {
         // Its open would succeed, and each of its writes fail.
         if is_block_device && mode == OpenMode::ReadWrite && is_write_protected(metadata.rdev()) {
             return Err(Error::ReadOnly);
+        }
+        if is_block_device && has_large_sectors(metadata.rdev()) {
+            return Err(Error::NotSupported(
+                "a device with sectors of more than 4096 bytes: give one whose sectors are smaller",
+            ));
         }
         let mut options = OpenOptions::new();
         options.read(true).write(mode == OpenMode::ReadWrite);
@@ -153,7 +173,8 @@ impl PosixDevice {
             discard: is_block_device && can_discard(metadata.rdev()),
         };
         let stats = DeviceStats::default();
-        let disk = Arc::new(Disk { file, is_block_device, direct, info, stats });
+        let locked_by = std::process::id();
+        let disk = Arc::new(Disk { file, is_block_device, direct, info, stats, locked_by });
         Ok(Self { disk, pool: Pool::new(DEFAULT_THREADS), rings: Rings::new(true) })
     }
 
@@ -484,6 +505,13 @@ fn queue_attribute(device: u64, attribute: &str) -> Option<String> {
 fn is_write_protected(device: u64) -> bool {
     let path = format!("/sys/dev/block/{}:{}/ro", libc::major(device), libc::minor(device));
     std::fs::read_to_string(path).is_ok_and(|text| text.trim() == "1")
+}
+
+/// Whether the host refuses requests of one block: what is written with others cannot be proof against a crash by itself.
+fn has_large_sectors(device: u64) -> bool {
+    let sector_bytes = queue_attribute(device, "logical_block_size");
+    let sector_bytes = sector_bytes.and_then(|text| text.trim().parse::<u64>().ok());
+    sector_bytes.is_some_and(|bytes| bytes > BLOCK_BYTES_U64)
 }
 
 fn has_volatile_cache(device: u64) -> bool {

@@ -7,12 +7,12 @@
 use super::extents;
 use crate::cache::map::ReadPlan;
 use crate::cache::page::{PageMut, PageRef};
-use crate::device::{Buffers, IoClass, Operation, Request};
+use crate::device::{Buffers, DeviceResult, IoClass, Operation, Request};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64, Key, checksum};
 use crate::inode::Inode;
-use crate::sync::{Arc, OnPanic};
+use crate::sync::{Arc, Condvar, Mutex, OnPanic};
 use crate::types::BackgroundMode;
 use std::ops::Range;
 
@@ -238,7 +238,7 @@ impl Engine {
         if let Ok(inserted) = inserted
             && inserted.new_chunk
         {
-            self.reclaim.insert(inode.number, index);
+            self.note_resident(inode.number, index);
         }
     }
 
@@ -293,27 +293,85 @@ impl Engine {
                 buffers: Buffers::Fill(pages),
                 class: IoClass::ReadAhead,
             };
-            let engine = self.clone();
-            let inode = inode.clone();
-            engine.clone().device.submit(
-                request,
-                Box::new(move |result, buffers| {
-                    let end = first + checksums.len() as u64;
-                    let ended = match (result, buffers) {
-                        (Ok(()), Buffers::Fill(pages)) => {
-                            let source = Source { first, block, pages, checksums };
-                            engine.finish_source(&inode, token, source)
-                        }
-                        _ => Err(Error::WouldBlock),
-                    };
-                    if ended.is_err() {
-                        let run = first..end;
-                        abort(&inode, &ReadPlan { token, runs: std::iter::once(run).collect() });
-                    }
-                    inode.io_ended();
-                }),
-            );
+            let ahead = Ahead {
+                engine: self.clone(),
+                inode: inode.clone(),
+                token,
+                first,
+                block,
+                checksums,
+                _underway: self.reads_ahead.begin(),
+            };
+            self.device.submit(request, Box::new(|result, buffers| ahead.ended(result, buffers)));
         }
+    }
+}
+
+/// Requests of read-ahead that are under way. Nobody waits for them but whoever ends the volume: they hold the engine, and the device with it.
+#[derive(Default)]
+pub struct ReadsAhead {
+    underway: Mutex<u64>,
+    ended: Condvar,
+}
+
+impl ReadsAhead {
+    fn begin(self: &Arc<Self>) -> UnderwayAhead {
+        *self.underway.lock() += 1;
+        UnderwayAhead(self.clone())
+    }
+
+    /// Waits until none is under way.
+    pub fn wait(&self) {
+        let mut underway = self.underway.lock();
+        while *underway > 0 {
+            self.ended.wait(&mut underway);
+        }
+    }
+}
+
+/// One of them.
+struct UnderwayAhead(Arc<ReadsAhead>);
+
+impl Drop for UnderwayAhead {
+    fn drop(&mut self) {
+        let mut underway = self.0.underway.lock();
+        *underway -= 1;
+        if *underway == 0 {
+            self.0.ended.notify_all();
+        }
+    }
+}
+
+/// A request of read-ahead. Ends after it has let go of all else: the fields are dropped in their order.
+struct Ahead {
+    engine: Arc<Engine>,
+    inode: Arc<Inode>,
+    token: u64,
+    first: u64,
+    block: u64,
+    checksums: Vec<u32>,
+    _underway: UnderwayAhead,
+}
+
+impl Ahead {
+    /// What the device calls.
+    fn ended(mut self, result: DeviceResult<()>, buffers: Buffers) {
+        let (token, first, block) = (self.token, self.first, self.block);
+        let checksums = std::mem::take(&mut self.checksums);
+        let run = first..first + checksums.len() as u64;
+        let plan = ReadPlan { token, runs: std::iter::once(run).collect() };
+        let _gives_up = give_up_on_panic(&self.inode, &plan);
+        let ended = match (result, buffers) {
+            (Ok(()), Buffers::Fill(pages)) => {
+                let source = Source { first, block, pages, checksums };
+                self.engine.finish_source(&self.inode, token, source)
+            }
+            _ => Err(Error::WouldBlock),
+        };
+        if ended.is_err() {
+            abort(&self.inode, &plan);
+        }
+        self.inode.io_ended();
     }
 }
 
@@ -347,7 +405,7 @@ fn copy_cached(inode: &Inode, offset: u64, buffer: &mut [u8]) -> Cached {
 /// Gives up the pages of `plan` that are still being read.
 /// Nobody waits for pages that a thread was to read that panics.
 fn give_up_on_panic(inode: &Inode, plan: &ReadPlan) -> OnPanic<impl Fn()> {
-    OnPanic(move || {
+    OnPanic::new(move || {
         abort(inode, plan);
         inode.io_ended();
     })

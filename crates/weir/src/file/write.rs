@@ -355,7 +355,7 @@ impl Engine {
     fn put_in(&self, pages: &mut PageMap, inode: &Inode, index: u64, page: PageMut) -> Inserted {
         let inserted = pages.insert_dirty(index, page.freeze());
         if inserted.new_chunk {
-            self.reclaim.insert(inode.number, index);
+            self.note_resident(inode.number, index);
         }
         inserted
     }

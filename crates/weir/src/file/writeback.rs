@@ -650,6 +650,7 @@ impl Engine {
                     paid += 1;
                 }
             }
+            piece.ended.store(true, Ordering::Release);
         }
         self.pages_paid(paid);
         // Last: who waits until nothing is owed finds everything paid.

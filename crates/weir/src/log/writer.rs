@@ -117,7 +117,7 @@ impl Log {
         own: Option<(Goal, u64)>,
         out: &mut Outbox,
     ) -> MutexGuard<'_, Commit> {
-        let _ends_all = OnPanic(|| self.panicked_amid(step));
+        let _ends_all = OnPanic::new(|| self.panicked_amid(step));
         match step {
             Step::Write => self.write_queued(false, own, out),
             Step::Join => self.write_queued(true, own, out),
@@ -663,7 +663,7 @@ impl Log {
     /// A log thread: a driver that sleeps while there is nothing to do. There is one for each thing to do at a time: to
     /// write, to flush, and to call callbacks. Whichever is awake takes the most urgent.
     pub(super) fn run(&self) {
-        let _ends_all = OnPanic(|| self.shut_down(PANICKED));
+        let _ends_all = OnPanic::new(|| self.shut_down(PANICKED));
         let mut out = Outbox::default();
         let mut commit = self.commit.lock();
         loop {

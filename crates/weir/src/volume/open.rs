@@ -169,6 +169,7 @@ pub(super) fn assemble(
         log,
         alloc,
         pool: PagePool::with_reserve(page_bytes, page_bytes / 16),
+        reads_ahead: Arc::default(),
         reclaim: Reclaim::default(),
         inodes: InodeTable::new(shares.inodes),
         homes_budget: Arc::new(HomesBudget::new(shares.home_bytes)),

@@ -108,6 +108,23 @@ fn a_file_that_shrank_gives_an_error_not_zeros() {
 }
 
 #[test]
+fn a_child_that_was_forked_does_not_keep_a_volume_in_use_that_its_parent_has_left() {
+    let path = TempPath::new();
+    for mode in [OpenMode::ReadWrite, OpenMode::ReadOnly] {
+        let device = match mode {
+            OpenMode::ReadWrite => PosixDevice::create(&path.0, 1 << 20),
+            OpenMode::ReadOnly => PosixDevice::open(&path.0, mode),
+        };
+        let device = device.unwrap();
+        // What a child gets: a descriptor of the same open file.
+        let inherited = device.disk.file.try_clone().unwrap();
+        drop(device);
+        drop(PosixDevice::open(&path.0, OpenMode::ReadWrite).unwrap());
+        drop(inherited);
+    }
+}
+
+#[test]
 fn a_size_that_is_not_whole_blocks_is_rounded_down() {
     let path = TempPath::new();
     std::fs::write(&path.0, [1; 10_000]).unwrap();

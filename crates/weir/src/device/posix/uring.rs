@@ -3,7 +3,7 @@
 //!
 //! A batch takes a ring of its own, kept from an earlier one or new, for as long as it runs. Where the host refuses rings
 //! (an old kernel, a sandbox) the first attempt finds out and the device's threads do the work from then on. Whatever
-//! the ring cannot do (a flush, a discard, a forced write), or gives back with a temporary error, is done by a blocking call.
+//! the ring cannot do (a flush, a discard, a forced write), or gives back undone, is done by a blocking call.
 //!
 //! **Invariant:** no request is in the kernel's hands when a batch ends, however it ends: the memory of its buffers belongs to
 //! the caller again. A ring on which a system call failed is not used again.
@@ -31,6 +31,11 @@ const PATIENT_DEPTH: usize = 32;
 const SPARE_RINGS: usize = 4;
 /// Temporary errors in a row after which a ring is given up.
 const MAX_REFUSALS: u32 = 1000;
+
+/// Errors that say nothing of the disk. The last two come where the thread that has begun a batch ends before the kernel got round to a
+/// part of it.
+const UNDONE: [i32; 6] =
+    [libc::EINTR, libc::EAGAIN, libc::EINVAL, libc::EOPNOTSUPP, libc::ECANCELED, libc::EFAULT];
 
 /// What a batch answers, in the order of its requests.
 pub(super) type Outcomes = Vec<(DeviceResult<()>, Buffers)>;
@@ -157,8 +162,7 @@ impl Transfer {
     /// Books a completion. True when something is left to be submitted.
     fn completed(&mut self, disk: &Disk, answer: i32) -> bool {
         let Ok(count) = usize::try_from(answer) else {
-            let doubtful = [libc::EINTR, libc::EAGAIN, libc::EINVAL, libc::EOPNOTSUPP];
-            if doubtful.contains(&-answer) {
+            if UNDONE.contains(&-answer) {
                 self.perform_blocking(disk);
             } else {
                 self.end(disk, Err(io::Error::from_raw_os_error(-answer)));
@@ -344,5 +348,37 @@ impl Drop for Batch {
     fn drop(&mut self) {
         // After a panic: the buffers must not go away while the kernel uses them.
         self.give_up_ring();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::PosixDevice;
+    use super::*;
+    use crate::device::Device;
+    use crate::device::buffer::AlignedBuf;
+
+    #[test]
+    fn what_the_kernel_gives_back_undone_is_done_all_the_same() {
+        let name = format!("weir-uring-test-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let device = PosixDevice::create(&path, 1 << 20).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        for (number, answer) in UNDONE.into_iter().enumerate() {
+            let mut bytes = AlignedBuf::zeroed(4096);
+            bytes.fill(number as u8 + 1);
+            let request = Request {
+                operation: Operation::Write { fua: false },
+                offset_bytes: number as u64 * 4096,
+                buffers: Buffers::Owned(bytes.clone()),
+                class: IoClass::SyncWrite,
+            };
+            let mut transfer = Transfer::new(&device.disk, request);
+            assert!(!transfer.completed(&device.disk, -answer));
+            assert_eq!(transfer.result, Some(Ok(())), "{answer}");
+            let mut found = AlignedBuf::zeroed(4096);
+            device.read(number as u64 * 4096, &mut [&mut found], IoClass::SyncRead).unwrap();
+            assert!(found == bytes, "{answer}");
+        }
     }
 }

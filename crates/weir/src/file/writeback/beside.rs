@@ -21,6 +21,7 @@ use crate::format::Key;
 use crate::inode::Inode;
 use crate::log::Admission;
 use crate::log::companion::{Companion, Companions, Data};
+use crate::sync::atomic::Ordering;
 use crate::sync::{Arc, Mutex, Weak, at_once};
 use crate::txn::{Lsn, Op};
 use std::ops::Range;
@@ -205,6 +206,7 @@ impl Engine {
                 changed.push((page.index, end));
             }
         }
+        piece.ended.store(true, Ordering::Release);
         let mut meta = inode.meta.lock();
         op.put(Key::inode(inode.number), &meta.item.encode());
         let committed = self.store.commit(op, admission);

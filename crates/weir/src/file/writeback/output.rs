@@ -119,6 +119,7 @@ mod tests {
     use crate::cache::page::PagePool;
     use crate::inode::for_tests::inode;
     use crate::sync::Weak;
+    use crate::sync::atomic::AtomicBool;
 
     /// A piece with `pages` pages from each of the blocks on, nothing else decided.
     fn piece(pool: &PagePool, runs: &[(u64, usize)]) -> Piece {
@@ -136,6 +137,7 @@ mod tests {
             replaceable: None,
             spare: None,
             failed: None,
+            ended: AtomicBool::new(false),
         };
         for &(block, pages) in runs {
             let first = piece.pages.len();

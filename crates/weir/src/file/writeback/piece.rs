@@ -14,6 +14,7 @@ use crate::format::{GROUP_BLOCKS, checksum};
 use crate::inode::Inode;
 use crate::log::Admission;
 use crate::mutation::{self, Mutation};
+use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Arc, Weak, is_panicking};
 use crate::txn::Op;
 use crate::txn::mapping_moments::MappingMoment;
@@ -161,6 +162,8 @@ pub struct Piece {
     /// Blocks for the next piece of the batch.
     pub(super) spare: Option<Spare>,
     pub(super) failed: Option<Error>,
+    /// Its pages are not under writeback any more.
+    pub(super) ended: AtomicBool,
 }
 
 /// Blocks that were allocated for several small pieces, so that they lie side by side and leave in few writes: what none has taken yet. Nobody else has
@@ -196,7 +199,8 @@ impl Drop for Spare {
 /// the blocks that they were to get, and what is counted of them, do not matter.
 impl Drop for Piece {
     fn drop(&mut self) {
-        if !is_panicking() {
+        // Whoever unwinds may have ended others in good order.
+        if !is_panicking() || self.ended.load(Ordering::Acquire) {
             return;
         }
         if let Some(engine) = self.engine.upgrade() {
@@ -235,6 +239,7 @@ impl Piece {
             replaceable: None,
             spare: None,
             failed: None,
+            ended: AtomicBool::new(false),
         }
     }
 

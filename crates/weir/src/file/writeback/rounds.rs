@@ -112,7 +112,7 @@ impl Engine {
     pub fn drain_handover(&self) -> Result<u64> {
         let handover = &self.background.handover;
         let _drain = handover.begin_drain();
-        let _gives_up = OnPanic(|| while self.end_handed_over_batch() {});
+        let _gives_up = OnPanic::new(|| while self.end_handed_over_batch() {});
         let mut rounds = Rounds::new(self, TO_WRITE, IoClass::Writeback);
         let mut pages = 0;
         let mut given_up = Batch::new();
