@@ -402,7 +402,6 @@ fn copy_cached(inode: &Inode, offset: u64, buffer: &mut [u8]) -> Cached {
     Cached { copied, readable }
 }
 
-/// Gives up the pages of `plan` that are still being read.
 /// Nobody waits for pages that a thread was to read that panics.
 fn give_up_on_panic(inode: &Inode, plan: &ReadPlan) -> OnPanic<impl Fn()> {
     OnPanic::new(move || {
@@ -411,6 +410,7 @@ fn give_up_on_panic(inode: &Inode, plan: &ReadPlan) -> OnPanic<impl Fn()> {
     })
 }
 
+/// Gives up the pages of `plan` that are still being read.
 fn abort(inode: &Inode, plan: &ReadPlan) {
     let mut pages = inode.pages.write();
     for index in plan.runs.iter().cloned().flatten() {
