@@ -56,6 +56,26 @@ fn fsyncs(bench: &Bench) -> u64 {
     stats["durability"]["fsyncs"].as_u64().unwrap()
 }
 
+#[test]
+fn statistics_are_read_whole_however_many_read_them_at_a_time() {
+    const READERS: u32 = 40;
+    let Some(bench) = Bench::mounted(&[]) else { return };
+    let dir = File::open(bench.dir()).unwrap();
+    thread::scope(|scope| {
+        for _ in 0..READERS {
+            scope.spawn(|| {
+                for _ in 0..20 {
+                    let text = client::stats(&dir).unwrap();
+                    let stats: serde_json::Value = serde_json::from_slice(&text).unwrap();
+                    assert!(stats["durability"]["fsyncs"].is_u64());
+                }
+            });
+        }
+    });
+    drop(dir);
+    bench.unmount();
+}
+
 /// Takes the server away without a word to the volume, as a power cut would.
 fn kill(server: Server) {
     server.signal(9);

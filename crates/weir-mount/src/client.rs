@@ -12,6 +12,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use crate::batch::{MADE, STEP_BYTES, StepFields, op};
 use crate::ioctl::{self, STATS_PAGE_BYTES};
 
+/// How often [`stats`] begins at most.
+const MOST_BEGINNINGS: u32 = 100;
+
 /// One command; `buffer` is passed in and out.
 fn call(fd: impl AsFd, number: u32, buffer: &mut [u8]) -> io::Result<()> {
     let announced = (number >> 16 & 0x3FFF) as usize;
@@ -107,10 +110,23 @@ pub fn barrier(fd: impl AsFd, flags: u32) -> io::Result<u64> {
 pub fn stats(fd: impl AsFd) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
     let mut buffer = vec![0; STATS_PAGE_BYTES + 24];
+    let mut begun = 1;
     loop {
         let offset = text.len() as u32;
         buffer[8..12].copy_from_slice(&offset.to_ne_bytes());
-        call(fd.as_fd(), ioctl::STATS, &mut buffer)?;
+        match call(fd.as_fd(), ioctl::STATS, &mut buffer) {
+            // So many others have begun to read since that the mount has forgotten this one.
+            Err(error)
+                if error.kind() == io::ErrorKind::StaleNetworkFileHandle
+                    && begun < MOST_BEGINNINGS =>
+            {
+                begun += 1;
+                text.clear();
+                buffer.fill(0);
+                continue;
+            }
+            called => called?,
+        }
         let total_bytes = half(&buffer, 3) as usize;
         let length = half(&buffer, 4) as usize;
         text.extend_from_slice(buffer.get(24..24 + length).unwrap_or_default());

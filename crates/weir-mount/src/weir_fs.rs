@@ -18,6 +18,7 @@
 mod batches;
 mod errors;
 mod files;
+mod privileges;
 mod snapshots;
 
 use std::ops::Range;
@@ -28,8 +29,8 @@ use std::time::Duration;
 use weir::stats::Report;
 use weir::sync::Mutex;
 use weir::{
-    AllocateMode, Attr, DirEntry, Error, File, FileType, NewInode, RenameMode, SetAttr, StatFs,
-    SyncKind, SyncTicket, Volume, XattrMode,
+    AllocateMode, Attr, DirEntry, Error, File, FileType, RenameMode, SetAttr, StatFs, SyncKind,
+    SyncTicket, Volume, XattrMode,
 };
 
 use crate::acl::{self, Acl};
@@ -43,20 +44,17 @@ use crate::ops::{
     Answer, Caller, Change, ControlTarget, Done, FileSystemOps, Handle, KernelCache, Make,
     OpResult, Open, Seek, SetXattr, SyncTarget, Visit, VisitPlus, Wait, WriteMode,
 };
-use crate::tables::{Fact, Facts, HandleTable, InodeTable, OpenFile};
+use crate::tables::{Fact, HandleTable, InodeTable, OpenFile};
 use crate::watch::Watcher;
 use errors::Errors;
 pub use errors::LogSink;
+use privileges::{CAPABILITY, is_list, is_privileged};
 use snapshots::Snapshots;
 
-/// File capabilities of a program; dropped by any write.
-const CAPABILITY: &[u8] = b"security.capability";
+/// Microseconds between two tries to get a ticket.
+const FULL_PATIENCE_US: u64 = 1000;
 /// The mount's own state, on the root directory.
 const STATUS: &[u8] = b"weir.status";
-/// Set-user-id and set-group-id.
-const SUID_SGID: u32 = 0o6000;
-/// Set-group-id.
-const SGID: u32 = 0o2000;
 /// Cookies of `.` and `..`; the engine's are larger.
 const COOKIE_DOT: u64 = 1;
 const COOKIE_DOT_DOT: u64 = 2;
@@ -214,135 +212,20 @@ impl WeirFs {
         Ok(attr)
     }
 
-    fn optional_xattr(&self, ino: u64, name: &[u8]) -> OpResult<Option<Vec<u8>>> {
-        match self.volume.getxattr(ino, name) {
-            Ok(value) => Ok(Some(value)),
-            Err(Error::NoAttribute) => Ok(None),
-            Err(error) => Err(self.fail(error)),
-        }
-    }
-
-    /// Whether there can be an attribute of this name on this mount.
-    fn check_name(&self, name: &[u8]) -> OpResult<()> {
-        if !self.posix_acl && is_list(name) {
-            return Err(Errno::EOPNOTSUPP);
-        }
-        // A prefix is no name.
-        if [&b"user."[..], b"trusted.", b"security."].contains(&name) {
-            return Err(Errno::EINVAL);
-        }
-        Ok(())
-    }
-
-    fn remove_optional_xattr(&self, ino: u64, name: &[u8]) -> OpResult<()> {
-        match self.volume.removexattr(ino, name) {
-            Ok(()) | Err(Error::NoAttribute) => Ok(()),
-            Err(error) => Err(self.fail(error)),
-        }
-    }
-
-    /// The list that new entries of `dir` inherit.
-    fn default_acl(&self, dir: u64) -> OpResult<Option<Acl>> {
-        if !self.posix_acl {
-            return Ok(None);
-        }
-        let facts = self.inodes.facts(dir);
-        if facts.holds(Fact::NoDefaultAcl) {
-            return Ok(None);
-        }
-        let epoch = facts.epoch();
-        let value = self.optional_xattr(dir, acl::DEFAULT)?;
-        if value.is_none() {
-            facts.establish(Fact::NoDefaultAcl, epoch);
-        }
-        Ok(value.as_deref().and_then(Acl::parse))
-    }
-
-    /// The new inode's final form, and the lists it gets.
-    fn plan(&self, caller: Caller, parent: u64, new: &Make) -> OpResult<Planned> {
-        let default = self.default_acl(parent)?;
-        let (permissions, access) = match &default {
-            Some(default) => default.inherit(new.permissions),
-            None => (new.permissions & !new.umask, None),
-        };
-        let inode = NewInode {
-            file_type: new.file_type,
-            permissions,
-            uid: caller.uid,
-            gid: caller.gid,
-            rdev: new.rdev,
-        };
-        let inherited = default.filter(|_| new.file_type == FileType::Directory);
-        Ok(Planned { inode, access, inherited })
-    }
-
-    fn store_lists(&self, ino: u64, planned: &Planned) -> OpResult<()> {
-        let lists = [(acl::ACCESS, &planned.access), (acl::DEFAULT, &planned.inherited)];
-        for (name, list) in lists {
-            if let Some(list) = list {
-                self.check(self.volume.setxattr(ino, name, &list.encode(), XattrMode::Set))?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Ends the privileges of a file that is written or cut.
-    fn end_privileges(&self, ino: u64, facts: &Facts, kill_suid_sgid: bool) -> OpResult<()> {
-        if facts.holds(Fact::Unprivileged) {
-            return Ok(());
-        }
-        let epoch = facts.epoch();
-        self.remove_optional_xattr(ino, CAPABILITY)?;
-        let permissions = self.check(self.volume.getattr(ino))?.permissions;
-        if permissions & SUID_SGID == 0 {
-            facts.establish(Fact::Unprivileged, epoch);
-        } else if kill_suid_sgid {
-            let change = SetAttr { kill_suid_sgid: true, ..SetAttr::default() };
-            self.check(self.volume.setattr(ino, &change))?;
-        }
-        Ok(())
-    }
-
-    /// `chmod` of an inode with an access list changes the list too.
-    fn chmod_list(&self, ino: u64, permissions: u32) -> OpResult<()> {
-        let Some(value) = self.optional_xattr(ino, acl::ACCESS)? else { return Ok(()) };
-        if let Some(mut list) = Acl::parse(&value) {
-            list.set_mode_bits(permissions);
-            self.check(self.volume.setxattr(ino, acl::ACCESS, &list.encode(), XattrMode::Set))?;
-        }
-        Ok(())
-    }
-
-    /// Sets the access list: what the permission bits can say goes there.
-    fn set_access_list(
-        &self,
-        caller: Caller,
-        ino: u64,
-        value: &[u8],
-        mode: XattrMode,
-    ) -> OpResult<()> {
-        let list = Acl::parse(value).ok_or(Errno::EINVAL)?;
-        let attr = self.check(self.volume.getattr(ino))?;
-        let mut permissions = attr.permissions & !0o777 | list.mode_bits();
-        // Someone outside of the file's group must not leave it set-group-id. (Of a caller's groups, the transport has picked the file's.)
-        if !is_privileged(caller) && caller.gid != attr.gid {
-            permissions &= !SGID;
-        }
-        if list.is_only_mode_bits() {
-            self.remove_optional_xattr(ino, acl::ACCESS)?;
-        } else {
-            self.check(self.volume.setxattr(ino, acl::ACCESS, value, mode))?;
-        }
-        if permissions != attr.permissions {
-            let change = SetAttr { permissions: Some(permissions), ..SetAttr::default() };
-            self.check(self.volume.setattr(ino, &change))?;
-        }
-        Ok(())
-    }
-
-    /// Makes everything up to operation `lsn` durable and tells `done`. Does not wait.
+    /// Makes everything up to operation `lsn` durable and tells `done`. Does not wait, unless as many tickets have not ended as may be: what
+    /// is to be durable has happened, so that is no answer.
     fn make_durable_to(&self, lsn: u64, done: Done) {
-        match self.volume.ticket_for(lsn) {
+        let ticket = loop {
+            match self.volume.ticket_for(lsn) {
+                Err(weir::Error::WouldBlock) => {}
+                other => break other,
+            }
+            match self.volume.wait_durable(lsn, Some(FULL_PATIENCE_US)) {
+                Ok(false) => {}
+                watched => return done(self.check(watched.map(drop))),
+            }
+        };
+        match ticket {
             Ok(ticket) => {
                 let errors = Arc::clone(&self.errors);
                 ticket.on_completion(move |result| {
@@ -394,35 +277,6 @@ impl WeirFs {
         }
         Ok(true)
     }
-}
-
-/// An inode about to be made.
-struct Planned {
-    inode: NewInode,
-    access: Option<Acl>,
-    inherited: Option<Acl>,
-}
-
-impl Planned {
-    /// What is known of the inode that was made, with these attributes.
-    fn facts(&self, attr: &Attr) -> impl Iterator<Item = Fact> {
-        let facts = [
-            (attr.permissions & SUID_SGID == 0, Fact::Unprivileged),
-            (self.access.is_none(), Fact::NoAccessAcl),
-            (self.inherited.is_none(), Fact::NoDefaultAcl),
-        ];
-        facts.into_iter().filter(|(holds, _)| *holds).map(|(_, fact)| fact)
-    }
-}
-
-/// Whether the caller has `CAP_FSETID`, as far as a request tells.
-fn is_privileged(caller: Caller) -> bool {
-    caller.uid == 0
-}
-
-/// Whether an attribute is an access control list.
-fn is_list(name: &[u8]) -> bool {
-    name == acl::ACCESS || name == acl::DEFAULT
 }
 
 fn engine_cookie(cookie: u64) -> u64 {

@@ -47,6 +47,12 @@ const CLEAN_PAUSE_US: u64 = 50;
 const FLUSH_INTERVAL_US: u64 = 1_000_000;
 /// Rounds of the flusher after which a page counts as old.
 const OLD_ROUNDS: u64 = 5;
+/// So many checkpoints in a row that have released nothing of the log are the last that somebody waits for. The first may have begun before
+/// there was anything to release.
+const VAIN_CHECKPOINTS: u32 = 4;
+/// No engine leaves a log like that: the room that checkpoints need for it is kept.
+const FULL_FOR_GOOD: &str = "the log is full of pages, and has no room for bringing them home: open the volume for reading only, and \
+                             copy its files to another";
 /// How long somebody who can free no page himself lets others go on, who have them in their hands.
 const OTHERS_PAUSE_US: u64 = 100;
 /// How long whoever waits for a checkpoint to release log space waits before it looks again.
@@ -306,6 +312,13 @@ impl Background {
             left_us = timeout_us.saturating_sub(waited_us);
         }
     }
+}
+
+/// What somebody has seen who waits for log space.
+#[derive(Debug, Default)]
+pub struct LogShortage {
+    /// Checkpoints in a row that have released nothing, though nobody else had any room.
+    vain_checkpoints: u32,
 }
 
 impl Engine {
@@ -782,19 +795,41 @@ impl Engine {
 
     /// Waits until a checkpoint has released log space. Where there was none to release, and others have the room who have been let in
     /// and are not in the log yet, lets them go on.
-    pub fn relieve_log(&self) -> Result<()> {
+    ///
+    /// # Errors
+    /// As [`Engine::wait_checkpoint`]; or several in a row have released nothing, and nobody else has any room: what they could not bring
+    /// home stays in the log.
+    pub fn relieve_log(&self, shortage: &mut LogShortage) -> Result<()> {
         self.counters.log_stalls.add(1);
         // The end of the one under way may be enough; the caller looks again.
         let next = self.checkpointer.next_goal();
         self.timed_stall(|| {
             let before_blocks = self.log.fill().used_blocks;
+            let before_sequence = self.replay_sequence();
+            let (before_failures, _) = self.checkpointer.home_failures();
             self.wait_checkpoint(next)?;
             let fill = self.log.fill();
-            if fill.used_blocks >= before_blocks && fill.admitted_blocks > 0 {
-                self.clock.sleep_us(OTHERS_PAUSE_US);
+            if fill.used_blocks < before_blocks || self.replay_sequence() != before_sequence {
+                shortage.vain_checkpoints = 0;
+                return Ok(());
             }
-            Ok(())
+            if fill.admitted_blocks > 0 || fill.has_open_chain {
+                self.clock.sleep_us(OTHERS_PAUSE_US);
+                return Ok(());
+            }
+            shortage.vain_checkpoints += 1;
+            if shortage.vain_checkpoints < VAIN_CHECKPOINTS {
+                return Ok(());
+            }
+            let (failures, failure) = self.checkpointer.home_failures();
+            let refused = failure.filter(|_| failures > before_failures);
+            Err(refused.unwrap_or_else(|| Error::Corrupt(FULL_FOR_GOOD.into())))
         })
+    }
+
+    /// Of the frame with which the log begins.
+    fn replay_sequence(&self) -> u64 {
+        self.superblock.lock().replay.sequence
     }
 
     /// Makes blocks available to `class` that only wait for something: purges, writeback, and a checkpoint. False if there

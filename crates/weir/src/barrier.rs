@@ -22,6 +22,7 @@
 //!
 //! Lock order: the queue of jobs is a leaf.
 
+use crate::background::LogShortage;
 use crate::cache::map::{LoggedFilter, RunFilter};
 use crate::device::IoClass;
 use crate::engine::{Engine, Room, class_of};
@@ -200,6 +201,7 @@ impl Engine {
     /// Raises a barrier for the data of `only`, or of all files. Waits for nothing but room: in the log, and in what others' barriers have
     /// to send home. Answers an LSN that is durable when everything before the barrier is.
     pub fn barrier(&self, only: Option<&Arc<Inode>>) -> Result<Lsn> {
+        let mut shortage = LogShortage::default();
         loop {
             self.check_writable()?;
             if mutation::active(Mutation::IgnoreBarrier) {
@@ -215,7 +217,7 @@ impl Engine {
                 self.finish_barriers(Lsn::MAX)?;
                 continue;
             }
-            let Some(mut room) = self.barrier_room(&parts)? else { continue };
+            let Some(mut room) = self.barrier_room(&parts, &mut shortage)? else { continue };
             let Some(lsn) = self.log.open_chain(&mut room)? else {
                 drop(room);
                 self.wait_before_chain()?;
@@ -265,21 +267,25 @@ impl Engine {
     }
 
     /// Log space for sending all of `parts` home. `None`: there was not enough; something was done about it, so look again.
-    fn barrier_room(&self, parts: &[Part]) -> Result<Option<Admission>> {
+    fn barrier_room(
+        &self,
+        parts: &[Part],
+        shortage: &mut LogShortage,
+    ) -> Result<Option<Admission>> {
         let blocks = parts.iter().map(Part::log_blocks).sum::<u64>() + CHAIN_END_BLOCKS;
         if blocks <= self.log.fill().ring_blocks / 4 {
             // Barriers before this one may hold much of it.
             self.wait_for_log(Some(blocks));
             let admitted = self.log.admit(blocks, class_of(blocks));
             if admitted.is_err() {
-                self.relieve_log()?;
+                self.relieve_log(shortage)?;
             }
             return Ok(admitted.ok());
         }
         // So much is dirty that even to say where it went does not fit into a chain.
         let inodes: Vec<_> = parts.iter().map(|part| part.inode.clone()).collect();
         if self.flush_inodes(&inodes, RunFilter { skip_writeback: true, ..UNLOGGED })? == 0 {
-            self.relieve_log()?;
+            self.relieve_log(shortage)?;
         }
         Ok(None)
     }

@@ -10,7 +10,7 @@
 //! statistics are leaves.
 
 use crate::alloc::{Allocator, ReserveClass, Supply};
-use crate::background::Background;
+use crate::background::{Background, LogShortage};
 use crate::barrier::Barriers;
 use crate::cache::page::{PageMut, PagePool};
 use crate::cache::throttle::SMALL_BLOCKS;
@@ -201,11 +201,12 @@ impl Engine {
             Room::Normal | Room::NoWait => class_of(blocks),
             Room::Reserve => AdmissionClass::Background,
         };
+        let mut shortage = LogShortage::default();
         loop {
             match self.log.admit(blocks, class) {
                 Ok(admission) => return Ok(admission),
                 Err(_full) if room != Room::Normal => return Err(Error::WouldBlock),
-                Err(_full) => self.relieve_log()?,
+                Err(_full) => self.relieve_log(&mut shortage)?,
             }
         }
     }

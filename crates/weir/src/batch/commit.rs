@@ -9,6 +9,7 @@ use super::patch::Patch;
 use super::plan::{self, Ops, Plan, Unplanned};
 use super::{Batch, Step};
 use crate::alloc::{ReserveClass, Run};
+use crate::background::LogShortage;
 use crate::cache::map::{Inserted, PageMap, Removed};
 use crate::engine::{Engine, class_of};
 use crate::error::{Error, Result};
@@ -212,11 +213,12 @@ impl Engine {
                 "the batch is too large: a quarter of the log must hold it",
             ));
         }
+        let mut shortage = LogShortage::default();
         loop {
             self.check_writable()?;
             match self.log.admit(blocks, class_of(blocks)) {
                 Ok(admission) => return Ok(admission),
-                Err(_full) => self.relieve_log()?,
+                Err(_full) => self.relieve_log(&mut shortage)?,
             }
         }
     }

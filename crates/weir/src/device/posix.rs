@@ -147,17 +147,23 @@ impl PosixDevice {
     }
 
     fn finish_create(file: File, direct: bool, path: &Path, size_bytes: u64) -> Result<Self> {
-        file.set_len(size_bytes).map_err(|error| match error.raw_os_error() {
-            Some(libc::EFBIG) => {
-                Error::Invalid("the image is larger than a file of the host can be")
-            }
-            Some(libc::ENOSPC | libc::EDQUOT) => Error::NoSpace,
-            _ => open_error(path, &error),
-        })?;
-        file.sync_all()?;
+        set_size(&file, size_bytes).map_err(|error| size_error(path, &error))?;
         let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
         File::open(parent.unwrap_or(Path::new(".")))?.sync_all()?;
         Self::finish(file, direct, false, OpenMode::ReadWrite)
+    }
+
+    /// The image at `path`, which this is, with another size, locked all the while: nobody else meets it in between.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`]; [`Error::Invalid`] for a size that the host does not offer, or when somebody uses the device already;
+    /// [`Error::Io`].
+    pub fn resized(mut self, path: &Path, size_bytes: u64) -> Result<Self> {
+        let disk = Arc::get_mut(&mut self.disk);
+        let disk = disk.ok_or(Error::Invalid("the size of a device that is in use is fixed"))?;
+        set_size(&disk.file, size_bytes).map_err(|error| size_error(path, &error))?;
+        disk.info.size_bytes = size_bytes;
+        Ok(self)
     }
 
     /// Locks the open file and learns its size.
@@ -459,6 +465,19 @@ fn holder_in(locks: &str, device: u64, inode: u64) -> Option<u32> {
         let pid = fields.nth(2)?;
         (fields.next()? == wanted).then(|| pid.parse().ok()).flatten()
     })
+}
+
+fn set_size(file: &File, size_bytes: u64) -> io::Result<()> {
+    file.set_len(size_bytes)?;
+    file.sync_all()
+}
+
+fn size_error(path: &Path, error: &io::Error) -> Error {
+    match error.raw_os_error() {
+        Some(libc::EFBIG) => Error::Invalid("the image is larger than a file of the host can be"),
+        Some(libc::ENOSPC | libc::EDQUOT) => Error::NoSpace,
+        _ => open_error(path, error),
+    }
 }
 
 /// The error of an open, create or resize.

@@ -3,6 +3,7 @@
 use super::extents::{self, Unmapped};
 use super::writeback::page_range;
 use crate::alloc::AllocKind;
+use crate::background::LogShortage;
 use crate::cache::map::RunFilter;
 use crate::device::IoClass;
 use crate::engine::{Engine, Room};
@@ -199,6 +200,7 @@ impl Engine {
             return Err(Error::FileTooLarge);
         }
         let first = offset / BLOCK_BYTES_U64;
+        let mut shortage = LogShortage::default();
         loop {
             if first == 0 {
                 self.leave_inode(inode)?;
@@ -220,7 +222,7 @@ impl Engine {
                 }
                 // The log is full, and a checkpoint may need this inode's mapping.
                 drop(map);
-                self.relieve_log()?;
+                self.relieve_log(&mut shortage)?;
             }
         }
     }

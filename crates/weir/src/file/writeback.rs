@@ -33,6 +33,7 @@ use super::known_homes::MappedRun;
 use super::known_mapping;
 use super::placement_policy;
 use crate::alloc::{AllocKind, ReserveClass, Run};
+use crate::background::LogShortage;
 use crate::cache::map::{LoggedFilter, RunFilter};
 use crate::device::IoClass;
 use crate::engine::{Engine, Room};
@@ -107,6 +108,7 @@ impl Engine {
         let limits = self.piece_limits();
         let mut from = range.start;
         let mut collected = Collected { pages: 0, complete: true };
+        let mut shortage = LogShortage::default();
         while from < range.end {
             let runs = limits.first_of(inode.pages.read().dirty_runs(
                 from..range.end,
@@ -146,7 +148,9 @@ impl Engine {
                     collected.complete = false;
                     break;
                 }
-                Err(Error::WouldBlock) if room == Room::Normal => self.relieve_log()?,
+                Err(Error::WouldBlock) if room == Room::Normal => {
+                    self.relieve_log(&mut shortage)?
+                }
                 Err(error) => return Err(error),
             }
         }

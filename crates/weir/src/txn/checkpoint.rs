@@ -242,7 +242,7 @@ impl Checkpointer {
     }
 
     /// What a checkpoint could not write home: how often that happened, and why the last time.
-    fn home_failures(&self) -> (u64, Option<Error>) {
+    pub fn home_failures(&self) -> (u64, Option<Error>) {
         let progress = self.progress.lock();
         (progress.home_failures, progress.home_failure.clone())
     }

@@ -63,15 +63,12 @@ pub(crate) fn create(path: &Path, options: &CreateOptions, progress: Progress<'_
                 return Err(Error::Exists);
             }
             let wanted = options.size_bytes.unwrap_or(device.info().size_bytes);
-            if !is_device && wanted != metadata.len() {
-                drop(device);
-                let file = std::fs::OpenOptions::new().write(true).open(path)?;
-                file.set_len(wanted / BLOCK_BYTES_U64 * BLOCK_BYTES_U64)?;
-                file.sync_all()?;
-                drop(file);
-                let device = PosixDevice::open(path, OpenMode::ReadWrite)?;
-                return format(&(Arc::new(device) as Arc<dyn Device>), options, progress);
-            }
+            let device = if !is_device && wanted != metadata.len() {
+                // Nobody else opens it in between.
+                device.resized(path, wanted / BLOCK_BYTES_U64 * BLOCK_BYTES_U64)?
+            } else {
+                device
+            };
             format(&(Arc::new(device) as Arc<dyn Device>), options, progress)
         }
     }

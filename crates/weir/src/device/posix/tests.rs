@@ -108,6 +108,22 @@ fn a_file_that_shrank_gives_an_error_not_zeros() {
 }
 
 #[test]
+fn an_image_that_gets_another_size_is_locked_all_the_while() {
+    let path = TempPath::new();
+    let device = PosixDevice::create(&path.0, 1 << 20).unwrap();
+    let device = device.resized(&path.0, 3 << 20).unwrap();
+    assert_eq!(device.info().size_bytes, 3 << 20);
+    let again = PosixDevice::open(&path.0, OpenMode::ReadWrite).map(drop);
+    assert!(matches!(again, Err(Error::InUse(_))), "{again:?}");
+    let last = pattern(4096, 7);
+    device.write((3 << 20) - 4096, &[&last], IoClass::SyncWrite, false).unwrap();
+    drop(device);
+    let device = PosixDevice::open(&path.0, OpenMode::ReadWrite).unwrap();
+    assert_eq!(device.info().size_bytes, 3 << 20);
+    assert!(read_back(&device, (3 << 20) - 4096, 4096) == last);
+}
+
+#[test]
 fn a_child_that_was_forked_does_not_keep_a_volume_in_use_that_its_parent_has_left() {
     let path = TempPath::new();
     for mode in [OpenMode::ReadWrite, OpenMode::ReadOnly] {
