@@ -149,7 +149,7 @@ impl Engine {
                     break;
                 }
                 Err(Error::WouldBlock) if room == Room::Normal => {
-                    self.relieve_log(&mut shortage)?
+                    self.relieve_log(&mut shortage)?;
                 }
                 Err(error) => return Err(error),
             }
