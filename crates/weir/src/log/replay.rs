@@ -327,6 +327,14 @@ impl Scan<'_> {
         self.durable = self.durable.max(found.durable_lsn);
         let frame = self.reader.get(position, total_blocks)?;
         let header = FrameHeader::peek(frame).ok_or_else(changed)?;
+        let before = self.frames.last().map_or(0, |frame| frame.last_lsn);
+        if header.first_lsn <= before {
+            // What such a log holds would never be behind a checkpoint.
+            return Err(Error::Corrupt(format!(
+                "log: a frame begins with operation {} behind one that ends with {before}",
+                header.first_lsn
+            )));
+        }
         if last_lsn > self.durable {
             for (number, record) in Records::new(header.records(frame)).enumerate() {
                 self.expectations.add(&record?, index, number as u64, total).map_err(|_| {
