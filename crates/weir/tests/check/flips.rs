@@ -392,6 +392,23 @@ fn entries_of_inodes_that_are_still_to_be_made_never_make_it_panic_or_hang() {
     });
 }
 
+/// Were they taken, what such a log holds would never be behind a checkpoint, and whoever needs its space would wait for ever.
+#[test]
+fn frames_whose_operations_go_back_are_refused() {
+    let opened = |first_lsn| {
+        let frames = [ForgedFrame::default(), ForgedFrame { first_lsn, ..ForgedFrame::default() }];
+        let device: Arc<dyn Device> = Arc::new(MemoryDevice::from_image(&with_frames(&frames)));
+        Volume::open_device(device, manual()).map(drop)
+    };
+    assert_eq!(opened(None), Ok(()));
+    for first_lsn in [0, 1] {
+        let refused = opened(Some(first_lsn));
+        assert!(
+            matches!(&refused, Err(Error::Corrupt(text)) if text.contains("behind one that ends"))
+        );
+    }
+}
+
 /// Directories that say they are in each other, though they are reached from the root.
 #[test]
 fn a_rename_into_directories_that_contain_each_other_ends() {
@@ -491,7 +508,8 @@ fn with_frames(frames: &[ForgedFrame]) -> Vec<u8> {
         let (bytes, count) = encoded(&forged.records);
         position += if number > 0 { forged.gap } else { 0 };
         header.ring_position_blocks = position;
-        header.first_lsn = forged.first_lsn.unwrap_or(header.first_lsn + number as u64);
+        let next_lsn = if number > 0 { header.last_lsn + 1 } else { header.first_lsn };
+        header.first_lsn = forged.first_lsn.unwrap_or(next_lsn);
         let last_lsn = forged.last_lsn.unwrap_or(header.first_lsn).max(header.first_lsn);
         header.last_lsn = last_lsn.min((1 << 62) - 1);
         header.first_lsn = header.first_lsn.min(header.last_lsn);
