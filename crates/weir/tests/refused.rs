@@ -10,11 +10,15 @@ use std::sync::{Arc, Mutex};
 use weir::check::{CheckOptions, check_device};
 use weir::device::Device;
 use weir::device::memory::MemoryDevice;
-use weir::format::{bitmap, node, root, superblock};
+use weir::format::{bitmap, frame, node, root, superblock};
 use weir::*;
 
 const LOG_BLOCKS: u64 = 128;
 const FILES: u64 = 20;
+
+/// How everything begins that is written and is no page of a file.
+const MAGICS: [&[u8]; 5] =
+    [&node::NODE_MAGIC, &bitmap::MAGIC, &root::MAGIC, &superblock::MAGIC, &frame::FRAME_MAGIC];
 
 fn probe() -> (Arc<Probe>, Arc<dyn Device>) {
     let probe = Probe::new(Arc::new(MemoryDevice::new(64 * MIB)));
@@ -146,6 +150,25 @@ fn what_is_refused_for_a_while_is_waited_for_and_nothing_is_shut_down() {
     }
 }
 
+/// Checkpoints end, but release nothing: the pages that the log has stay there.
+#[test]
+fn who_needs_log_space_hears_that_the_disk_refuses_pages_and_nothing_is_shut_down() {
+    for background in [BackgroundMode::Manual, BackgroundMode::Threads] {
+        let (probe, device) = probe();
+        let volume = open(&device, VolumeOptions { background, ..manual(16 * MIB) });
+        probe.refuse(|_, begins| !MAGICS.iter().any(|magic| begins.starts_with(magic)));
+        make_files(&volume, 0..FILES).expect("the log has room");
+        let ended = with_watchdog(60, || make_files(&volume, FILES..10_000));
+        assert!(is_io(&ended), "{ended:?}");
+        assert!(volume.shutdown_reason().is_none());
+        assert_there(&volume, FILES);
+        probe.refuse(|_, _| false);
+        make_files(&volume, FILES..200).expect("the disk takes it");
+        volume.checkpoint().expect("the disk takes it");
+        close_and_check(volume, &device, 200);
+    }
+}
+
 #[test]
 fn a_disk_that_refuses_everything_behind_the_log_does_not_make_the_volume_seem_full() {
     let (probe, device) = probe();
@@ -153,7 +176,7 @@ fn a_disk_that_refuses_everything_behind_the_log_does_not_make_the_volume_seem_f
     let file = create(&volume, "/large");
     let bytes = pattern(1, 4 << 20);
     file.write_at(0, &bytes).expect("write");
-    probe.refuse(|_, begins| !begins.starts_with(&format::frame::FRAME_MAGIC));
+    probe.refuse(|_, begins| !begins.starts_with(&frame::FRAME_MAGIC));
     for _ in 0..50 {
         let synced = file.fsync();
         assert!(is_io(&synced), "{synced:?}");
