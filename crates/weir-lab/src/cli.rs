@@ -538,6 +538,9 @@ fn experiment(
     // Saved first: who reads the table may have gone meanwhile (a pipe into `head`), and hours with it.
     publish(&made.report, args.json.as_deref(), args.html.as_deref())?;
     say(&table::render(&made.report));
+    if made.interrupted {
+        return Err(LabError::Cancelled);
+    }
     Ok(if made.complete { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -599,6 +602,8 @@ impl Setup {
 struct Made {
     report: Report,
     complete: bool,
+    /// It has what was measured until Ctrl-C.
+    interrupted: bool,
 }
 
 /// Runs experiments. Whatever happens, nothing stays mounted.
@@ -619,6 +624,7 @@ fn make_report(
         Err(_) if session.cancel.is_cancelled() => return Err(LabError::Cancelled),
         other => other?,
     };
+    let interrupted = outcome.interrupted;
     let report = Report {
         disk: disk.to_string(),
         size_bytes,
@@ -633,14 +639,15 @@ fn make_report(
         notes: outcome.notes,
         ..empty_report(&args.work, begun)
     };
-    eprintln!("weir lab: done in {}", elapsed_text(begun));
+    let ended = if interrupted { "interrupted after" } else { "done in" };
+    eprintln!("weir lab: {ended} {}", elapsed_text(begun));
     // Also who prints no table of all figures is to know why the exit code is 1.
     for group in skipped_groups(&report.not_offered).iter().filter(|g| g.failed) {
         let (on, cases) = (group.target, group.cases.join(", "));
         eprintln!("weir lab: failed: {} on {on}: {cases}: {}", group.experiment, group.reason);
     }
     let complete = stuck.is_empty() && !report.not_offered.iter().any(|s| s.failed);
-    Ok(Made { report, complete })
+    Ok(Made { report, complete, interrupted })
 }
 
 fn publish(report: &Report, json: Option<&Path>, page: Option<&Path>) -> LabResult<()> {

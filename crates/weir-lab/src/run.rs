@@ -148,6 +148,8 @@ pub struct Outcome {
     pub targets: Vec<TargetInfo>,
     /// Remarks and disturbances.
     pub notes: Vec<String>,
+    /// It was ended by Ctrl-C, with something measured.
+    pub interrupted: bool,
 }
 
 /// The disturbances of one experiment, summed up.
@@ -218,12 +220,14 @@ struct Runner<'a> {
     order: Vec<Key>,
     /// Of each experiment of the plan, the rounds that have begun.
     rounds_begun: Vec<u64>,
+    /// The experiment of the plan whose round has not ended.
+    under_way: Option<usize>,
     disturbances: BTreeMap<String, Disturbed>,
     memory: WarmMemory,
     out: Outcome,
 }
 
-/// Runs a plan. Whatever happens, nothing stays mounted.
+/// Runs a plan. Whatever happens, nothing stays mounted. Where it is interrupted with something measured, that is its outcome.
 pub fn run_plan(
     plan: &Plan,
     disk: Option<&Disk>,
@@ -238,7 +242,10 @@ pub fn run_plan(
     }
     let mut runner = Runner::new(plan, disk, registry, cancel, steps as u64);
     runner.warm_up();
-    runner.rounds()?;
+    match runner.rounds() {
+        Err(LabError::Cancelled) if !runner.cells.is_empty() => runner.keep_whole_rounds(),
+        ended => ended?,
+    }
     runner.progress.bar.finish_and_clear();
     Ok(runner.finish())
 }
@@ -281,6 +288,7 @@ impl<'a> Runner<'a> {
             cells: BTreeMap::new(),
             order: Vec::new(),
             rounds_begun: vec![0; plan.experiments.len()],
+            under_way: None,
             disturbances: BTreeMap::new(),
             memory: WarmMemory::of(plan.size.pick(QUICK_WARM_BYTES, WARM_BYTES, WARM_BYTES)),
             out: Outcome::default(),
@@ -303,7 +311,9 @@ impl<'a> Runner<'a> {
                 }
                 let from = Instant::now();
                 self.rounds_begun[index] += 1;
+                self.under_way = Some(index);
                 self.round(index, planned, round)?;
+                self.under_way = None;
                 spent[index] += from.elapsed();
             }
         }
@@ -313,6 +323,25 @@ impl<'a> Runner<'a> {
             .collect();
         self.out.notes.push(format!("time taken: {}", times.join(", ")));
         Ok(())
+    }
+
+    /// Ctrl-C: who has waited for some rounds keeps them. Of an experiment's first round there is what it has come to.
+    fn keep_whole_rounds(&mut self) {
+        self.out.interrupted = true;
+        let Some(index) = self.under_way else { return };
+        let Some(begun) = self.rounds_begun.get_mut(index) else { return };
+        let (cut, name) = (*begun, self.plan.experiments[index].experiment.name());
+        let kept = if cut > 1 {
+            *begun -= 1;
+            let cells = self.cells.iter_mut().filter(|(key, _)| key.planned == index);
+            for metric in cells.flat_map(|(_, cell)| &mut cell.metrics) {
+                metric.3.retain(|(round, _)| *round != cut);
+            }
+            "which is left out"
+        } else {
+            "which is there as far as it came"
+        };
+        self.out.notes.push(format!("interrupted in round {cut} of {name}, {kept}"));
     }
 
     fn round(&mut self, index: usize, planned: &Planned, round: usize) -> LabResult<()> {

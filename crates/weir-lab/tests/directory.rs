@@ -2,6 +2,9 @@
 
 mod common;
 
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+
 use common::{Needs, SmallRun, figure, in_scratch, median, rows};
 
 /// Runs an experiment with small loads on a directory and checks what every report must have.
@@ -54,6 +57,40 @@ fn simoop_times_reads_writes_and_allocations() {
 #[test]
 fn foundation_runs_the_plain_paths_on_a_directory() {
     check("foundation");
+}
+
+#[test]
+fn an_interrupted_run_reports_the_rounds_that_it_has_ended() {
+    in_scratch("interrupted", Needs::Nothing, |scratch| {
+        let (json, on) = (scratch.json(), format!("dir:{}", scratch.work()));
+        let options = "fsmark --quick --files 50 --threads 1 --mode =pass --rounds 10000 --no-probe \
+                       --allow-no-device";
+        let places = ["--on", &on, "--json", &json];
+        let mut child = scratch
+            .command(&options.split(' ').chain(places).collect::<Vec<_>>())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("starts");
+        let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
+        let third = lines.find(|line| line.as_ref().is_ok_and(|l| l.contains("round 3/10000")));
+        assert!(third.is_some(), "it ended by itself");
+        let pid = child.id().to_string();
+        std::process::Command::new("kill").args(["-INT", &pid]).status().expect("kill");
+        // What it says is read to the end: a pipe that is full or closed would hold it up.
+        lines.for_each(drop);
+        assert_eq!(child.wait().expect("ends").code(), Some(130));
+        let report: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(&json).expect("report")).expect("JSON");
+        let of_rounds: Vec<usize> =
+            rows(&report).map(|row| row["rounds"].as_array().expect("rounds").len()).collect();
+        assert!(!of_rounds.is_empty() && of_rounds.iter().all(|rounds| *rounds == of_rounds[0]));
+        assert!(of_rounds[0] >= 2, "{of_rounds:?}");
+        let notes = report["notes"].as_array().expect("notes");
+        let told = format!("interrupted in round {} of fsmark", of_rounds[0] + 1);
+        let is_told = |note: &serde_json::Value| note.as_str().is_some_and(|n| n.contains(&told));
+        assert!(notes.iter().any(is_told), "{notes:?}");
+    });
 }
 
 #[test]

@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use super::{LabResult, RunArgs, Session, Setup, make_report, publish};
+use super::{LabError, LabResult, RunArgs, Session, Setup, make_report, publish};
 use crate::experiments::checkpoint::{Checkpoint, CheckpointOptions};
 use crate::experiments::foundation::{Foundation, FoundationOptions};
 use crate::experiments::fsmark::{Fsmark, FsmarkOptions};
@@ -38,14 +38,21 @@ pub fn run(args: &RunArgs) -> LabResult<ExitCode> {
     let checked = parts.iter().map(|(a, _)| Setup::of(a)).collect::<LabResult<Vec<Setup>>>()?;
     let session = Session::begin()?;
     let mut reports = Vec::new();
-    let mut complete = true;
+    let (mut complete, mut interrupted) = (true, false);
     for ((args, planned), setup) in parts.into_iter().zip(checked) {
         let made = make_report(&args, setup, planned, &session)?;
         publish(&made.report, args.json.as_deref(), args.html.as_deref())?;
         complete &= made.complete;
+        interrupted = made.interrupted;
         reports.push(made.report);
+        if interrupted {
+            break;
+        }
     }
     super::say(&claims_table::render(&reports));
+    if interrupted {
+        return Err(LabError::Cancelled);
+    }
     Ok(if complete { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
