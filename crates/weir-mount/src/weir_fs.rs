@@ -108,6 +108,9 @@ impl WeirFs {
     pub fn new(volume: Volume, posix_acl: bool, log: LogSink) -> weir::Result<Self> {
         let inodes = Arc::new(InodeTable::default());
         inodes.acquire(&volume, Volume::ROOT)?;
+        let errors = Arc::new(Errors::new(log));
+        let told = Arc::clone(&errors);
+        volume.on_background_error(move |error| told.note(error));
         Ok(Self {
             forgetting: Forgetting::new(volume.memory_bytes()),
             watcher: Watcher::new(volume.clone()),
@@ -119,7 +122,7 @@ impl WeirFs {
             handles: HandleTable::default(),
             first_panic: Mutex::new(None),
             panics: AtomicU64::new(0),
-            errors: Arc::new(Errors::new(log)),
+            errors,
             leftover: Arc::default(),
             closed: Closed::default(),
             batches: Batches::default(),

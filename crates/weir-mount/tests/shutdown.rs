@@ -10,6 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use common::TestMount;
 use weir::device::memory::MemoryDevice;
@@ -164,7 +165,7 @@ fn after_a_failed_flush_every_sync_is_an_error_memory_is_readable_and_the_mount_
 #[test]
 fn a_checkpoint_that_the_disk_refuses_is_told_and_programs_go_on() {
     let device = Failing::new();
-    let (fs, _) = served(&device);
+    let (fs, said) = served(&device);
     let Some(mount) = TestMount::new(fs.clone(), "threads=2") else { return };
     device.refuses_roots.store(true, Ordering::SeqCst);
     let synced = |name: &str| {
@@ -178,6 +179,13 @@ fn a_checkpoint_that_the_disk_refuses_is_told_and_programs_go_on() {
     synced("meanwhile").unwrap();
     let told = status(&mount);
     assert!(told.contains("tried again") && told.contains("bad medium"), "{told}");
+    // The log hears of it though no request has failed.
+    let begun = Instant::now();
+    while !said.lock().unwrap().iter().any(|line| line.contains("bad medium")) {
+        assert!(begun.elapsed() < Duration::from_secs(60), "the log was not told");
+        thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(fs.trouble().device_errors, 0);
     device.refuses_roots.store(false, Ordering::SeqCst);
     fs.volume().checkpoint().unwrap();
     assert_eq!(status(&mount), "ok");

@@ -13,12 +13,13 @@ mod waits;
 
 use crate::cache::throttle::{DelayDebt, Limits};
 use crate::engine::Engine;
-use crate::error::{Error, PANICKED, Result};
+use crate::error::{CLOSED, Error, PANICKED, Result};
 use crate::file::handover::{self, Handover};
 use crate::file::paced::Pacing;
 use crate::file::submit::SyncJob;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Arc, Clock, Condvar, JoinHandle, Mutex, OnPanic, give_way, spawn, wait_for};
+use crate::ticket::run_foreign;
 use crate::txn::checkpoint::is_refusal;
 use jobs::JobQueue;
 pub use jobs::Jobs;
@@ -101,6 +102,19 @@ pub struct Background {
     pub home_role: Mutex<()>,
     /// How often writeback or a checkpoint has failed, and why the last time. A leaf.
     failed: Mutex<(u64, Option<Error>)>,
+    /// Who wants to hear of that. A leaf.
+    listener: Mutex<Listener>,
+}
+
+/// Hears of errors: see [`crate::Volume::on_background_error`].
+pub type ErrorListener = Arc<dyn Fn(&Error) + Send + Sync>;
+
+/// A listener, and what it was told.
+#[derive(Default)]
+struct Listener {
+    call: Option<ErrorListener>,
+    failures: u64,
+    shutdown: bool,
 }
 
 impl Background {
@@ -122,6 +136,7 @@ impl Background {
             pacing: Pacing::default(),
             home_role: Mutex::new(()),
             failed: Mutex::default(),
+            listener: Mutex::default(),
         }
     }
 
@@ -135,6 +150,11 @@ impl Background {
     /// How often that happened, and why the last time.
     fn failures(&self) -> (u64, Option<Error>) {
         self.failed.lock().clone()
+    }
+
+    /// From now on `listener` is told, instead of whoever was.
+    pub fn listen(&self, listener: ErrorListener) {
+        *self.listener.lock() = Listener { call: Some(listener), ..Listener::default() };
     }
 
     /// Somebody else does the background work.
@@ -325,6 +345,29 @@ impl Engine {
         self.log.stop();
         // Nobody else does what is left.
         while self.log.drive() {}
+        self.tell_failures();
+        drop(std::mem::take(&mut *self.background.listener.lock()));
+    }
+
+    /// Tells the listener, if there is one, what has failed since it was told last, and why the volume was shut down. The caller holds no
+    /// locks.
+    fn tell_failures(&self) {
+        if self.background.listener.lock().call.is_none() {
+            return;
+        }
+        let (failures, last) = self.background.failures();
+        let shutdown = self.shutdown.lock().clone().filter(|reason| reason != CLOSED);
+        let (call, news) = {
+            let mut listener = self.background.listener.lock();
+            let Some(call) = listener.call.clone() else { return };
+            let has_failed = std::mem::replace(&mut listener.failures, failures) < failures;
+            let was_told = std::mem::replace(&mut listener.shutdown, shutdown.is_some());
+            let shutdown = shutdown.filter(|_| !was_told).map(Error::Shutdown);
+            (call, last.filter(|_| has_failed).into_iter().chain(shutdown))
+        };
+        for error in news {
+            run_foreign(|| call(&error));
+        }
     }
 
     fn checkpointer_loop(self: &Arc<Self>) {
@@ -367,6 +410,7 @@ impl Engine {
             let gathering = !self.background.handover.is_empty();
             let timeout_us = if gathering { handover::PATIENCE_US } else { FLUSH_INTERVAL_US };
             let go_on = self.background.wait_asked(Worker::Flusher, &*self.clock, timeout_us);
+            self.tell_failures();
             if gathering || self.background.handover.is_due() || !go_on {
                 // An error was noted with the file it concerns.
                 let _ = self.drain_handover();

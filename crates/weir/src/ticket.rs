@@ -123,7 +123,7 @@ impl Shared {
 
 /// Runs what a program has left here. If that panics, its panic hook has heard of it, and this thread goes on: it makes others' requests
 /// durable as well.
-fn run_foreign(call: impl FnOnce()) {
+pub(crate) fn run_foreign(call: impl FnOnce()) {
     if cfg!(feature = "shuttle") {
         // There a panic is how a schedule ends.
         return call();

@@ -119,6 +119,18 @@ impl Volume {
         self.engine.shutdown.lock().clone()
     }
 
+    /// Has `listener` told what goes wrong where no call of the program can say so, or not yet: a page that could not be written home
+    /// (which a sync of its file reports as well), a checkpoint that the device refuses, and why the volume was shut down. Where several
+    /// things fail, it hears of the last, about once a second and when the volume closes; of what failed before this call too. It
+    /// replaces the one that was there, and goes with the volume's last user.
+    ///
+    /// It is called by a thread that brings dirty pages home: it should return soon, must not sync or close the volume, and must hold no
+    /// [`Volume`] or [`crate::File`], which would keep it open. If it panics, nothing else happens. Without threads
+    /// ([`crate::BackgroundMode::Manual`]) it is called only when the volume closes.
+    pub fn on_background_error(&self, listener: impl Fn(&Error) + Send + Sync + 'static) {
+        self.engine.background.listen(crate::sync::Arc::new(listener));
+    }
+
     /// Makes everything that happened before the call durable (`syncfs`). Blocks. (A volume that is open for reading only has
     /// nothing to sync: this and all other syncs succeed.)
     pub fn sync(&self) -> Result<()> {

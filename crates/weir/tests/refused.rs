@@ -6,7 +6,8 @@ mod common;
 use common::*;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
 use weir::check::{CheckOptions, check_device};
 use weir::device::Device;
 use weir::device::memory::MemoryDevice;
@@ -212,6 +213,45 @@ fn a_close_that_the_disk_refuses_says_so_and_the_next_opening_has_everything() {
         assert_there(&volume, FILES);
         close_and_check(volume, &device, FILES);
     }
+}
+
+/// A volume in whose background this fails, and what its listener hears.
+fn heard_of(
+    fails: impl Fn(u64, &[u8]) -> bool + Send + 'static,
+) -> (Arc<Probe>, Volume, mpsc::Receiver<Error>) {
+    let (probe, device) = probe();
+    let volume = open(&device, threads(16 * MIB));
+    let (tell, heard) = mpsc::channel();
+    volume.on_background_error(move |error| drop(tell.send(error.clone())));
+    probe.refuse(fails);
+    (probe, volume, heard)
+}
+
+#[test]
+fn a_listener_hears_of_checkpoints_that_are_refused_and_of_no_close() {
+    let (probe, volume, heard) = heard_of(|_, begins| begins.starts_with(&root::MAGIC));
+    make_files(&volume, 0..FILES).expect("the log has room");
+    assert!(is_io(&volume.checkpoint()));
+    let error = heard.recv_timeout(Duration::from_secs(60)).expect("it is told");
+    assert!(matches!(error, Error::Io(_)), "{error:?}");
+    probe.refuse(|_, _| false);
+    volume.close().expect("the disk takes it");
+    // The listener is gone with the volume, and the channel with it.
+    assert!(heard.iter().all(|error| matches!(error, Error::Io(_))));
+}
+
+#[test]
+fn a_listener_hears_why_the_volume_was_shut_down_and_may_panic() {
+    let (probe, volume, heard) = heard_of(|_, _| false);
+    probe.fail_flushes.store(true, Ordering::Relaxed);
+    assert!(make_files(&volume, 0..1).is_err());
+    let reason = volume.shutdown_reason().expect("a flush has failed");
+    let is_it = |error: Error| error == Error::Shutdown(reason.clone());
+    let mut told = std::iter::from_fn(|| heard.recv_timeout(Duration::from_secs(60)).ok());
+    assert!(told.any(is_it), "it was not told");
+    volume.on_background_error(|_| panic!("on purpose"));
+    let _ = with_watchdog(60, || volume.close());
+    assert!(heard.iter().next().is_none(), "told once, and never after it was replaced");
 }
 
 #[test]

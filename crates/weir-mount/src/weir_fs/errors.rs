@@ -41,19 +41,24 @@ impl Errors {
 
     /// An engine error on its way to a program; device trouble is told to the log too.
     pub(super) fn fail(&self, error: Error) -> Errno {
-        let is_trouble = matches!(
-            error,
-            Error::Io(_) | Error::HostFull(_) | Error::Corrupt(_) | Error::Shutdown(_)
-        );
-        if is_trouble {
+        if is_trouble(&error) {
             self.count.fetch_add(1, Ordering::Relaxed);
-            let text = error.to_string();
-            if self.logged.lock().is_news(&error, &text) {
-                self.tell(&text);
-            }
+            self.note(&error);
         }
         error.into()
     }
+
+    /// What went wrong where no program has heard of it, or not yet: told to the log, if it is trouble of the device and news.
+    pub(super) fn note(&self, error: &Error) {
+        let text = error.to_string();
+        if is_trouble(error) && self.logged.lock().is_news(error, &text) {
+            self.tell(&text);
+        }
+    }
+}
+
+const fn is_trouble(error: &Error) -> bool {
+    matches!(error, Error::Io(_) | Error::HostFull(_) | Error::Corrupt(_) | Error::Shutdown(_))
 }
 
 /// What the log was told of device trouble: the same thing once, and not without end. A host that is full is the same thing wherever it is
