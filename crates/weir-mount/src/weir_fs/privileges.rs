@@ -27,7 +27,9 @@ impl WeirFs {
 
     /// Whether there can be an attribute of this name on this mount.
     pub(super) fn check_name(&self, name: &[u8]) -> OpResult<()> {
-        if !self.posix_acl && is_list(name) {
+        // Of `system.` the kernel asks for no permission at all: what is there is the file system's to guard. There are the two lists, which
+        // the kernel sets by another way, and nothing else.
+        if name.starts_with(b"system.") && !(self.posix_acl && is_list(name)) {
             return Err(Errno::EOPNOTSUPP);
         }
         // A prefix is no name.
