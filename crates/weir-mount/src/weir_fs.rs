@@ -770,7 +770,7 @@ impl FileSystemOps for WeirFs {
     fn commit_batch(&self, target: ControlTarget, id: u64, sync: bool, done: Answer) {
         let lsn = target.handle.ok_or(Errno::EISDIR).and_then(|handle| {
             let staged = self.batches.take(handle, id)?;
-            self.apply_batch(target.caller, &staged.steps)
+            self.apply_batch(target, &staged.steps)
         });
         match lsn {
             Err(error) => done(Err(error)),
