@@ -71,13 +71,17 @@ const MIN_MEMORY_BYTES: u64 = 256 << 10;
         \x20                          or stays there too (default: direct_new; not with\n  \
         \x20                          writeback_cache)\n  \
         auto noauto nofail _netdev x-...   for others that read /etc/fstab: ignored\n  \
+        diratime nodiratime lazytime nolazytime iversion noiversion silent loud\n  \
+        \x20                          ignored: directories are as noatime says for files, and the\n  \
+        \x20                          others are as it is in any case\n  \
         fsname=NAME                what mount and df show\n  \
         threads=N max_background=N max_write=BYTES   tuning of the connection\n\n\
         Examples:\n  \
         weir mount disk.weir /mnt\n  \
         weir mount --create --size 8G disk.weir /mnt --background\n  \
         weir mount disk.weir /mnt --read-only --memory 256M\n  \
-        weir mount disk.weir /mnt -o noatime,nosuid --background --log /var/log/weir.log\n\n\
+        weir mount disk.weir /mnt -o noatime,nosuid --background --log /var/log/weir.log\n  \
+        mount -i -o remount,ro /mnt      # from now on; -i: no helper, it is the kernel's matter\n\n\
         Exit codes: 0 unmounted cleanly, 1 failed or errors were seen, 2 wrong usage, 130 ended \
         by a third Ctrl-C"
 )]
