@@ -401,13 +401,12 @@ fn a_batch_of_a_user_who_is_not_the_owner_is_refused() {
 /// What `BEGIN` of a batch answers to `program`, as whom `wrapper` runs it: an errno, or 0. `None`: it cannot be run so here.
 fn begin_as(wrapper: &[&str], path: &Path) -> Option<i32> {
     // struct weir_batch is 24 bytes: _IOWR(0xB7, 10, 24).
-    let script = format!(
-        "import fcntl, os, sys\nfd = os.open({path:?}, os.O_RDWR)\n\
-         try: fcntl.ioctl(fd, 0xC018B70A, bytearray(24))\n\
-         except OSError as error: sys.exit(100 + error.errno)\n"
-    );
+    let script = "import fcntl, os, sys\nfd = os.open(sys.argv[1], os.O_RDWR)\n\
+                  try: fcntl.ioctl(fd, 0xC018B70A, bytearray(24))\n\
+                  except OSError as error: sys.exit(100 + error.errno)\n";
     let (program, arguments) = wrapper.split_first()?;
-    let ran = Command::new(program).args(arguments).args(["python3", "-c", &script]).status();
+    let arguments = [arguments, &["python3", "-c", script]].concat();
+    let ran = Command::new(program).args(arguments).arg(path).status();
     match ran.ok()?.code()? {
         0 => Some(0),
         code => Some(code - 100).filter(|errno| *errno > 0),
