@@ -108,10 +108,10 @@ struct weir_capabilities {
 };
 #define WEIR_IOC_CAPABILITIES _IOR(WEIR_IOC_MAGIC, 9, struct weir_capabilities)
 
-/* Changes of many files and names that happen together or not at all, also across a crash. Staged on an open regular file
- * of the mount (any; it only holds the batch): BEGIN sets id, ADD appends steps, COMMIT makes them, in their order, or
- * fails and changes nothing; either ends the batch, as do ABORT and the last close of the file. Only for the superuser and the
- * owner of the mount (EPERM): permissions are not checked. */
+/* Changes of many files and names that happen together or not at all, also across a crash. Staged on a regular file of the
+ * mount that is open for writing (any; it only holds the batch): BEGIN sets id, ADD appends steps, COMMIT makes them, in their
+ * order, or fails and changes nothing; either ends the batch, as do ABORT and the last close of the file. Only for the superuser
+ * and the owner of the mount, outside of containers (EPERM): permissions are not checked. */
 struct weir_batch {
 	__u64 id;    /* out of BEGIN */
 	__u64 lsn;   /* out of COMMIT: durable with this operation; in: not looked at */

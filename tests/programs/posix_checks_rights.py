@@ -293,6 +293,9 @@ def extended_attributes_hold_their_limits(top):
         equal([n for n in os.listxattr(path) if n.startswith("trusted.")], [])
         assert "user.a" in os.listxattr(path)
         expect_errno(["ENODATA", "EPERM"], os.getxattr, path, "trusted.file")
+        # Of this namespace the kernel leaves it to the file system who may what.
+        for name in ("system.mine", "system.posix_acl_mine"):
+            expect_errno(["EOPNOTSUPP", "EACCES", "EPERM"], os.setxattr, path, name, b"")
     as_user(other)
 
 

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use weir::Error;
 
-use crate::open::mount_above;
+use crate::open::{mount_above, mounted_on};
 
 /// Exit code of a command that did not do what it was asked.
 pub const FAILED: u8 = 1;
@@ -59,6 +59,12 @@ impl Failure {
     /// A volume that cannot be opened, created or closed.
     pub fn volume(volume: &Path, error: &Error) -> Self {
         let shown = volume.display();
+        if let Some(source) = mounted_on(volume) {
+            let what = format!(
+                "a mount of {source}: unmount it and give that, or use its files with cp, ls and so on"
+            );
+            return Self::new(shown, what);
+        }
         let what = match error {
             Error::NotFound => format!(
                 "no such file or device: check the path, or make it: weir create {shown} --size 8G"

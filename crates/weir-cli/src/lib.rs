@@ -10,6 +10,7 @@ pub mod open;
 pub mod place;
 pub mod progress;
 pub mod show;
+pub mod signals;
 pub mod size;
 
 use std::process::ExitCode;

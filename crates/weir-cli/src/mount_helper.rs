@@ -2,6 +2,7 @@
 //!
 //! mount(8) runs `/sbin/mount.TYPE SPEC DIR [-sfnv] [-t TYPE] [-o OPTIONS]` for types that the kernel cannot mount by itself. A link of that
 //! name to the `weir` program makes it this helper, which runs `weir mount --background` and answers with the exit codes of mount(8).
+//! `mount -o remount` changes what is the kernel's: read-only or not, what works there.
 //! What mount(8) has no words for goes by two options more than `weir mount -o` has: `memory=SIZE` and `log=FILE`.
 
 use std::ffi::{OsStr, OsString};
@@ -10,12 +11,14 @@ use std::process::{Command, ExitCode, Stdio};
 
 use clap::Parser;
 use clap::error::ErrorKind;
-use weir_mount::MountOptions;
+use weir_mount::{MountOptions, mount_point};
 
 use crate::failure::{Failure, USAGE, say};
 
 /// The name that makes the program this helper.
 const NAME: &str = "mount.weir";
+/// Not to mount, but to change how it is mounted.
+const REMOUNT: &str = "remount";
 /// Exit codes of mount(8).
 const WRONG_INVOCATION: u8 = 1;
 const SYSTEM_ERROR: u8 = 2;
@@ -83,20 +86,57 @@ pub fn main() -> ExitCode {
     if arguments.fake {
         return ExitCode::SUCCESS;
     }
-    mount(&arguments).unwrap_or_else(|failure| {
+    let options = arguments.options.iter().flat_map(|list| list.split(','));
+    let is_remount = options.into_iter().any(|option| option == REMOUNT);
+    let done = if is_remount { remount(&arguments) } else { mount(&arguments) };
+    done.unwrap_or_else(|failure| {
         say(&failure);
-        ExitCode::from(SYSTEM_ERROR)
+        ExitCode::from(failure.code)
+    })
+}
+
+/// Changes what the kernel does by itself. What the server was told when it began stays so.
+fn remount(arguments: &Arguments) -> Result<ExitCode, Failure> {
+    let shown = arguments.dir.display();
+    let mut options = MountOptions::default();
+    for option in kernel_options(arguments) {
+        let applied = options.apply(option);
+        applied.map_err(|error| Failure::bare(error.to_string()).with_code(WRONG_INVOCATION))?;
+    }
+    let failed = |what: String| Failure::new(&shown, what).with_code(MOUNT_FAILED);
+    let dir = arguments.dir.canonicalize().map_err(|error| failed(error.to_string()))?;
+    let entry = mount_point::mount_at(&dir).map_err(|error| failed(error.to_string()))?;
+    if entry.is_none_or(|entry| entry.fs_type != "fuse.weir") {
+        return Err(failed("not a Weir mount: leave out remount".to_owned()));
+    }
+    mount_point::remount(&dir, &options).map_err(|error| match error.kind() {
+        std::io::ErrorKind::ResourceBusy => {
+            failed("files are open for writing: end who writes them (fuser -m)".to_owned())
+        }
+        _ => failed(error.to_string()),
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Without those for mount(8), and those that only a server that begins can take.
+fn kernel_options(arguments: &Arguments) -> impl Iterator<Item = &str> {
+    let all = arguments.options.iter().flat_map(|list| list.split(','));
+    all.filter(|option| {
+        let is_servers = option.starts_with("memory=") || option.starts_with("log=");
+        let is_left_out = *option == REMOUNT || is_servers || is_for_mount(option);
+        !(is_left_out || arguments.sloppy && is_unknown(option))
     })
 }
 
 fn mount(arguments: &Arguments) -> Result<ExitCode, Failure> {
-    let program = std::env::current_exe().map_err(|error| Failure::new(NAME, error))?;
+    let fail = |error| Failure::new(NAME, error).with_code(SYSTEM_ERROR);
+    let program = std::env::current_exe().map_err(fail)?;
     let mut command = Command::new(program);
     command.args(command_line(arguments));
     if !arguments.verbose {
         command.stdout(Stdio::null());
     }
-    let status = command.status().map_err(|error| Failure::new(NAME, error))?;
+    let status = command.status().map_err(fail)?;
     Ok(ExitCode::from(match status.code() {
         Some(0) => 0,
         Some(code) if code == i32::from(USAGE) => WRONG_INVOCATION,

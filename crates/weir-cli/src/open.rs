@@ -56,6 +56,12 @@ pub fn mounted_at(volume: &Path) -> Option<String> {
         .map(|entry| entry.dir.display().to_string())
 }
 
+/// What is mounted at `dir`, if that is a Weir mount.
+pub fn mounted_on(dir: &Path) -> Option<String> {
+    let entry = weir_mount::mount_point::mount_at(&dir.canonicalize().ok()?).ok()??;
+    (entry.fs_type == "fuse.weir").then(|| entry.source.display().to_string())
+}
+
 /// The Weir mount that a path is on, without asking its server, which may be dead.
 pub fn mount_above(path: &Path) -> Option<String> {
     let path = std::path::absolute(path).ok()?;

@@ -39,6 +39,15 @@ impl Place {
         Some(Self { volume, path, must_be_directory })
     }
 
+    /// As it was named: with a slash at its end where there was one, which the volume understands as the kernel does.
+    pub fn named_path(&self) -> Vec<u8> {
+        let mut path = self.path.clone();
+        if self.must_be_directory && !path.ends_with(b"/") {
+            path.push(b'/');
+        }
+        path
+    }
+
     /// The place called `name` below this one.
     #[must_use]
     pub fn join(&self, name: &[u8]) -> Self {

@@ -305,7 +305,7 @@ fn files_can_be_made_listed_read_and_removed_without_a_mount() {
     let host = scratch.shown("host");
     fs::write(&host, "new").unwrap();
     done(&["cp", &host, &at("/plain")]);
-    for command in [vec!["rm", "-r"], vec!["cp", &host]] {
+    for command in [vec!["rm", "-r"], vec!["cp", &host], vec!["ls"], vec!["cat"], vec!["stat"]] {
         let slash = at("/plain/");
         let said = refused(1, &[&command[..], &[&slash]].concat());
         assert!(said.contains("not a directory"), "{said}");

@@ -4,7 +4,7 @@
 mod common;
 
 use std::fs::{self, File};
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -79,11 +79,88 @@ fn what_fits_almost_is_never_a_copy_that_succeeded() {
         serde_json::from_str(&done(&["info", "--json", &scratch.volume])).unwrap();
     let free_bytes = info["available_bytes"].as_u64().unwrap();
     for less in [0, 64 << 10, 200 << 10, 600 << 10] {
+        // Beside an old one there would be no room for any of them.
+        done(&["rm", "-f", &scratch.at("/f")]);
         let content = vec![0xa5; (free_bytes - less) as usize];
         let output = weir(&["cp", &scratch.file("f", &content), &scratch.at("/f")]);
         let stored = weir(&["cat", &scratch.at("/f")]).stdout;
         assert_eq!(output.status.success(), stored == content, "{less} less than is free");
     }
+}
+
+#[test]
+fn a_file_of_the_volume_is_replaced_only_by_a_copy_that_is_complete() {
+    let scratch = Scratch::new("16M");
+    let stored = scratch.stored("/file", "old");
+    // Not by one that does not fit, ...
+    let big = scratch.file("big", vec![7; 32 << 20]);
+    let said = refused(1, &["cp", &big, &stored]);
+    assert!(said.contains("no space left") && said.contains("old file is kept"), "{said}");
+    assert_eq!(done(&["cat", &stored]), "old");
+    // ... nor by one of what cannot be opened.
+    let socket = scratch.shown("socket");
+    let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    assert!(!weir(&["cp", &socket, &stored]).status.success());
+    assert_eq!(done(&["cat", &stored]), "old");
+    drop(listener);
+    // What is complete takes its place, large or small, and leaves nothing beside it.
+    for content in [vec![1; 5 << 20], vec![2; 10]] {
+        done(&["cp", &scratch.file("new", &content), &stored]);
+        assert_eq!(weir(&["cat", &stored]).stdout, content);
+        assert_eq!(done(&["ls", &scratch.at("/")]), "file\n");
+    }
+    assert_eq!(weir(&["fsck", &scratch.volume]).status.code(), Some(0));
+}
+
+#[test]
+fn a_copy_into_a_volume_that_is_interrupted_leaves_the_old_file_or_the_new_one() {
+    let scratch = Scratch::new("192M");
+    let old = vec![0x0d; 1 << 20];
+    let new = vec![0xab; 64 << 20];
+    let stored = scratch.stored("/file", &old);
+    let source = scratch.file("new", &new);
+    let written = || fs::metadata(&scratch.volume).unwrap().blocks() * 512;
+    for more_bytes in [0, 1 << 20, 16 << 20, 60 << 20] {
+        let before = written();
+        let mut child = Command::new(env!("CARGO_BIN_EXE_weir"))
+            .args(["cp", &source, &stored])
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        // Killed when it has written so much, unless it is done by then.
+        while written() < before + more_bytes && child.try_wait().unwrap().is_none() {
+            std::thread::yield_now();
+        }
+        let _ = child.kill();
+        child.wait().unwrap();
+        let left = weir(&["cat", &stored]).stdout;
+        assert!(left == old || left == new, "{} bytes", left.len());
+        assert_eq!(done(&["ls", &scratch.at("/")]), "file\n");
+        if left == new {
+            done(&["cp", &scratch.file("old", &old), &stored]);
+        }
+    }
+}
+
+#[test]
+fn a_fifo_or_device_that_is_named_is_read_and_in_a_tree_is_copied() {
+    let scratch = Scratch::new("8M");
+    done(&["cp", "/dev/null", &scratch.at("/nothing")]);
+    assert!(done(&["ls", "-l", &scratch.at("/nothing")]).starts_with('-'));
+    let mut child = Command::new(env!("CARGO_BIN_EXE_weir"))
+        .args(["cp", "/dev/stdin", &scratch.at("/from-a-pipe")])
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let text = "through the pipe\n".repeat(10_000);
+    child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    assert!(child.wait().unwrap().success());
+    assert_eq!(done(&["cat", &scratch.at("/from-a-pipe")]), text);
+    fs::create_dir(scratch.path("tree")).unwrap();
+    let fifo = scratch.shown("tree/fifo");
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    done(&["cp", "-r", &scratch.shown("tree"), &scratch.at("/")]);
+    assert!(done(&["ls", "-l", &scratch.at("/tree")]).starts_with('p'));
 }
 
 #[test]
@@ -292,6 +369,22 @@ fn a_copy_that_is_interrupted_leaves_the_old_file_or_the_new_one_and_nothing_els
         assert!(left == b"old" || left == new, "{} bytes", left.len());
         assert_eq!(names(), 1, "nothing else is left behind");
     }
+}
+
+#[test]
+fn what_a_copy_cut_off_leaves_is_for_its_owner_alone() {
+    let scratch = Scratch::new("8M");
+    fs::create_dir(scratch.path("secret")).unwrap();
+    scratch.file("secret/letter", vec![1; 1 << 20]);
+    done(&["cp", "-r", &scratch.shown("secret"), &scratch.at("/")]);
+    // Ended by the signal that comes with the first byte beyond the limit.
+    let (from, to) = (scratch.at("/secret"), scratch.shown("out"));
+    let script = "ulimit -f 8; umask 0; exec \"$0\" cp -r \"$1\" \"$2\"";
+    let program = env!("CARGO_BIN_EXE_weir");
+    let ended = Command::new("sh").args(["-c", script, program, &from, &to]).output().unwrap();
+    assert!(!ended.status.success());
+    assert_eq!(mode(&scratch.path("out")), 0o700);
+    assert_eq!(mode(&scratch.path("out/letter")), 0o600);
 }
 
 #[test]

@@ -189,6 +189,15 @@ fn what_is_mounted_is_not_created_again_and_a_file_of_a_mount_is_no_volume() {
     assert!(said.contains(&format!("weir stat {}", bench.dir())), "{said}");
     let said = refused(1, &["stat", bench.at("nope").to_str().unwrap()]);
     assert!(said.contains("no such file") && !said.contains("weir create"), "{said}");
+    for arguments in [
+        vec!["info".to_owned(), bench.dir()],
+        vec!["ls".to_owned(), format!("{}:/", bench.dir())],
+        vec!["cp".to_owned(), "/dev/null".to_owned(), format!("{}:/x", bench.dir())],
+    ] {
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let said = refused(1, &arguments);
+        assert!(said.contains(&format!("a mount of {volume}")), "{said}");
+    }
     let said = refused(1, &["sync", "/dev/null"]);
     assert!(said.contains("not on a Weir mount"), "{said}");
     bench.unmount();

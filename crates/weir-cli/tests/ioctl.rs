@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use weir_mount::{client, ioctl};
 
-use common::{Bench, SIGINT, Server, done, refused, weir};
+use common::{Bench, SIGINT, Server, done, eventually, refused, weir};
 
 #[test]
 fn a_c_program_that_includes_the_header_finds_every_command() {
@@ -395,6 +395,61 @@ fn a_batch_of_a_user_who_is_not_the_owner_is_refused() {
         return bench.unmount();
     };
     assert_eq!(ran.code(), Some(libc::EPERM));
+    bench.unmount();
+}
+
+/// What `BEGIN` of a batch answers to `program`, as whom `wrapper` runs it: an errno, or 0. `None`: it cannot be run so here.
+fn begin_as(wrapper: &[&str], path: &Path) -> Option<i32> {
+    // struct weir_batch is 24 bytes: _IOWR(0xB7, 10, 24).
+    let script = "import fcntl, os, sys\nfd = os.open(sys.argv[1], os.O_RDWR)\n\
+                  try: fcntl.ioctl(fd, 0xC018B70A, bytearray(24))\n\
+                  except OSError as error: sys.exit(100 + error.errno)\n";
+    let (program, arguments) = wrapper.split_first()?;
+    let arguments = [arguments, &["python3", "-c", script]].concat();
+    let ran = Command::new(program).args(arguments).arg(path).status();
+    match ran.ok()?.code()? {
+        0 => Some(0),
+        code => Some(code - 100).filter(|errno| *errno > 0),
+    }
+}
+
+#[test]
+fn a_superuser_who_is_shut_in_has_no_batches() {
+    let Some(bench) = Bench::mounted(&[]) else { return };
+    let path = bench.at("file");
+    fs::write(&path, "x").unwrap();
+    if begin_as(&["env"], &path) != Some(0) {
+        eprintln!("skipped: no python3 here");
+        return bench.unmount();
+    }
+    for wrapper in [
+        &["setpriv", "--bounding-set=-dac_override"][..],
+        &["setpriv", "--bounding-set=-dac_read_search"],
+        &["unshare", "--user", "--map-root-user"],
+    ] {
+        match begin_as(wrapper, &path) {
+            Some(errno) => assert_eq!(errno, libc::EPERM, "{wrapper:?}"),
+            None => eprintln!("skipped: {wrapper:?} does not work here"),
+        }
+    }
+    bench.unmount();
+}
+
+#[test]
+fn a_mount_that_the_kernel_knows_to_be_read_only_has_no_batches() {
+    let Some(bench) = Bench::mounted(&[]) else { return };
+    fs::write(bench.at("file"), "before").unwrap();
+    let reader = File::open(bench.at("file")).unwrap();
+    let batch = client::Batch::begin(&reader);
+    assert_eq!(refused_with(batch), libc::EBADF, "nor before that, where nothing may be written");
+    let dir = bench.dir();
+    // Who has it open for writing keeps it from being remounted: a program that another test has just forked has, for a moment.
+    eventually("remounted", || {
+        Command::new("mount").args(["-i", "-o", "remount,ro", &dir]).status().unwrap().success()
+    });
+    assert_eq!(refused_with(client::Batch::begin(&reader)), libc::EBADF);
+    assert_eq!(refused_with(File::options().write(true).open(bench.at("file"))), libc::EROFS);
+    drop(reader);
     bench.unmount();
 }
 

@@ -14,7 +14,7 @@ use std::process::{Command, Stdio};
 use rustix::fs::{FallocateFlags, RenameFlags, XattrFlags};
 use rustix::io::Errno;
 
-use common::{Bench, SIGINT, SIGTERM, Server, done, eventually, refused};
+use common::{Bench, SIGINT, SIGTERM, Server, done, eventually, refused, weir};
 
 #[test]
 fn what_was_written_is_there_after_a_remount() {
@@ -412,6 +412,59 @@ fn a_server_that_cannot_tell_of_an_error_goes_on_and_ends_when_asked() {
 }
 
 #[test]
+fn a_hangup_unmounts_but_not_what_was_started_to_outlive_it() {
+    for (trap, outlives) in [(":", false), ("trap '' HUP", true)] {
+        let Some(bench) = Bench::new() else { return };
+        let script = format!("{trap}; exec \"$0\" mount \"$1\" \"$2\"");
+        let mut child = Command::new("sh")
+            .args(["-c", &script, env!("CARGO_BIN_EXE_weir"), &bench.volume(), &bench.dir()])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        assert!(line_of(child.stdout.take().unwrap()).contains(" mounted at "));
+        let server = Server(child);
+        server.signal(1);
+        if outlives {
+            assert!(bench.is_mounted());
+            fs::write(bench.at("file"), "written after the hangup").unwrap();
+            server.signal(SIGTERM);
+        }
+        assert_eq!(server.end(), (Some(0), String::new()), "{trap}");
+        assert!(!bench.is_mounted());
+    }
+}
+
+#[test]
+fn an_unmount_that_cannot_see_the_volume_says_so() {
+    let Some(bench) = Bench::new() else { return };
+    let server = bench.foreground_with(&["-o", "fsname=data"]);
+    fs::write(bench.at("file"), "content").unwrap();
+    let mut said = String::new();
+    // Busy while a program that another test has forked has our files open.
+    eventually("unmounted", || {
+        let output = weir(&["umount", &bench.dir()]);
+        said = String::from_utf8_lossy(&output.stderr).into_owned();
+        output.status.success()
+    });
+    assert!(said.contains("data is no volume") && said.lines().count() == 1, "{said}");
+    assert_eq!(server.end(), (Some(0), String::new()));
+}
+
+#[test]
+fn attributes_that_the_kernel_guards_for_nobody_are_refused() {
+    let Some(bench) = Bench::mounted(&[]) else { return };
+    fs::write(bench.at("f"), "x").unwrap();
+    for name in ["system.mine", "system.posix_acl_mine", "system.posix_acl_accessory"] {
+        let set = rustix::fs::setxattr(bench.at("f"), name, b"1", XattrFlags::empty());
+        assert_eq!(set, Err(Errno::OPNOTSUPP), "{name}");
+        let removed = rustix::fs::removexattr(bench.at("f"), name);
+        assert_eq!(removed, Err(Errno::OPNOTSUPP), "{name}");
+    }
+    bench.unmount();
+}
+
+#[test]
 fn an_unmount_by_other_means_ends_the_server_with_success() {
     for program in [&["umount"][..], &["fusermount3", "-u"]] {
         let Some(bench) = Bench::new() else { return };
@@ -447,6 +500,15 @@ const MOUNT_AS_FSTAB_SAYS: &str = "set -e
     mount --fstab $1/fstab $1/mnt
     grep \" $1/mnt fuse.weir \" /proc/self/mounts
     echo x > $1/mnt/f
+    mount --fstab $1/fstab -o remount,ro $1/mnt
+    grep \" $1/mnt fuse.weir ro,\" /proc/self/mounts
+    if touch $1/mnt/g; then exit 1; fi
+    mount --fstab $1/fstab -o remount,rw $1/mnt
+    touch $1/mnt/f
+    exec 3> $1/mnt/f
+    if mount --fstab $1/fstab -o remount,ro $1/mnt; then exit 1; else test $? = 32; fi
+    echo x >&3
+    exec 3>&-
     if mount -t weir $1/v $1/mnt -o sparkling; then exit 1; else test $? = 1; fi
     if mount -t weir $1/none $1/mnt; then exit 1; else test $? = 32; fi
     weir umount $1/mnt

@@ -87,6 +87,19 @@ impl Acl {
             | self.permissions_of(OTHER).unwrap_or(0)
     }
 
+    /// The permission bits of an inode that is to have this list and does not yet: whoever asks then gets no more than from the list. (The
+    /// bits that show the list give the group what the mask allows to somebody.)
+    pub fn mode_bits_without(&self) -> u32 {
+        let mask = self.permissions_of(MASK).unwrap_or(7);
+        let all_of = |tags: &[u16]| {
+            let named = self.0.iter().filter(|entry| tags.contains(&entry.tag));
+            named.fold(7, |bits, entry| bits & u32::from(entry.permissions) & mask)
+        };
+        let group = self.permissions_of(GROUP_OBJ).unwrap_or(0) & mask & all_of(&[USER]);
+        let other = self.permissions_of(OTHER).unwrap_or(0) & all_of(&[USER, GROUP]);
+        self.permissions_of(USER_OBJ).unwrap_or(0) << 6 | group << 3 | other
+    }
+
     /// Whether the permission bits say all that the list says.
     pub fn is_only_mode_bits(&self) -> bool {
         self.0.len() == 3
@@ -162,6 +175,24 @@ mod tests {
     #[test]
     fn the_mask_shows_as_the_group_bits() {
         assert_eq!(with_named_user().mode_bits(), 0o771);
+    }
+
+    #[test]
+    fn without_the_list_nobody_gets_what_it_does_not_give_to_him() {
+        // The group has less than the mask, and both named ones have less than all others.
+        let list = acl(&[
+            (USER_OBJ, 6, ANYONE),
+            (USER, 2, 1000),
+            (GROUP_OBJ, 4, ANYONE),
+            (GROUP, 6, 2000),
+            (MASK, 6, ANYONE),
+            (OTHER, 5, ANYONE),
+        ]);
+        assert_eq!(list.mode_bits(), 0o665);
+        // In the group, user 1000 would get what he is not to read; and as one of the others.
+        assert_eq!(list.mode_bits_without(), 0o600);
+        let plain = acl(&[(USER_OBJ, 7, ANYONE), (GROUP_OBJ, 5, ANYONE), (OTHER, 1, ANYONE)]);
+        assert_eq!(plain.mode_bits_without(), plain.mode_bits());
     }
 
     #[test]

@@ -136,8 +136,8 @@ pub fn stats(fd: impl AsFd) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Changes that happen together or not at all, staged on an open file of a mount (any file that stays open meanwhile). Dropping it
-/// forgets them. Files and directories are named by their inode numbers (`st_ino`); what the batch makes itself, by
+/// Changes that happen together or not at all, staged on an open file of a mount (any that is open for writing, and stays so meanwhile).
+/// Dropping it forgets them. Files and directories are named by their inode numbers (`st_ino`); what the batch makes itself, by
 /// the number that the making step answers. For the superuser and the owner of the mount only.
 #[derive(Debug)]
 pub struct Batch<'fd> {

@@ -732,7 +732,8 @@ impl fuser::Filesystem for FuserTransport {
         };
         let is_dir = flags.contains(IoctlFlags::FUSE_IOCTL_DIR);
         let handle = (!is_dir).then_some(Handle(handle.0));
-        let target = ControlTarget { ino: ino.0, handle, caller: caller(request) };
+        let (caller, thread) = (caller(request), request.pid());
+        let target = ControlTarget { ino: ino.0, handle, caller, thread };
         self.control(target, command, reply);
     }
 

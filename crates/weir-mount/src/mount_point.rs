@@ -157,6 +157,13 @@ pub fn attach(dir: &Path, options: &MountOptions) -> Result<OwnedFd, MountError>
     }
 }
 
+/// Gives what is mounted at `dir` (canonical) the options that are the kernel's: read-only or not, what works there, whether changes are
+/// waited for. Those of its server stay.
+pub fn remount(dir: &Path, options: &MountOptions) -> io::Result<()> {
+    let privileged = rustix::process::geteuid().is_root();
+    Ok(rustix::mount::mount_remount(dir, kernel_flags(options, privileged), c"")?)
+}
+
 fn helper_options(options: &MountOptions) -> String {
     let escaped = options.fs_name.replace('\\', "\\\\").replace(',', "\\,");
     let mut list = format!("fsname={escaped},subtype={SUBTYPE},default_permissions");

@@ -158,6 +158,8 @@ pub struct ControlTarget {
     pub handle: Option<Handle>,
     /// Who asks.
     pub caller: Caller,
+    /// The thread that asks, and waits for the answer; 0: one that this process cannot see.
+    pub thread: u32,
 }
 
 /// One directory entry on its way out. The visitor returns false when its buffer is full; that

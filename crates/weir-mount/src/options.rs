@@ -132,10 +132,7 @@ impl MountOptions {
     }
 
     fn apply_one(&mut self, option: &str) -> Option<()> {
-        // Whether and when to mount: a matter of those who read /etc/fstab.
-        let is_for_others =
-            option.starts_with("x-") || matches!(option, "auto" | "noauto" | "nofail" | "_netdev");
-        if is_for_others {
+        if is_for_others(option) || changes_nothing(option) {
             return Some(());
         }
         if let Some((name, value)) = option.split_once('=') {
@@ -153,7 +150,8 @@ impl MountOptions {
             "nodev" => self.dev = Some(false),
             "exec" => self.exec = true,
             "noexec" => self.exec = false,
-            "relatime" | "atime" => self.atime = Atime::Relative,
+            "nostrictatime" if self.atime != Atime::Strict => {}
+            "relatime" | "atime" | "nostrictatime" => self.atime = Atime::Relative,
             "noatime" => self.atime = Atime::Never,
             "strictatime" => self.atime = Atime::Strict,
             "sync" => self.sync = true,
@@ -201,6 +199,27 @@ impl MountOptions {
     }
 }
 
+/// Whether and when to mount: a matter of those who read /etc/fstab.
+fn is_for_others(option: &str) -> bool {
+    option.starts_with("x-") || matches!(option, "auto" | "noauto" | "nofail" | "_netdev")
+}
+
+/// What mount(8) knows for any file system, and what is so here in any case, or cannot be had: access times of directories follow those of
+/// files (who writes `noatime,nodiratime` has that), all times are written with what else is, files have change counters.
+fn changes_nothing(option: &str) -> bool {
+    matches!(
+        option,
+        "diratime"
+            | "nodiratime"
+            | "lazytime"
+            | "nolazytime"
+            | "iversion"
+            | "noiversion"
+            | "silent"
+            | "loud"
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -216,6 +235,16 @@ mod tests {
         let options = parsed(list).expect("all are known");
         assert!(options.read_only);
         assert!(parsed("nofail=1").is_err());
+    }
+
+    #[test]
+    fn what_is_so_in_any_case_can_be_asked_for() {
+        let list = "noatime,nodiratime,lazytime,noiversion,silent";
+        assert_eq!(parsed(list).expect("all are known").atime, Atime::Never);
+        assert_eq!(parsed("strictatime,nostrictatime").unwrap().atime, Atime::Relative);
+        assert_eq!(parsed("noatime,nostrictatime").unwrap().atime, Atime::Never);
+        // It would keep programs from something, and does not.
+        assert!(parsed("nosymfollow").is_err());
     }
 
     #[test]

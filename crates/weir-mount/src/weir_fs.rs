@@ -11,9 +11,8 @@
 //! - What FUSE has no request for are commands: see [`crate::ioctl`].
 //! - The kernel's client leaves it to the server what `sync` and `dirsync` mean for everything but writes: see [`Synchronous`].
 //!
-//! Creating an inode in a directory with a default ACL is two steps of the log (the inode, then its
-//! lists). The inode is created with the permission bits of the list, so that a crash in between
-//! can take a named user's rights away but never grant more than the list.
+//! Creating an inode in a directory with a default ACL is three steps of the log: the inode, its lists, and the permission bits that show
+//! them. Until then it has bits that give nobody more than the list: so a crash in between can take rights away, and never grants any.
 
 mod batches;
 mod errors;
@@ -352,7 +351,13 @@ impl FileSystemOps for WeirFs {
         let planned = self.plan(caller, parent, new)?;
         let changes = self.inodes.changes();
         let attr = self.check(self.volume.make(parent, name, &planned.inode))?;
-        self.store_lists(attr.ino, &planned)?;
+        let attr = self.store_lists(attr, &planned).inspect_err(|_| {
+            // What was not made whole was not made. The first error is the one to tell.
+            let _ = match new.file_type {
+                FileType::Directory => self.volume.rmdir(parent, name),
+                _ => self.volume.unlink(parent, name),
+            };
+        })?;
         let attr = self.entry(attr)?;
         self.inodes.establish_new(attr.ino, planned.facts(&attr), changes);
         Ok(attr)
@@ -391,7 +396,7 @@ impl FileSystemOps for WeirFs {
     fn tmpfile(&self, caller: Caller, parent: u64, new: &Make) -> OpResult<(Attr, Handle)> {
         let planned = self.plan(caller, parent, new)?;
         let (attr, file) = self.check(self.volume.tmpfile(parent, &planned.inode))?;
-        self.store_lists(attr.ino, &planned)?;
+        let attr = self.store_lists(attr, &planned)?;
         let attr = self.entry(attr)?;
         let facts = self.inodes.facts(attr.ino);
         // The transport does not say how it is opened; until it has a name, nothing of it can be durable.
@@ -768,7 +773,7 @@ impl FileSystemOps for WeirFs {
     fn commit_batch(&self, target: ControlTarget, id: u64, sync: bool, done: Answer) {
         let lsn = target.handle.ok_or(Errno::EISDIR).and_then(|handle| {
             let staged = self.batches.take(handle, id)?;
-            self.apply_batch(target.caller, &staged.steps)
+            self.apply_batch(target, &staged.steps)
         });
         match lsn {
             Err(error) => done(Err(error)),

@@ -27,7 +27,7 @@ pub fn run(args: &CatArgs) -> Outcome {
 
 fn cat(volume: &Volume, place: &Place) -> Outcome {
     let fail = |error: weir::Error| Failure::inside(place, &error);
-    let file = volume.open_file(&place.path, OpenFlags::READ).map_err(fail)?;
+    let file = volume.open_file(place.named_path(), OpenFlags::READ).map_err(fail)?;
     let mut buffer = vec![0; CHUNK_BYTES];
     let mut offset = 0;
     loop {

@@ -34,15 +34,17 @@ const CHUNK_BYTES: usize = 1 << 20;
                   below it, and several sources need one; what is there already is overwritten.\n\n\
                   Mode, owner, times, extended attributes, holes, and hard links within what is \
                   copied are kept. A symbolic link that is named is followed; with -r links are \
-                  copied as links. On the host, a file that is there is replaced when its copy is \
-                  complete, and without -r it keeps its mode and owner; a device, a FIFO and what a \
-                  link leads to are written through. A Weir volume, and a file that a program has \
+                  copied as links. A FIFO or device of the host that is named is read; with -r it is \
+                  copied as what it is. A file that is there is replaced when its copy is complete. \
+                  On the host it keeps its mode and owner without -r, and a device, a FIFO and what \
+                  a link leads to are written through. A Weir volume, and a file that a program has \
                   locked, is never overwritten.",
     after_help = "Examples:\n  \
         weir cp notes.txt disk.weir:/\n  \
         weir cp -r ~/src disk.weir:/src\n  \
         weir cp -r disk.weir:/src /tmp/copy\n  \
-        weir cp -r dir/. disk.weir:/     # what is in dir"
+        weir cp -r dir/. disk.weir:/     # what is in dir\n  \
+        make-list | weir cp /dev/stdin disk.weir:/list"
 )]
 pub struct CpArgs {
     /// Directories too, with everything in them

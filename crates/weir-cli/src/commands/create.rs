@@ -9,14 +9,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Args;
 use serde_json::json;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
 use weir::CreateOptions;
 use weir::format::superblock::MAX_LABEL_BYTES;
 
 use crate::failure::{Failure, Outcome, USAGE, say};
 use crate::open::{mounted_at, print, print_json};
 use crate::progress::{Progress, Unit};
+use crate::signals;
 use crate::size;
 
 /// Smallest volume that the format allows.
@@ -250,8 +249,7 @@ struct RemoveOnInterrupt {
 
 impl RemoveOnInterrupt {
     fn arm(volume: &Path, is_new: bool) -> Outcome<Self> {
-        let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])
-            .map_err(|error| Failure::new("signals", error))?;
+        let mut signals = signals::ending()?;
         let handle = signals.handle();
         let armed = Arc::new(AtomicBool::new(true));
         let (watched, path) = (Arc::clone(&armed), volume.to_owned());

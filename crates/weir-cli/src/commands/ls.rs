@@ -59,7 +59,7 @@ pub fn run(args: &LsArgs) -> Outcome {
 fn collect(volume: &Volume, args: &LsArgs) -> Outcome<Vec<Row>> {
     let place = &args.place;
     let fail = |error: weir::Error| Failure::inside(place, &error);
-    let attr = match volume.metadata(&place.path) {
+    let attr = match volume.metadata(place.named_path()) {
         // As ls(1): of a link that leads nowhere there is still the link.
         Err(Error::NotFound | Error::TooManySymlinks) if !place.must_be_directory => {
             volume.symlink_metadata(&place.path)

@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use clap::Args;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::SIGINT;
 use signal_hook::iterator::Signals;
 use weir::{AtimePolicy, Volume, VolumeOptions};
 use weir_mount::weir_fs::Synchronous;
@@ -32,6 +32,7 @@ use weir_mount::{
 use crate::commands::create::{self, FormatArgs};
 use crate::failure::{FAILED, Failure, Outcome, USAGE, say};
 use crate::open;
+use crate::signals;
 use crate::size;
 
 /// How long a server that was detached may go on before it says who keeps it.
@@ -46,8 +47,8 @@ const MIN_MEMORY_BYTES: u64 = 256 << 10;
 #[command(
     long_about = "Mount a volume. In the foreground one line tells when the mount is usable; \
                   Ctrl-C or SIGTERM unmounts it (and syncs it, where it cannot be \
-                  unmounted). With --background the command returns when the \
-                  mount is usable, or prints why it is not.",
+                  unmounted), and so does a hangup, but under nohup. With --background the \
+                  command returns when the mount is usable, or prints why it is not.",
     after_long_help = "Options for -o (comma-separated, may be repeated):\n  \
         ro rw                      read-only or not\n  \
         allow_other noallow_other  other users may enter (default: when mounted by root)\n  \
@@ -71,13 +72,17 @@ const MIN_MEMORY_BYTES: u64 = 256 << 10;
         \x20                          or stays there too (default: direct_new; not with\n  \
         \x20                          writeback_cache)\n  \
         auto noauto nofail _netdev x-...   for others that read /etc/fstab: ignored\n  \
+        diratime nodiratime lazytime nolazytime iversion noiversion silent loud\n  \
+        \x20                          ignored: directories are as noatime says for files, and the\n  \
+        \x20                          others are as it is in any case\n  \
         fsname=NAME                what mount and df show\n  \
         threads=N max_background=N max_write=BYTES   tuning of the connection\n\n\
         Examples:\n  \
         weir mount disk.weir /mnt\n  \
         weir mount --create --size 8G disk.weir /mnt --background\n  \
         weir mount disk.weir /mnt --read-only --memory 256M\n  \
-        weir mount disk.weir /mnt -o noatime,nosuid --background --log /var/log/weir.log\n\n\
+        weir mount disk.weir /mnt -o noatime,nosuid --background --log /var/log/weir.log\n  \
+        mount -i -o remount,ro /mnt      # from now on; -i: no helper, it is the kernel's matter\n\n\
         Exit codes: 0 unmounted cleanly, 1 failed or errors were seen, 2 wrong usage, 130 ended \
         by a third Ctrl-C"
 )]
@@ -287,8 +292,7 @@ fn serve(args: &MountArgs, options: &MountOptions) -> Result<ExitCode, Failure> 
         // A session of its own: the terminal of the starter means nothing to it.
         rustix::process::setsid().map_err(|error| Failure::new("setsid", error))?;
     }
-    let signals =
-        Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(|error| Failure::new("signals", error))?;
+    let signals = signals::ending()?;
     let volume = open_volume(args, options)?;
     let shown = args.dir.display().to_string();
     let log = Box::new(move |text: &str| say(format_args!("{shown}: {text}")));
@@ -503,6 +507,7 @@ impl Ending {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use signal_hook::consts::{SIGHUP, SIGTERM};
 
     #[test]
     fn the_first_interrupt_asks_the_second_insists_and_the_third_ends() {

@@ -70,7 +70,7 @@ struct Found {
 }
 
 fn look(volume: &Volume, place: &Place) -> weir::Result<Found> {
-    let attr = volume.symlink_metadata(&place.path)?;
+    let attr = volume.symlink_metadata(place.named_path())?;
     let is_link = attr.file_type == FileType::Symlink;
     let target = is_link.then(|| volume.readlink(attr.ino)).transpose()?;
     let mut xattrs = Vec::new();

@@ -21,7 +21,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 #[derive(Debug, Args)]
 #[command(
     long_about = "Unmount a volume and wait until it is closed: after that, everything is on the \
-                  disk. umount and fusermount3 -u work too, but do not wait.",
+                  disk. (A word on standard error tells where that cannot be seen, as of a mount \
+                  with another fsname.) umount and fusermount3 -u work too, but do not wait.",
     after_help = "Examples:\n  weir umount /mnt\n  weir umount --lazy /mnt   # it is in use, and shall vanish now"
 )]
 pub struct UmountArgs {
@@ -96,7 +97,16 @@ pub fn run(args: &UmountArgs) -> Outcome {
 
 /// The server holds a lock on the volume until it is closed. As long as the file system is mounted elsewhere, that is whom it waits for.
 fn wait_until_closed(dir: &Path, volume: &Path, device: &str) -> Outcome {
-    let Ok(file) = File::open(volume) else { return Ok(()) };
+    // By another name (-o fsname), or one that is no longer its own.
+    let opened = if volume.is_absolute() { File::open(volume).ok() } else { None };
+    let Some(file) = opened else {
+        let what = format!(
+            "unmounted, but {} is no volume that can be opened here: when that is closed cannot be seen",
+            volume.display()
+        );
+        say(format_args!("{}: {what}", dir.display()));
+        return Ok(());
+    };
     let began = Instant::now();
     let mut told = false;
     loop {

@@ -391,7 +391,8 @@ fn decode_ioctl(held: &Held) -> OpResult<(ControlTarget, Command)> {
     let command = ioctl::decode(operation.u32(12)?, input)?;
     let is_dir = operation.u32(8)? & IOCTL_DIR != 0;
     let handle = if is_dir { None } else { Some(Handle(operation.u64(0)?)) };
-    Ok((ControlTarget { ino: held.request.ino, handle, caller: caller(held) }, command))
+    let (ino, caller, thread) = (held.request.ino, caller(held), held.request.pid);
+    Ok((ControlTarget { ino, handle, caller, thread }, command))
 }
 
 /// Everything that needs one call and one answer.

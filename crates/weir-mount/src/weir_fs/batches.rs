@@ -2,13 +2,18 @@
 //!
 //! The engine checks no permissions, and FUSE does not let a server check them as the kernel would (it is told one group of a
 //! caller, no capabilities). So batches are for those who can change everything anyhow: the superuser, and whoever serves the
-//! mount and so owns the volume.
+//! mount and so owns the volume; and of those only who is not shut in, as the superuser of a container is. See [`may_batch`].
+//!
+//! The file that holds a batch is open for writing: so there is none where the kernel knows the mount to be read-only, by a remount, or for
+//! those who see it through a read-only bind mount.
 //!
 //! The kernel did not ask for these changes, so it must be told: before, so that dirty pages it holds (stored through a mapping,
 //! or kept by `writeback_cache`) do not come later than what the batch writes; after, so that it forgets what was.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Weak};
+use std::fs;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock, Weak};
 
 use weir::Batch;
 
@@ -17,7 +22,7 @@ use crate::acl;
 use crate::batch::{Node, Step};
 use crate::errno::Errno;
 use crate::ioctl;
-use crate::ops::{Caller, ControlTarget, KernelCache, OpResult};
+use crate::ops::{ControlTarget, KernelCache, OpResult};
 use crate::tables::Facts;
 
 /// What a batch changes of what the kernel may remember. Inodes that it makes itself are not among it.
@@ -120,13 +125,16 @@ fn record(batch: &mut Batch, steps: &[Step]) -> weir::Result<()> {
 impl WeirFs {
     pub(super) fn begin_batch(&self, target: ControlTarget) -> OpResult<Vec<u8>> {
         let handle = target.handle.ok_or(Errno::EISDIR)?;
-        may_batch(target.caller)?;
+        may_batch(target)?;
+        if !self.handles.get(handle)?.how.write {
+            return Err(Errno::EBADF);
+        }
         self.batches.begin(handle).map(|id| ioctl::encode_batch(id, 0))
     }
 
     /// Makes the changes, in memory and in the log, and answers their LSN. May wait for the kernel, which may wait for requests.
-    pub(super) fn apply_batch(&self, caller: Caller, steps: &[Step]) -> OpResult<u64> {
-        may_batch(caller)?;
+    pub(super) fn apply_batch(&self, target: ControlTarget, steps: &[Step]) -> OpResult<u64> {
+        may_batch(target)?;
         let mut touched = Touched::of(steps);
         let kernel = self.kernel.get().and_then(Weak::upgrade);
         if let Some(kernel) = &kernel {
@@ -140,7 +148,7 @@ impl WeirFs {
             }
         }
         for ino in &touched.content {
-            self.end_privileges(*ino, &self.inodes.facts(*ino), caller.uid != 0)?;
+            self.end_privileges(*ino, &self.inodes.facts(*ino), target.caller.uid != 0)?;
         }
         let changing: Vec<Arc<Facts>> =
             touched.permissions.iter().map(|ino| self.inodes.facts(*ino)).collect();
@@ -178,10 +186,48 @@ impl WeirFs {
     }
 }
 
+/// `CAP_DAC_OVERRIDE` and `CAP_DAC_READ_SEARCH`: what the kernel asks of who names files by number (`open_by_handle_at(2)`), and changes
+/// them.
+const REACHES_ALL: u64 = 1 << 1 | 1 << 2;
+
+/// What the kernel lets a process do beside what its user may.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Power {
+    capabilities: u64,
+    user_namespace: PathBuf,
+}
+
+impl Power {
+    /// Of a thread, by its number or `self`; `None` of one that cannot be looked at.
+    fn of(thread: &str) -> Option<Self> {
+        let status = fs::read_to_string(format!("/proc/{thread}/status")).ok()?;
+        let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
+        let capabilities = u64::from_str_radix(effective.trim(), 16).ok()?;
+        let user_namespace = fs::read_link(format!("/proc/{thread}/ns/user")).ok()?;
+        Some(Self { capabilities, user_namespace })
+    }
+
+    /// Whether one who has this, of the same user as the server or the superuser, can change whatever the server (`own`) can.
+    fn suffices(&self, own: &Self, is_owner: bool) -> bool {
+        // A server without them has opened the volume nevertheless; the superuser is nobody to an owner who is somebody else.
+        let needed = if is_owner { REACHES_ALL & own.capabilities } else { REACHES_ALL };
+        self.user_namespace == own.user_namespace && self.capabilities & needed == needed
+    }
+}
+
 /// See the module's head.
-fn may_batch(caller: Caller) -> OpResult<()> {
-    let owner = rustix::process::geteuid().as_raw();
-    if caller.uid == 0 || caller.uid == owner { Ok(()) } else { Err(Errno::EPERM) }
+fn may_batch(target: ControlTarget) -> OpResult<()> {
+    // The server keeps what it has.
+    static OWN: OnceLock<Option<Power>> = OnceLock::new();
+    let uid = target.caller.uid;
+    let is_owner = uid == rustix::process::geteuid().as_raw();
+    if uid != 0 && !is_owner {
+        return Err(Errno::EPERM);
+    }
+    // A user number is not all: a container's superuser has it, and sees a directory of the mount only.
+    let caller = Power::of(&target.thread.to_string()).ok_or(Errno::EPERM)?;
+    let own = OWN.get_or_init(|| Power::of("self")).as_ref().ok_or(Errno::EPERM)?;
+    if caller.suffices(own, is_owner) { Ok(()) } else { Err(Errno::EPERM) }
 }
 
 fn tell(kernel: &dyn KernelCache, touched: &Touched) {
@@ -201,6 +247,7 @@ fn tell(kernel: &dyn KernelCache, touched: &Touched) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ops::Caller;
     use weir::SetAttr;
 
     #[test]
@@ -239,8 +286,31 @@ mod tests {
     #[test]
     fn only_the_superuser_and_the_owner_of_the_mount_may_change_what_they_like() {
         let owner = rustix::process::geteuid().as_raw();
-        assert_eq!(may_batch(Caller { uid: 0, gid: 5 }), Ok(()));
-        assert_eq!(may_batch(Caller { uid: owner, gid: 5 }), Ok(()));
-        assert_eq!(may_batch(Caller { uid: owner + 4321, gid: 0 }), Err(Errno::EPERM));
+        let thread = std::process::id();
+        let may = |uid, thread| {
+            let caller = Caller { uid, gid: 5 };
+            may_batch(ControlTarget { ino: 1, handle: None, caller, thread })
+        };
+        assert_eq!(may(owner, thread), Ok(()));
+        assert_eq!(may(owner + 4321, thread), Err(Errno::EPERM));
+        // Somebody who cannot be seen could be in any container.
+        assert_eq!(may(owner, 0), Err(Errno::EPERM));
+    }
+
+    #[test]
+    fn who_is_shut_in_or_lacks_what_the_server_has_may_not() {
+        let power = |capabilities, namespace: &str| Power {
+            capabilities,
+            user_namespace: PathBuf::from(namespace),
+        };
+        let own = power(u64::MAX, "user:[1]");
+        assert!(power(REACHES_ALL, "user:[1]").suffices(&own, true));
+        assert!(!power(u64::MAX, "user:[2]").suffices(&own, true));
+        assert!(!power(!(1 << 2), "user:[1]").suffices(&own, true));
+        assert!(!power(!(1 << 1), "user:[1]").suffices(&own, true));
+        // An ordinary user's server has none itself.
+        let own = power(0, "user:[1]");
+        assert!(power(0, "user:[1]").suffices(&own, true));
+        assert!(!power(0, "user:[1]").suffices(&own, false));
     }
 }

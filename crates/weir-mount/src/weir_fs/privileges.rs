@@ -27,7 +27,9 @@ impl WeirFs {
 
     /// Whether there can be an attribute of this name on this mount.
     pub(super) fn check_name(&self, name: &[u8]) -> OpResult<()> {
-        if !self.posix_acl && is_list(name) {
+        // Of `system.` the kernel asks for no permission at all: what is there is the file system's to guard. There are the two lists, which
+        // the kernel sets by another way, and nothing else.
+        if name.starts_with(b"system.") && !(self.posix_acl && is_list(name)) {
             return Err(Errno::EOPNOTSUPP);
         }
         // A prefix is no name.
@@ -61,16 +63,19 @@ impl WeirFs {
         Ok(value.as_deref().and_then(Acl::parse))
     }
 
-    /// The new inode's final form, and the lists it gets.
+    /// The new inode as it is made, and what it gets then.
     pub(super) fn plan(&self, caller: Caller, parent: u64, new: &Make) -> OpResult<Planned> {
         let default = self.default_acl(parent)?;
         let (permissions, access) = match &default {
             Some(default) => default.inherit(new.permissions),
             None => (new.permissions & !new.umask, None),
         };
+        let made_with = access
+            .as_ref()
+            .map_or(permissions, |list| permissions & !0o777 | list.mode_bits_without());
         let inode = NewInode {
             file_type: new.file_type,
-            permissions,
+            permissions: made_with,
             uid: caller.uid,
             gid: caller.gid,
             rdev: new.rdev,
@@ -79,14 +84,24 @@ impl WeirFs {
         Ok(Planned { inode, access, inherited })
     }
 
-    pub(super) fn store_lists(&self, ino: u64, planned: &Planned) -> OpResult<()> {
+    /// Stores the lists of an inode that was made with these attributes; answers those it has then.
+    pub(super) fn store_lists(&self, attr: Attr, planned: &Planned) -> OpResult<Attr> {
+        let ino = attr.ino;
         let lists = [(acl::ACCESS, &planned.access), (acl::DEFAULT, &planned.inherited)];
         for (name, list) in lists {
             if let Some(list) = list {
                 self.check(self.volume.setxattr(ino, name, &list.encode(), XattrMode::Set))?;
             }
         }
-        Ok(())
+        match (&planned.access, &planned.inherited) {
+            (None, None) => Ok(attr),
+            (None, Some(_)) => self.check(self.volume.getattr(ino)),
+            (Some(list), _) => {
+                let permissions = Some(attr.permissions & !0o777 | list.mode_bits());
+                let change = SetAttr { permissions, ..SetAttr::default() };
+                self.check(self.volume.setattr(ino, &change))
+            }
+        }
     }
 
     /// Ends the privileges of a file that is written or cut.
@@ -176,4 +191,62 @@ pub(super) fn is_privileged(caller: Caller) -> bool {
 /// Whether an attribute is an access control list.
 pub(super) fn is_list(name: &[u8]) -> bool {
     name == acl::ACCESS || name == acl::DEFAULT
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use weir::device::Device;
+    use weir::device::memory::MemoryDevice;
+    use weir::{BackgroundMode, CreateOptions, Volume, VolumeOptions};
+
+    use super::*;
+    use crate::ops::{FileSystemOps, Open, SetXattr};
+
+    const CALLER: Caller = Caller { uid: 0, gid: 0 };
+
+    fn fs() -> WeirFs {
+        let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(64 << 20));
+        Volume::format_device(&device, &CreateOptions::default()).unwrap();
+        let options =
+            VolumeOptions { background: BackgroundMode::Manual, ..VolumeOptions::default() };
+        WeirFs::new(Volume::open_device(device, options).unwrap(), true, Box::new(|_| {})).unwrap()
+    }
+
+    /// A list of owner, user 1000, group, mask and others.
+    fn list(permissions: [u16; 5]) -> Vec<u8> {
+        let tags: [(u16, u32); 5] =
+            [(1, u32::MAX), (2, 1000), (4, u32::MAX), (0x10, u32::MAX), (0x20, u32::MAX)];
+        let entry = |((tag, id), permissions): ((u16, u32), u16)| {
+            [&tag.to_le_bytes()[..], &permissions.to_le_bytes(), &id.to_le_bytes()].concat()
+        };
+        let entries = tags.into_iter().zip(permissions).flat_map(entry);
+        2_u32.to_le_bytes().into_iter().chain(entries).collect()
+    }
+
+    #[test]
+    fn what_inherits_a_list_is_made_with_less_and_answered_as_it_is_in_the_end() {
+        let fs = fs();
+        let given = list([7, 7, 0, 7, 4]);
+        fs.setxattr(CALLER, Volume::ROOT, acl::DEFAULT, &given, SetXattr::Any).unwrap();
+        let new = |file_type| Make { file_type, permissions: 0o2666, umask: 0o077, rdev: 0 };
+        let planned = fs.plan(CALLER, Volume::ROOT, &new(FileType::Regular)).unwrap();
+        assert_eq!(
+            planned.inode.permissions, 0o2604,
+            "the group has nothing until there is a list"
+        );
+        for (name, file_type) in [(&b"f"[..], FileType::Regular), (b"d", FileType::Directory)] {
+            let made = fs.make(CALLER, Volume::ROOT, name, &new(file_type)).unwrap();
+            assert_eq!(made.permissions, 0o2664);
+            assert_eq!(made, fs.getattr(made.ino).unwrap());
+            assert_eq!(fs.getxattr(made.ino, acl::ACCESS).unwrap(), list([6, 7, 0, 6, 4]));
+        }
+        let open = Open { write: true, ..Open::default() };
+        let (made, handle) =
+            fs.create(CALLER, Volume::ROOT, b"g", &new(FileType::Regular), open, true).unwrap();
+        assert_eq!(made, fs.getattr(made.ino).unwrap());
+        fs.release(handle);
+        fs.close().unwrap();
+    }
 }

@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 use std::ffi::{CString, OsStr};
-use std::fs::{self, Metadata};
+use std::fs::{self, DirBuilder, Metadata};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{
@@ -84,7 +84,8 @@ impl Copier<'_> {
                 }
             }
             FileType::Directory => {
-                match fs::create_dir(target) {
+                // For us alone until it has its attributes, as files are: what is below may not be for everybody's eyes.
+                match DirBuilder::new().mode(0o700).create(target) {
                     Err(error) if target.is_dir() => drop(error),
                     made => made.map_err(host)?,
                 }

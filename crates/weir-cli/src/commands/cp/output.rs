@@ -11,14 +11,13 @@ use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
 use weir::format::geometry::{Geometry, TAIL_BLOCKS};
 use weir::format::superblock::MAGIC;
 use weir::format::{BLOCK_BYTES_U64, MIN_VOLUME_BYTES};
 
 use crate::failure::{Failure, Outcome};
 use crate::open::mounted_at;
+use crate::signals;
 
 /// Names tried for a copy beside the file that it will replace.
 const MAX_NAMES: u32 = 1000;
@@ -34,8 +33,7 @@ fn unfinished() -> MutexGuard<'static, Option<PathBuf>> {
 
 /// From now on an interruption removes the copy that is being made beside a file.
 pub(super) fn clean_up_when_interrupted() -> Outcome {
-    let mut signals =
-        Signals::new([SIGINT, SIGTERM]).map_err(|error| Failure::new("signals", error))?;
+    let mut signals = signals::ending()?;
     std::thread::spawn(move || {
         if let Some(signal) = signals.forever().next() {
             // Held until the end: no other copy begins.

@@ -1,24 +1,33 @@
 //! From the host into a volume.
+//!
+//! As on the host, a regular file is replaced only when its copy is complete: until then that has no name, so that a copy cut short or
+//! interrupted leaves the old file and nothing else.
 
 use std::collections::HashMap;
 use std::ffi::{CString, OsStr};
 use std::fs::{self, File, Metadata};
+use std::io::{ErrorKind, Read};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::Path;
 
 use rustix::fs::{SeekFrom, XattrFlags, lgetxattr, llistxattr, seek};
 use rustix::io::Errno;
-use weir::{Error, FileType, NewInode, SetAttr, SetTime, Timestamp, Volume, XattrMode};
+use weir::{Error, FileType, NewInode, RenameMode, SetAttr, SetTime, Timestamp, Volume, XattrMode};
 
 use super::output::identity;
 use super::{CHUNK_BYTES, Tally};
 use crate::failure::{Failure, Outcome};
 use crate::place::Place;
 
+/// Names tried for a copy on its way to the name of the file that it replaces.
+const MAX_NAMES: u32 = 1000;
+
 struct Copier<'a> {
     volume: &'a Volume,
     tally: &'a mut Tally,
+    /// FIFOs, devices and sockets are copied as what they are; else they are read.
+    recursive: bool,
     /// The volume's own file on the host, which cannot be copied into itself.
     own: Option<(u64, u64)>,
     /// Inodes made for host files with several names: (device, inode) to inode.
@@ -43,7 +52,8 @@ pub(super) fn copy(
     let fail = |error: Error| Failure::inside(place, &error);
     let own = place.volume.metadata().ok().map(|meta| identity(&meta));
     let buffer = vec![0; CHUNK_BYTES];
-    let mut copier = Copier { volume, tally, own, linked: HashMap::new(), buffer };
+    let linked = HashMap::new();
+    let mut copier = Copier { volume, tally, recursive, own, linked, buffer };
     let followed = if recursive { None } else { source.canonicalize().ok() };
     let from = followed.as_deref().unwrap_or(source);
     let contents_only = source.as_os_str().as_bytes().ends_with(b"/.") || source.as_os_str() == ".";
@@ -108,6 +118,17 @@ fn device_number(rdev: u64) -> u32 {
     minor & 0xff | (major & 0xfff) << 8 | (minor & !0xff) << 12
 }
 
+/// What a copy is made as; the rest comes with its attributes.
+fn new_inode(file_type: FileType, meta: &Metadata) -> NewInode {
+    NewInode {
+        file_type,
+        permissions: meta.mode() & 0o777,
+        uid: meta.uid(),
+        gid: meta.gid(),
+        rdev: 0,
+    }
+}
+
 fn times(meta: &Metadata) -> (SetTime, SetTime) {
     let at = |seconds, nanoseconds: i64| {
         SetTime::At(Timestamp { seconds, nanoseconds: nanoseconds as u32 })
@@ -130,6 +151,11 @@ impl Copier<'_> {
             self.tally.skip(source.display(), "is the volume that it would be copied into");
             return Ok(());
         }
+        let is_read = match kind {
+            FileType::Regular => true,
+            FileType::Directory | FileType::Symlink => false,
+            _ => !self.recursive,
+        };
         let several_names = kind != FileType::Directory && meta.nlink() > 1;
         let identity = (meta.dev(), meta.ino());
         if let Some(&ino) = self.linked.get(&identity).filter(|_| several_names) {
@@ -137,45 +163,101 @@ impl Copier<'_> {
             self.volume.link(ino, dir, name).map_err(fail)?;
             return Ok(());
         }
-        let ino = match kind {
-            FileType::Directory => self.directory_at(dir, name).map_err(fail)?,
-            FileType::Symlink => {
-                let target =
-                    fs::read_link(source).map_err(|error| Failure::host(source, &error))?;
-                self.make_room(dir, name).map_err(fail)?;
-                let target = target.into_os_string().into_vec();
-                let link = self.volume.symlink(dir, name, &target, meta.uid(), meta.gid());
-                link.map_err(fail)?.ino
-            }
-            _ => {
-                self.make_room(dir, name).map_err(fail)?;
-                let new = NewInode {
-                    file_type: kind,
-                    permissions: meta.mode() & 0o777,
-                    uid: meta.uid(),
-                    gid: meta.gid(),
-                    rdev: device_number(meta.rdev()),
-                };
-                self.volume.make(dir, name, &new).map_err(fail)?.ino
-            }
-        };
-        let is_whole = match kind {
-            FileType::Regular => self.contents(source, ino, place)?,
-            FileType::Directory => {
+        let ino = if is_read {
+            let Some(ino) = self.file(source, meta, (dir, name), place)? else { return Ok(()) };
+            ino
+        } else {
+            let ino = match kind {
+                FileType::Directory => self.directory_at(dir, name).map_err(fail)?,
+                FileType::Symlink => {
+                    let target =
+                        fs::read_link(source).map_err(|error| Failure::host(source, &error))?;
+                    self.make_room(dir, name).map_err(fail)?;
+                    let target = target.into_os_string().into_vec();
+                    let link = self.volume.symlink(dir, name, &target, meta.uid(), meta.gid());
+                    link.map_err(fail)?.ino
+                }
+                _ => {
+                    self.make_room(dir, name).map_err(fail)?;
+                    let rdev = device_number(meta.rdev());
+                    let new = NewInode { rdev, ..new_inode(kind, meta) };
+                    self.volume.make(dir, name, &new).map_err(fail)?.ino
+                }
+            };
+            if kind == FileType::Directory {
                 self.directory(source, ino, place)?;
-                true
             }
-            _ => true,
+            self.attributes(source, meta, ino, place)?;
+            ino
         };
-        if !is_whole {
-            return Ok(());
-        }
         if several_names {
             self.linked.insert(identity, ino);
         }
-        self.attributes(source, meta, ino, place)?;
         self.tally.files += 1;
         Ok(())
+    }
+
+    /// Copies what can be read of `source` to a file with this name; `None` (and a word) if it cannot be opened.
+    fn file(
+        &mut self,
+        source: &Path,
+        meta: &Metadata,
+        (dir, name): (u64, &[u8]),
+        place: &Place,
+    ) -> Outcome<Option<u64>> {
+        let fail = |error: Error| Failure::inside(place, &error);
+        // Before anything is taken away.
+        let from = match File::open(source) {
+            Ok(from) => from,
+            Err(error) => {
+                self.tally.skip(source.display(), error);
+                return Ok(None);
+            }
+        };
+        let new = new_inode(FileType::Regular, meta);
+        let found = self.volume.lookup(dir, name);
+        if !found.is_ok_and(|attr| attr.file_type == FileType::Regular) {
+            self.make_room(dir, name).map_err(fail)?;
+            let ino = self.volume.make(dir, name, &new).map_err(fail)?.ino;
+            let file = self.volume.open_inode(ino, true).map_err(fail)?;
+            self.contents((source, &from), &file, place).map_err(|(at, failure)| {
+                let what = format!("the copy is incomplete: it ends at byte {at}");
+                Failure::bare(format!("{failure} ({what})"))
+            })?;
+            self.attributes(source, meta, ino, place)?;
+            return Ok(Some(ino));
+        }
+        let (attr, file) = self.volume.tmpfile(dir, &new).map_err(fail)?;
+        self.contents((source, &from), &file, place)
+            .map_err(|(_, failure)| Failure::bare(format!("{failure} (the old file is kept)")))?;
+        self.attributes(source, meta, attr.ino, place)?;
+        self.replace(&file, dir, name).map_err(fail)?;
+        Ok(Some(attr.ino))
+    }
+
+    /// Puts a file without a name in the place of another one.
+    fn replace(&self, file: &weir::File, dir: u64, name: &[u8]) -> weir::Result<()> {
+        // What is smaller comes with the rename: see `Volume::rename`.
+        if file.size() > u64::from(self.volume.capabilities().max_log_payload_bytes) {
+            file.fsync()?;
+        }
+        for attempt in 0..MAX_NAMES {
+            let temporary = format!(".weir-cp-{}-{attempt}", std::process::id()).into_bytes();
+            match self.volume.link(file.ino(), dir, &temporary) {
+                Err(Error::Exists) => {}
+                linked => {
+                    linked?;
+                    let replaced =
+                        self.volume.rename(dir, &temporary, dir, name, RenameMode::Replace);
+                    if replaced.is_err() {
+                        // The first error is the one to tell.
+                        let _ = self.volume.unlink(dir, &temporary);
+                    }
+                    return replaced;
+                }
+            }
+        }
+        Err(Error::Exists)
     }
 
     /// Takes away what is in the way of a new file.
@@ -213,38 +295,38 @@ impl Copier<'_> {
         Ok(())
     }
 
-    /// Copies what is data, up to the end that the source has by then, and leaves holes as they
-    /// are; false (and a word) if it cannot be opened.
-    fn contents(&mut self, source: &Path, ino: u64, place: &Place) -> Outcome<bool> {
-        let host = |error: std::io::Error| Failure::host(source, &error);
-        let from = match File::open(source) {
-            Ok(file) => file,
-            Err(error) => {
-                self.tally.skip(source.display(), error);
-                return Ok(false);
-            }
-        };
-        let fail = |error: Error| Failure::inside(place, &error);
-        let file = self.volume.open_inode(ino, true).map_err(fail)?;
+    /// Copies what is data, up to the end that the source has by then, and leaves holes as they are. An error comes with where the copy
+    /// ends.
+    fn contents(
+        &mut self,
+        (source, from): (&Path, &File),
+        file: &weir::File,
+        place: &Place,
+    ) -> Result<(), (u64, Failure)> {
+        let host = |at, error: std::io::Error| (at, Failure::host(source, &error));
+        // What else there is has no holes, and some of it says that it is at 0 wherever one seeks.
+        let has_holes = from.metadata().is_ok_and(|meta| meta.is_file());
+        let seek = |to| if has_holes { seek(from, to) } else { Err(Errno::INVAL) };
         let mut offset = 0;
         loop {
-            let data = match seek(&from, SeekFrom::Data(offset)) {
+            let data = match seek(SeekFrom::Data(offset)) {
                 Ok(data) => data,
                 Err(Errno::NXIO) => break,
                 // A file system that does not know; some do not even know a size.
                 Err(_) => offset,
             };
-            let end = seek(&from, SeekFrom::Hole(data)).unwrap_or(u64::MAX);
+            let end = seek(SeekFrom::Hole(data)).unwrap_or(u64::MAX);
             offset = data;
             while offset < end {
                 let wanted = (end - offset).min(CHUNK_BYTES as u64) as usize;
                 let buffer = &mut self.buffer[..wanted];
-                let read_bytes = from.read_at(buffer, offset).map_err(host)?;
+                let read_bytes = read(from, buffer, offset).map_err(|error| host(offset, error))?;
                 if read_bytes == 0 {
                     break;
                 }
-                write_all(&file, offset, &buffer[..read_bytes])
-                    .map_err(|(written, error)| cut_off(place, offset + written, &error))?;
+                write_all(file, offset, &buffer[..read_bytes]).map_err(|(written, error)| {
+                    (offset + written, Failure::inside(place, &error))
+                })?;
                 self.tally.count_bytes(read_bytes);
                 offset += read_bytes as u64;
             }
@@ -252,9 +334,9 @@ impl Copier<'_> {
                 break;
             }
         }
-        let size_bytes = from.metadata().map_err(host)?.len().max(offset);
-        file.truncate(size_bytes).map_err(fail)?;
-        Ok(true)
+        let meta = from.metadata().map_err(|error| host(offset, error))?;
+        let size_bytes = meta.len().max(offset);
+        file.truncate(size_bytes).map_err(|error| (offset, Failure::inside(place, &error)))
     }
 
     fn attributes(&mut self, source: &Path, meta: &Metadata, ino: u64, place: &Place) -> Outcome {
@@ -295,6 +377,20 @@ impl Copier<'_> {
     }
 }
 
+/// Reads at `offset`; from a FIFO or terminal, which has no places, what comes next.
+fn read(mut from: &File, buffer: &mut [u8], offset: u64) -> std::io::Result<usize> {
+    loop {
+        let read = match from.read_at(buffer, offset) {
+            Err(error) if error.kind() == ErrorKind::NotSeekable => from.read(buffer),
+            read => read,
+        };
+        match read {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            read => return read,
+        }
+    }
+}
+
 /// Writes all of `data`: a write stops early where space ends. The error comes with how many bytes
 /// were written before it.
 fn write_all(file: &weir::File, offset: u64, data: &[u8]) -> Result<(), (u64, Error)> {
@@ -307,12 +403,6 @@ fn write_all(file: &weir::File, offset: u64, data: &[u8]) -> Result<(), (u64, Er
         }
     }
     Ok(())
-}
-
-/// A copy that ends before its source does.
-fn cut_off(place: &Place, size_bytes: u64, error: &Error) -> Failure {
-    let failure = Failure::inside(place, error);
-    Failure::bare(format!("{failure} (the copy is incomplete: it ends at byte {size_bytes})"))
 }
 
 /// Flags of a plain `setxattr`.
