@@ -12,7 +12,7 @@
 use super::Lsn;
 use super::delta::Delta;
 use super::mapping_moments::MappingMoments;
-use super::merge::merge_reserve;
+use super::merge::{DeltaSum, merge_reserve};
 use super::names::NameCache;
 use super::new_directories::NewDirectories;
 use super::obligations::Obligations;
@@ -495,9 +495,13 @@ impl Store {
     /// Keeps so much space free that the next checkpoint can write every node anew and add the
     /// deltas: a checkpoint, and so a deletion, does not fail for space.
     fn update_reserve(&self, state: &State) {
-        let frozen = state.frozen.as_ref().map_or(0, |frozen| frozen.stored_bytes());
-        let delta_bytes = (state.running.stored_bytes() + frozen) as u64;
-        let reserve = merge_reserve(self.base_reserve, state.tree.node_count, delta_bytes);
+        let frozen = state.frozen.as_ref();
+        let (keys, bytes) = frozen.map_or((0, 0), |frozen| (frozen.len(), frozen.stored_bytes()));
+        let delta = DeltaSum {
+            keys: (state.running.len() + keys) as u64,
+            bytes: (state.running.stored_bytes() + bytes) as u64,
+        };
+        let reserve = merge_reserve(self.base_reserve, state.tree.node_count, delta);
         self.alloc.set_metadata_reserve(reserve);
     }
 }
