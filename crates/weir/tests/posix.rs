@@ -877,6 +877,18 @@ fn opening_with_truncate_empties_the_file() {
 }
 
 #[test]
+fn opening_with_truncate_moves_the_times_of_an_empty_file_and_gives_its_blocks_back() {
+    let (volume, clock) = timed_volume(AtimePolicy::Strict);
+    let cutting = OpenFlags { truncate: true, ..OpenFlags::CREATE };
+    let file = volume.open_file("/f", cutting).expect("create");
+    file.allocate(AllocateMode::KeepSize, 0, 40_000).expect("allocate");
+    clock.advance_s(5);
+    volume.open_file("/f", cutting).expect("open");
+    let attr = file.attr().expect("attributes");
+    assert_eq!((attr.blocks, attr.mtime.seconds, attr.ctime.seconds), (0, 1005, 1005));
+}
+
+#[test]
 fn exclusive_means_something_only_with_create_and_truncate_only_with_write() {
     let volume = small_volume();
     create(&volume, "/f").write_at(0, b"abc").expect("write");

@@ -106,6 +106,48 @@ fn what_a_cut_has_left_behind_becomes_free_later() {
     panic!("a read failed each time");
 }
 
+/// The cut has happened when the call has answered; what is left of it is nobody's change.
+#[test]
+fn what_a_cut_has_left_behind_goes_later_and_the_file_keeps_its_times() {
+    let image = image(32 * MIB, scattered);
+    let mut owed = 0;
+    for failing in 1..200 {
+        let disk = Probe::new(Arc::new(MemoryDevice::from_image(&image)));
+        let device: Arc<dyn Device> = disk.clone();
+        let open_at = |seconds| {
+            let clock = HandClock::at(seconds);
+            let options = VolumeOptions { clock: clock.clone(), ..manual(MIB) };
+            (open(&device, options), clock)
+        };
+        let (volume, clock) = open_at(1000);
+        let file = volume.open_file("/f", OpenFlags::READ_WRITE).expect("open");
+        disk.failing_read.store(failing, Ordering::Relaxed);
+        let cut = file.truncate(PAGE);
+        let was_struck = disk.failing_read.swap(0, Ordering::Relaxed) <= 0;
+        if !was_struck {
+            assert!(owed > 0, "no cut was done in part");
+            return;
+        }
+        if cut.is_err() {
+            continue;
+        }
+        owed += 1;
+        volume.sync().expect("sync");
+        if failing % 2 == 0 {
+            clock.advance_s(500);
+            volume.background_step(BackgroundWork::Purge).expect("purge");
+            let attr = file.attr().expect("attributes");
+            assert_eq!((attr.blocks, attr.mtime.seconds, attr.ctime.seconds), (1, 1000, 1000));
+            volume.sync().expect("sync");
+        }
+        drop((file, volume));
+        let (volume, _) = open_at(3000);
+        let attr = volume.metadata("/f").expect("attributes");
+        assert_eq!((attr.blocks, attr.mtime.seconds, attr.ctime.seconds), (1, 1000, 1000));
+    }
+    panic!("a read failed each time");
+}
+
 #[test]
 fn a_hole_of_many_extents_is_punched_or_not_whichever_read_fails() {
     let image = image(32 * MIB, scattered);

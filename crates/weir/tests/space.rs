@@ -733,3 +733,60 @@ fn a_file_that_is_removed_while_it_is_cut_is_purged_after_that() {
         assert_clean(&device);
     });
 }
+
+/// Attributes of files that fill a leaf each to the last byte, by what they take there, and before which of them one more is put. In the
+/// order of these keys a leaf that loses its last item to the next one leaves much of itself empty, and so does the next one.
+const FULL_LEAVES: [(&[usize], Option<usize>); 4] = [
+    (&[3787, 4134, 4134, 4049], None),
+    (&[3891, 4134, 4134, 3945], Some(2)),
+    (&[4134, 4134, 4036, 3800], Some(1)),
+    (&[2762, 4134, 940, 4134, 4134], Some(3)),
+];
+
+/// Names of as many attributes, in the order in which they are stored. Each takes 38 bytes besides its value.
+fn attribute_names(count: usize) -> Vec<Vec<u8>> {
+    let mut names: Vec<_> =
+        (0..count).map(|number| format!("user.{number:05}").into_bytes()).collect();
+    names.sort_by_key(|name| weir::format::item::name_hash(name));
+    names
+}
+
+/// Large items that fill their leaves: no tree has room for a small one more in most leaves without a quarter more of them.
+#[test]
+fn a_checkpoint_finds_room_where_small_items_spoil_leaves_of_large_ones() {
+    const BESIDES_VALUE: usize = 38;
+    for spare_blocks in [40, 80, 120, 160, 200] {
+        let device = formatted(32 * MIB, 1024);
+        let volume = open(&device, manual(64 * MIB));
+        let room = || volume.stats().space.room_blocks;
+        let mut files = Vec::new();
+        while room() > spare_blocks || {
+            volume.checkpoint().expect("checkpoint");
+            room() > spare_blocks
+        } {
+            let ino = create(&volume, &format!("/f{}", files.len())).ino();
+            let (sizes, place) = FULL_LEAVES[files.len() % FULL_LEAVES.len()];
+            let mut names = attribute_names(sizes.len() + usize::from(place.is_some()));
+            let small = place.map(|place| names.remove(place));
+            for (name, size) in names.iter().zip(sizes) {
+                let value = vec![1; size - BESIDES_VALUE];
+                volume.setxattr(ino, name, &value, XattrMode::Set).expect("there is room");
+            }
+            files.push((ino, small));
+        }
+        volume.checkpoint().expect("a checkpoint of full leaves");
+        let mut added = 0;
+        for (ino, small) in &files {
+            let Some(small) = small else { continue };
+            match volume.setxattr(*ino, small, b"", XattrMode::Set) {
+                Ok(()) => added += 1,
+                Err(error) => assert_eq!(error, Error::NoSpace),
+            }
+        }
+        assert!(added > 0);
+        volume.checkpoint().expect("a checkpoint that divides leaves");
+        remove_all(&volume);
+        volume.close().expect("close");
+        assert_clean(&device);
+    }
+}

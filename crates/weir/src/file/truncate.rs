@@ -188,6 +188,8 @@ impl Engine {
         step.began = true;
         // A new size takes everything behind it away at once, a hole what its chain reaches.
         let reached = if step.size.is_some() { range.1 } else { next.unwrap_or(range.1) };
+        // What is left of a cut changes nothing that anybody can see.
+        let is_change = step.settle;
         if step.settle && range.0 < reached {
             op.settled(number, range.0, reached - range.0);
         }
@@ -218,7 +220,9 @@ impl Engine {
             meta.item.size = meta.item.size.max(covered);
         }
         meta.item.blocks = meta.item.blocks.saturating_sub(cut);
-        meta.touch_data(now);
+        if is_change {
+            meta.touch_data(now);
+        }
         op.put(Key::inode(number), &meta.item.encode());
         let committed = if ops.is_empty() {
             self.store.commit(op, admission)
@@ -613,6 +617,7 @@ struct CutStep {
     range: Range<u64>,
     zero: Zero,
     size: Option<u64>,
+    /// What the log has of the pages becomes void: not for what is left of a cut, whose first operation has said so.
     settle: bool,
     /// An operation of it has come before: nothing reaches the rest from before it.
     began: bool,

@@ -75,7 +75,7 @@ impl Engine {
         let due = self.options.atime == AtimePolicy::Strict
             || item.atime <= item.mtime
             || item.atime <= item.ctime
-            || now.seconds - item.atime.seconds >= DAY_SECONDS;
+            || now.seconds.saturating_sub(item.atime.seconds) >= DAY_SECONDS;
         if self.options.atime == AtimePolicy::Relative {
             inode.atime_settled.store(true, Ordering::Relaxed);
         }

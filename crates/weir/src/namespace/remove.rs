@@ -85,6 +85,7 @@ impl Engine {
                 return Err(Error::NotDirectory);
             }
             inode = self.directory(found.inode)?;
+            rules::check_not_itself(&parent, &inode)?;
             let _child_ops = inode.ops.lock();
             let mut op = Op::new();
             let mut metas = MetaLocks::new(&[&parent, &inode]);

@@ -141,6 +141,7 @@ impl Engine {
             // The victim holds the source, so it is not empty.
             return Err(Error::NotEmpty);
         }
+        rules::check_not_itself(to.parent, &inode)?;
         // The victim's own lock: nothing may be created in it while it goes.
         let victim_ops = (victim.file_type == FileType::Directory).then(|| inode.ops.lock());
         self.move_entry((from, source), (to, victim.key), Some(&inode), mode, admission)?;

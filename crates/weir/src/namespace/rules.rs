@@ -289,6 +289,15 @@ pub fn check_replace(source: FileType, victim: FileType) -> Result<()> {
     }
 }
 
+/// On a damaged volume a directory may have an entry for itself. Whoever would remove it, or put something in its place, holds its lock already.
+pub fn check_not_itself(parent: &Inode, inode: &Inode) -> Result<()> {
+    if inode.number == parent.number { Err(contains_itself(parent.number)) } else { Ok(()) }
+}
+
+fn contains_itself(directory: u64) -> Error {
+    Error::Corrupt(format!("directory {directory} contains itself: run fsck"))
+}
+
 /// A directory cannot move below itself. `parent_of` must not change meanwhile.
 pub fn check_no_loop(
     moved: &Found,
@@ -313,7 +322,7 @@ pub fn check_no_loop(
             return Ok(());
         }
         if above == passed {
-            return Err(Error::Corrupt(format!("directory {above} contains itself: run fsck")));
+            return Err(contains_itself(above));
         }
         steps += 1;
         if steps.is_power_of_two() {

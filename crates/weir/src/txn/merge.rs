@@ -15,7 +15,8 @@ use crate::device::IoClass;
 use crate::device::buffer::AlignedBuf;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::format::{BLOCK_BYTES_U64, NODE_BLOCKS};
+use crate::format::node::{LEAF_SLOT_BYTES, NODE_CAPACITY_BYTES};
+use crate::format::{BLOCK_BYTES_U64, MAX_VALUE_BYTES, NODE_BLOCKS};
 use crate::tree::{self, NodeSink, Packing, TreeRoot};
 
 /// Nodes gathered for writing.
@@ -33,17 +34,41 @@ pub(super) struct NewTree {
     pub frees: Vec<Run>,
 }
 
-/// What is kept for a merge into a tree of so many nodes, of deltas that take `delta_bytes` in it, besides `base`.
+/// Bytes that a leaf lacks at most when the next item does not fit in.
+const UNUSED_BYTES: u64 = (MAX_VALUE_BYTES + LEAF_SLOT_BYTES - 1) as u64;
+/// Bytes that it has at least then.
+const FULL_BYTES: u64 = NODE_CAPACITY_BYTES as u64 - UNUSED_BYTES;
+
+/// Changes that are to be merged.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct DeltaSum {
+    /// Items that change.
+    pub keys: u64,
+    /// What they take in the tree at most.
+    pub bytes: u64,
+}
+
+/// What is kept for a merge of `delta` into a tree of so many nodes, besides `base`.
 pub(super) fn merge_reserve(
     base: MetadataReserve,
     node_count: u64,
-    delta_bytes: u64,
+    delta: DeltaSum,
 ) -> MetadataReserve {
+    let grown = grown_nodes(node_count, delta.keys);
+    let spare = (node_count / SPLIT_SHARE).saturating_sub(grown);
     MetadataReserve {
-        merge_blocks: node_count * NODE_BLOCKS + 2 * delta_bytes / BLOCK_BYTES_U64,
-        spare_blocks: node_count / SPLIT_SHARE * NODE_BLOCKS + base.spare_blocks,
+        merge_blocks: (node_count + grown) * NODE_BLOCKS + 2 * delta.bytes / BLOCK_BYTES_U64,
+        spare_blocks: spare * NODE_BLOCKS + base.spare_blocks,
         ..base
     }
+}
+
+/// Nodes that a merge takes besides as many as the tree has, because items are put between others: what they take themselves is
+/// counted with the delta. Each may have a leaf divided, which makes two new nodes of one; and however many there are, a tree that is
+/// written anew has leaves that are full but for an item that did not fit in.
+fn grown_nodes(node_count: u64, keys: u64) -> u64 {
+    let divided = (2 * keys).saturating_sub(node_count);
+    divided.min(node_count * UNUSED_BYTES / FULL_BYTES)
 }
 
 /// Whether a tree of so many nodes can be written anew in so much room, and `base` is left.

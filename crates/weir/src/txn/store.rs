@@ -12,7 +12,7 @@
 use super::Lsn;
 use super::delta::Delta;
 use super::mapping_moments::MappingMoments;
-use super::merge::merge_reserve;
+use super::merge::{DeltaSum, merge_reserve};
 use super::names::NameCache;
 use super::new_directories::NewDirectories;
 use super::obligations::Obligations;
@@ -185,19 +185,25 @@ impl Store {
         key: Key,
         floor: Key,
     ) -> Result<Attempt<Option<(Key, Value)>>> {
+        let is_mapping = floor.kind == Kind::Extent && floor.inode == key.inode;
         let mut upper = key;
+        let mut moment = self.mappings.moment(key.inode);
         loop {
             let span = tree::span_le(&self.nodes, root, upper)?;
             let state = self.state.read();
             if state.tree.generation != root.generation {
                 return Ok(Attempt::Outrun);
             }
+            // What was found to be hidden is not stepped over again, as long as nothing has changed.
+            let now = self.mappings.moment(key.inode);
+            let last = if is_mapping && now == moment { upper } else { key };
+            moment = now;
             let items = || span.iter().flat_map(LeafSpan::items);
             let lowest = items().next().map(|(lowest, _)| lowest);
             let in_tree = items().rev().take_while(|(found, _)| *found >= floor);
             // What the deltas have before this leaf is compared with the leaf before.
             let known_from = lowest.map_or(floor, |lowest| lowest.max(floor));
-            if let Some((found, value)) = state.greatest(in_tree, known_from, key) {
+            if let Some((found, value)) = state.greatest(in_tree, known_from, last) {
                 let value = value.map_or_else(InLeaf::to_value, |newer| Some(Value::from(newer)));
                 return Ok(Attempt::Answer(value.map(|value| (found, value))));
             }
@@ -495,9 +501,13 @@ impl Store {
     /// Keeps so much space free that the next checkpoint can write every node anew and add the
     /// deltas: a checkpoint, and so a deletion, does not fail for space.
     fn update_reserve(&self, state: &State) {
-        let frozen = state.frozen.as_ref().map_or(0, |frozen| frozen.stored_bytes());
-        let delta_bytes = (state.running.stored_bytes() + frozen) as u64;
-        let reserve = merge_reserve(self.base_reserve, state.tree.node_count, delta_bytes);
+        let frozen = state.frozen.as_ref();
+        let (keys, bytes) = frozen.map_or((0, 0), |frozen| (frozen.len(), frozen.stored_bytes()));
+        let delta = DeltaSum {
+            keys: (state.running.len() + keys) as u64,
+            bytes: (state.running.stored_bytes() + bytes) as u64,
+        };
+        let reserve = merge_reserve(self.base_reserve, state.tree.node_count, delta);
         self.alloc.set_metadata_reserve(reserve);
     }
 }
@@ -619,6 +629,8 @@ fn newest<'a, T>(
         in_tree.peek().map(|(key, _)| *key),
     ];
     let key = keys.into_iter().flatten().reduce(first)?;
+    #[cfg(all(test, not(feature = "shuttle")))]
+    tests::STEPS.set(tests::STEPS.get() + 1);
     let tree_value = in_tree.next_if(|(found, _)| *found == key).map(|(_, value)| value);
     let frozen_value = frozen.next_if(|(found, _)| *found == key).map(|(_, value)| value);
     let running_value = running.next_if(|(found, _)| *found == key).map(|(_, value)| value);
@@ -655,6 +667,11 @@ mod tests {
     use std::collections::BTreeMap;
 
     const INODE: u64 = 7;
+
+    thread_local! {
+        /// Keys that were stepped over.
+        pub static STEPS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+    }
 
     fn delta_of(changes: &[(u64, bool)]) -> Delta {
         let mut delta = Delta::default();
@@ -708,6 +725,27 @@ mod tests {
             let expected = model.iter().rev().find(|(at, _)| (from..=to).contains(*at));
             prop_assert_eq!(found, expected.map(|(at, is_changed)| (*at, *is_changed)));
         }
+    }
+
+    #[test]
+    fn a_look_up_behind_what_was_cut_steps_over_it_once() {
+        const EXTENTS: u64 = 4000;
+        let (volume, file) = volume_with_a_file();
+        for number in 0..EXTENTS {
+            file.write_at(number * 2 * 4096, &[1; 4096]).expect("write");
+            if number % 500 == 0 {
+                volume.checkpoint().expect("checkpoint");
+            }
+        }
+        volume.checkpoint().expect("checkpoint");
+        file.truncate(4096).expect("cut");
+        let store = &file.engine().store;
+        let before = STEPS.get();
+        let found = store.get_le(Key::extent(file.ino(), u64::MAX), Key::extent(file.ino(), 0));
+        assert_eq!(found.expect("look up").map(|(key, _)| key), Some(Key::extent(file.ino(), 0)));
+        let steps = STEPS.get() - before;
+        assert!(steps >= EXTENTS - 1, "{steps}: the cut is not in the tree yet");
+        assert!(steps <= 2 * EXTENTS, "{steps}");
     }
 
     #[test]

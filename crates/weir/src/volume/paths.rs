@@ -19,15 +19,16 @@ impl Volume {
         if flags.truncate && !flags.write {
             return Err(Error::Invalid("who cuts a file opens it for writing: set `write` too"));
         }
-        let file = self.open_or_make(path.as_ref(), flags)?;
-        if flags.truncate && file.size() > 0 {
+        let (file, is_new) = self.open_or_make(path.as_ref(), flags)?;
+        // An empty one, too: its times move, and it may have blocks behind its end.
+        if flags.truncate && !is_new {
             file.truncate(0)?;
         }
         Ok(file)
     }
 
-    /// What others do to the name meanwhile is no reason to fail: then it is looked up again.
-    fn open_or_make(&self, path: &[u8], flags: OpenFlags) -> Result<File> {
+    /// And whether it was made. What others do to the name meanwhile is no reason to fail: then it is looked up again.
+    fn open_or_make(&self, path: &[u8], flags: OpenFlags) -> Result<(File, bool)> {
         let open = |inode| self.open_handle(inode, flags.write, flags.data_sync);
         let must_be_new = flags.create && flags.exclusive;
         let (mut gone, mut gone_dir) = (None, None);
@@ -39,7 +40,7 @@ impl Volume {
                 Located::Present(number) => match self.engine.inode(number).and_then(open) {
                     // Replaced, or removed, after it was found.
                     Err(Error::NotFound) if gone != Some(number) => gone = Some(number),
-                    opened => return opened,
+                    opened => return Ok((opened?, false)),
                 },
                 Located::Absent { .. } | Located::AbsentDirectory if !flags.create => {
                     return Err(Error::NotFound);
@@ -52,7 +53,7 @@ impl Volume {
                         Ok(Err(Error::NotFound)) => {}
                         // The directory was replaced, or removed, after it was found.
                         Err(Error::NotFound) if gone_dir != Some(dir) => gone_dir = Some(dir),
-                        made => return made?,
+                        made => return Ok((made??, true)),
                     }
                 }
             }

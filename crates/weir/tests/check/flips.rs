@@ -18,10 +18,11 @@ use weir::check::{CheckOptions, check_device};
 use weir::device::Device;
 use weir::device::memory::MemoryDevice;
 use weir::format::frame::{FRAME_HEADER_BYTES, FrameHeader};
+use weir::format::item::Dirent;
 use weir::format::record::{Checksums, Record};
 use weir::format::superblock::choose_superblock;
 use weir::format::{BLOCK_BYTES, Key, Kind};
-use weir::{Error, FileType, OpenFlags, Volume};
+use weir::{AllocateMode, Error, FileType, OpenFlags, RenameMode, Timestamp, Volume, XattrMode};
 
 struct Watched;
 
@@ -131,12 +132,75 @@ fn exercise(volume: &Volume) {
     }
     let _ = volume.rename_path("/dir/sub", "/new/sub");
     let _ = volume.checkpoint();
+    exercise_files(volume);
+    exercise_names(volume);
     let names = volume.read_dir("/").unwrap_or_default();
     for entry in names.iter().take(50) {
         let _ = volume.unlink(Volume::ROOT, &entry.name);
+        let _ = volume.rmdir(Volume::ROOT, &entry.name);
     }
     let _ = volume.sync();
     let _ = volume.close();
+}
+
+/// All that a file can be asked for besides.
+fn exercise_files(volume: &Volume) {
+    let modes = [
+        AllocateMode::Extend,
+        AllocateMode::KeepSize,
+        AllocateMode::PunchHole,
+        AllocateMode::ZeroRange,
+        AllocateMode::ZeroRangeKeepSize,
+        AllocateMode::CollapseRange,
+        AllocateMode::InsertRange,
+    ];
+    let open = |path| volume.open_file(path, OpenFlags::READ_WRITE);
+    let Ok(target) = volume.open_file("/copy", OpenFlags::CREATE) else { return };
+    for path in ["/dir/file", "/small", "/sparse", "/reserved", "/gone"] {
+        let Ok(file) = open(path) else { continue };
+        for mode in modes {
+            let _ = file.allocate(mode, 4096, 8192);
+        }
+        let _ = file.copy_range(0, &target, 100, 70_000);
+        let _ = file.append(&[3; 5000]);
+        let _ = file.fsync();
+    }
+}
+
+/// All that can be done with names, also of what is no directory.
+fn exercise_names(volume: &Volume) {
+    let dirs: Vec<u64> = ["/", "/dir", "/dir/sub", "/empty", "/new", "/new/sub"]
+        .into_iter()
+        .filter_map(|path| volume.resolve(path, true).ok())
+        .collect();
+    let listed = |dir| {
+        let mut entries = Vec::new();
+        let _ = volume.readdir(dir, 0, &mut |entry| {
+            entries.push(entry);
+            entries.len() < 8
+        });
+        entries
+    };
+    let modes = [RenameMode::Exchange, RenameMode::NoReplace, RenameMode::Replace];
+    for &dir in &dirs {
+        for (number, entry) in listed(dir).into_iter().enumerate() {
+            let to = dirs[number % dirs.len()];
+            let _ = volume.link(entry.ino, to, b"linked");
+            let _ = volume.setxattr(entry.ino, b"user.new", &[5; 300], XattrMode::Set);
+            let _ = volume.removexattr(entry.ino, b"user.color");
+            for mode in modes {
+                for other in listed(to).iter().take(3) {
+                    let _ = volume.rename(dir, &entry.name, to, &other.name, mode);
+                }
+            }
+            let _ = volume.rmdir(dir, &entry.name);
+            let mut batch = volume.batch();
+            let _ = batch.rename(dir, &entry.name, to, b"moved", RenameMode::Replace);
+            let _ = batch.rmdir(to, b"moved");
+            let _ = batch.commit();
+        }
+    }
+    let _ = volume.checkpoint();
 }
 
 /// Checks, opens, reads and uses the volume. Answers what could be read.
@@ -421,6 +485,40 @@ fn a_rename_into_directories_that_contain_each_other_ends() {
         let renamed = volume.rename_path("/empty", "/dir/sub/empty");
         assert!(matches!(renamed, Err(Error::Corrupt(_))), "{renamed:?}");
         assert!(volume.read_dir("/empty").is_ok(), "nothing has changed");
+    });
+}
+
+/// An entry that names the directory it is in. Whoever would remove it, or put something in its place, has that directory's lock already.
+#[test]
+fn a_directory_that_contains_itself_is_neither_removed_nor_replaced() {
+    watched(|| {
+        let mut image = Image::load(&Arc::new(MemoryDevice::from_image(&images()[0])));
+        let dir = image.find("/dir");
+        let (key, _) = image.entry(dir, "sub");
+        let entry = Dirent { inode: dir, file_type: FileType::Directory, name: b"sub" };
+        image.items.insert(key, entry.encode().to_vec());
+        image.store();
+        let volume = open(&image.device);
+        let itself = |result| assert!(matches!(result, Err(Error::Corrupt(_))), "{result:?}");
+        itself(volume.remove_dir("/dir/sub"));
+        itself(volume.rename_path("/empty", "/dir/sub"));
+        assert!(volume.read_dir("/empty").is_ok(), "nothing has changed");
+    });
+}
+
+/// Times between which lie more seconds than can be counted.
+#[test]
+fn times_at_both_ends_of_what_can_be_are_read() {
+    watched(|| {
+        let mut image = Image::load(&Arc::new(MemoryDevice::from_image(&images()[0])));
+        let dir = image.find("/dir");
+        let at = |seconds| Timestamp { seconds, nanoseconds: 0 };
+        image.edit_inode(dir, |item| {
+            (item.mtime, item.ctime, item.atime) = (at(i64::MIN), at(i64::MIN), at(i64::MIN + 1));
+        });
+        image.store();
+        let volume = open(&image.device);
+        assert!(volume.read_dir("/dir").is_ok());
     });
 }
 
