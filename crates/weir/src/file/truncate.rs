@@ -179,6 +179,8 @@ impl Engine {
     ) -> Result<Stepped> {
         let number = inode.number;
         let now = self.now();
+        // The first operation has set the size and the times: the rest may come much later, also after a crash.
+        let is_rest = step.size.is_some() && !step.settle;
         let range = (step.range.start, step.range.end);
         let (mut ops, cut, next) = match self.unmap(inode, step, admission.blocks())? {
             Unmap::Ready(ops, cut, next) => (ops, cut, next),
@@ -218,7 +220,9 @@ impl Engine {
             meta.item.size = meta.item.size.max(covered);
         }
         meta.item.blocks = meta.item.blocks.saturating_sub(cut);
-        meta.touch_data(now);
+        if !is_rest || mutation::active(Mutation::MoveTimesOfRest) {
+            meta.touch_data(now);
+        }
         op.put(Key::inode(number), &meta.item.encode());
         let committed = if ops.is_empty() {
             self.store.commit(op, admission)
