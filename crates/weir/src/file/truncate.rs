@@ -455,6 +455,13 @@ impl Engine {
         )
     }
 
+    /// Page `index` may hold anything but zeros. The caller holds `ops`.
+    pub fn may_have_content(&self, inode: &Inode, index: u64) -> Result<bool> {
+        // What is on its way home is mapped when it is no longer.
+        let state = inode.pages.read().state(index);
+        Ok(state.dirty || state.writeback || self.has_content(inode, index)?)
+    }
+
     /// Page `index` is mapped to data, or in the inode.
     fn has_content(&self, inode: &Inode, index: u64) -> Result<bool> {
         if index == 0 && inode.meta.lock().item.is_inline() {
