@@ -20,7 +20,8 @@ impl Volume {
             return Err(Error::Invalid("who cuts a file opens it for writing: set `write` too"));
         }
         let file = self.open_or_make(path.as_ref(), flags)?;
-        if flags.truncate && file.size() > 0 {
+        // Also of an empty file, blocks may have been allocated.
+        if flags.truncate && (file.size() > 0 || file.attr()?.blocks > 0) {
             file.truncate(0)?;
         }
         Ok(file)
