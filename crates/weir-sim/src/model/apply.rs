@@ -426,6 +426,8 @@ impl Model {
         }
         let must_be_new = flags.create && flags.exclusive;
         let path = if must_be_new { path.to_owned() } else { self.followed(path)? };
+        // Where a link leads may be no name.
+        name_of(&path)?;
         let ino = match self.resolve(&path) {
             Ok(_) if must_be_new => return Err(errno::EEXIST),
             Ok(ino) => ino,
