@@ -382,7 +382,7 @@ impl FileData {
         let distance = (end - start) / PAGE;
         self.pages.extend(moved.into_iter().map(|(index, page)| (index - distance, page)));
         self.set_size(step, self.size - (end - start));
-        self.was_small = false;
+        self.was_small &= start > 0;
         self.note_small();
     }
 
