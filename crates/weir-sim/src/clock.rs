@@ -2,6 +2,10 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use weir::Timestamp;
+
+use crate::model::times::Span;
+
 /// A clock that stands still until it is advanced.
 #[derive(Debug)]
 pub struct SimClock {
@@ -25,6 +29,12 @@ impl SimClock {
     /// Lets time pass.
     pub fn advance_ns(&self, duration_ns: u64) {
         self.elapsed_ns.fetch_add(duration_ns, Relaxed);
+    }
+
+    /// From when it had run for so long until now.
+    pub fn span_since(&self, first_ns: u64) -> Span {
+        let at = |elapsed_ns: u64| Timestamp::from_ns(Self::EPOCH_NS + elapsed_ns as i64);
+        Span { first: at(first_ns), last: at(self.elapsed_ns()) }
     }
 
     /// Time passed since the start.

@@ -298,6 +298,11 @@ impl SimDevice {
         self.state.lock().trace.iter().cloned().collect()
     }
 
+    /// Something is planned to go wrong.
+    pub fn has_faults(&self) -> bool {
+        !self.state.lock().faults.is_empty()
+    }
+
     /// How many calls a planned fault has struck.
     pub fn faults_struck(&self) -> u64 {
         self.state.lock().faults.struck()

@@ -3,6 +3,7 @@
 mod agreement;
 mod batch;
 mod overlap;
+mod ways;
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -14,9 +15,9 @@ use std::task::{Context, Wake, Waker};
 use weir::device::Device;
 use weir::sync::Mutex;
 use weir::{
-    AtimePolicy, Attr, BackgroundMode, BackgroundWork, CompletionQueue, CreateOptions, Error, File,
-    FileType, NewInode, OpenFlags, SetAttr, SetTime, SyncKind, SyncRangeFlags, SyncTicket, Volume,
-    VolumeOptions, XattrMode,
+    Attr, BackgroundMode, BackgroundWork, CompletionQueue, CreateOptions, Error, File, FileType,
+    InodeHold, NewInode, OpenFlags, SetAttr, SetTime, SyncKind, SyncRangeFlags, SyncTicket, Volume,
+    VolumeOptions,
 };
 
 use crate::clock::SimClock;
@@ -45,6 +46,10 @@ pub struct EngineSession {
     volume: Volume,
     device: Arc<SimDevice>,
     slots: BTreeMap<u8, File>,
+    /// Inodes that are kept alive, by handle.
+    holds: BTreeMap<u8, Arc<InodeHold>>,
+    /// Operations run amid others: each is the same call every time.
+    is_plain: bool,
     /// Tickets that are awaited.
     tickets: BTreeMap<u32, Pin<Box<SyncTicket>>>,
     /// Where the others are delivered.
@@ -102,7 +107,7 @@ fn options(clock: &Arc<SimClock>, settings: &Settings) -> VolumeOptions {
         round_pages: settings.round_pages,
         cut_extents: settings.cut_extents,
         background: BackgroundMode::Manual,
-        atime: AtimePolicy::Never,
+        atime: settings.atime,
         clock: Arc::clone(clock) as Arc<dyn weir::sync::Clock>,
         ..VolumeOptions::default()
     }
@@ -184,6 +189,8 @@ impl EngineSession {
             volume,
             device: Arc::clone(device),
             slots: BTreeMap::new(),
+            holds: BTreeMap::new(),
+            is_plain: false,
             tickets: BTreeMap::new(),
             queue: None,
             told_lsn: None,
@@ -199,6 +206,8 @@ impl EngineSession {
             volume: self.volume.clone(),
             device: Arc::clone(&self.device),
             slots: self.slots.clone(),
+            holds: self.holds.clone(),
+            is_plain: true,
             tickets: BTreeMap::new(),
             queue: self.queue.clone(),
             told_lsn: None,
@@ -222,13 +231,36 @@ impl EngineSession {
             Target::Path(path) => Ok(self
                 .volume
                 .at_path(path, false, |number| self.volume.open_inode(number, true))?),
-            Target::Slot(slot) => self.slot(*slot).cloned(),
+            Target::Slot(slot) => self.slot(*slot),
         }
     }
 
-    fn slot(&self, slot: u8) -> Result<&File> {
+    /// The open file, or what is held, opened for this.
+    fn slot(&self, slot: u8) -> Result<File> {
         let closed = || SystemError::new(errno::EBADF, "no such handle");
-        self.slots.get(&slot).ok_or_else(closed)
+        if let Some(hold) = self.holds.get(&slot) {
+            return Ok(self.volume.open_inode(hold.ino(), true)?);
+        }
+        self.slots.get(&slot).cloned().ok_or_else(closed)
+    }
+
+    fn slot_number(&self, slot: u8) -> Result<u64> {
+        match self.holds.get(&slot) {
+            Some(hold) => Ok(hold.ino()),
+            None => Ok(self.slot(slot)?.ino()),
+        }
+    }
+
+    /// One handle, or none, in place of what it was.
+    fn set_slot(&mut self, slot: u8, opened: Option<File>, hold: Option<InodeHold>) {
+        let held = (self.slots.remove(&slot), self.holds.remove(&slot));
+        if let Some(file) = opened {
+            self.slots.insert(slot, file);
+        }
+        if let Some(hold) = hold {
+            self.holds.insert(slot, Arc::new(hold));
+        }
+        drop(held);
     }
 
     fn make(&self, path: &str, new: &NewInode) -> Result<Outcome> {
@@ -256,7 +288,15 @@ impl EngineSession {
                 let Some(file) = opened else { return Ok(Outcome::Done) };
                 file
             }
-            Target::Slot(slot) => self.slot(*slot)?.clone(),
+            Target::Slot(slot) => match self.slot(*slot) {
+                Ok(file) => file,
+                // Held, and no file.
+                Err(error) if is_no_file(&error) => {
+                    self.volume.fsync_dir(self.slot_number(*slot)?)?;
+                    return Ok(Outcome::Done);
+                }
+                Err(error) => return Err(error),
+            },
         };
         let kind = if data_only { SyncKind::Data } else { SyncKind::Full };
         // As the mount does; an answer counts as that of a sync.
@@ -398,6 +438,11 @@ impl EngineSession {
     }
 
     fn namespace_op(&mut self, op: &Op) -> Result<Outcome> {
+        if !self.is_plain
+            && let Some(outcome) = self.by_another_way(op)
+        {
+            return outcome;
+        }
         match op {
             Op::Create { path, permissions } => {
                 return self.make(path, &NewInode::new(FileType::Regular, *permissions));
@@ -420,7 +465,7 @@ impl EngineSession {
                 self.volume.link(number, dir, &name)?;
             }
             Op::LinkSlot { slot, path } => {
-                let number = self.slot(*slot)?.ino();
+                let number = self.slot_number(*slot)?;
                 let (dir, name) = self.place(path)?;
                 self.volume.link(number, dir, &name)?;
             }
@@ -437,10 +482,10 @@ impl EngineSession {
                 let (new_dir, new_name) = self.place(to)?;
                 self.volume.rename(dir, &name, new_dir, &new_name, *mode)?;
             }
-            Op::SetXattr { path, name, length, tag } => {
+            Op::SetXattr { path, name, length, tag, mode } => {
                 let number = self.number(path)?;
                 let value = pattern::bytes(*tag, 0, *length);
-                self.volume.setxattr(number, name.as_bytes(), &value, XattrMode::Set)?;
+                self.volume.setxattr(number, name.as_bytes(), &value, *mode)?;
             }
             Op::RemoveXattr { path, name } => {
                 self.volume.removexattr(self.number(path)?, name.as_bytes())?;
@@ -488,12 +533,16 @@ impl EngineSession {
                 file.append(&data)?;
                 return Ok(Outcome::Count(file.size() - before));
             }
-            // As a mount does it.
-            Op::Truncate { target, size } if size % 3 == 1 => {
-                let change = SetAttr { size_bytes: Some(*size), ..SetAttr::default() };
-                self.volume.setattr(self.file(target)?.ino(), &change)?;
+            Op::Truncate { target, size } => {
+                let file = self.file(target)?;
+                // As a mount does it.
+                if size % 3 == 1 && file.is_writable() {
+                    let change = SetAttr { size_bytes: Some(*size), ..SetAttr::default() };
+                    self.volume.setattr(file.ino(), &change)?;
+                } else {
+                    file.truncate(*size)?;
+                }
             }
-            Op::Truncate { target, size } => self.file(target)?.truncate(*size)?,
             Op::Allocate { target, mode, offset, length } => {
                 self.file(target)?.allocate(*mode, *offset, *length)?;
             }
@@ -503,17 +552,25 @@ impl EngineSession {
                 return Ok(Outcome::Count(count));
             }
             Op::Open { path, slot } => {
-                let number = self.volume.open_file(path, OpenFlags::READ_WRITE)?;
-                self.slots.insert(*slot, number);
+                let file = self.volume.open_file(path, OpenFlags::READ_WRITE)?;
+                self.set_slot(*slot, Some(file), None);
+            }
+            Op::OpenWith { path, slot, flags } => {
+                let file = self.volume.open_file(path, *flags)?;
+                self.set_slot(*slot, Some(file), None);
+            }
+            Op::Hold { path, slot } => {
+                let hold = self.volume.at_path(path, false, |number| self.volume.hold(number))?;
+                self.set_slot(*slot, None, Some(hold));
             }
             Op::Close { slot } => {
-                self.slot(*slot)?;
-                self.slots.remove(slot);
+                self.slot_number(*slot)?;
+                self.set_slot(*slot, None, None);
             }
             Op::TmpFile { dir, slot } => {
                 let new = NewInode::new(FileType::Regular, 0o600);
                 let (_, file) = self.volume.tmpfile(self.number(dir)?, &new)?;
-                self.slots.insert(*slot, file);
+                self.set_slot(*slot, Some(file), None);
             }
             Op::Read { target, offset, length } => {
                 let file = self.file(target)?;
@@ -550,6 +607,11 @@ impl EngineSession {
                 let flags = SyncRangeFlags { wait_before: wait, wait_after: wait, ..WRITE };
                 match how {
                     HandOver::Expire => file.expire(range.clone())?,
+                    HandOver::Flags(flags) => match file.sync_range(range.clone(), *flags) {
+                        // So much is handed over already.
+                        Err(Error::WouldBlock) if flags.nowait => {}
+                        handed_over => handed_over?,
+                    },
                     _ => file.sync_range(range.clone(), flags)?,
                 }
                 Ok(Outcome::Done)
@@ -571,6 +633,7 @@ impl EngineSession {
             attr: found_attr(attr),
             xattrs: BTreeMap::new(),
             body: FoundBody::Special,
+            data: None,
             unreadable: BTreeMap::new(),
         };
         for name in self.volume.listxattr(attr.ino)? {
@@ -578,7 +641,11 @@ impl EngineSession {
             node.xattrs.insert(text(&name), value);
         }
         node.body = match attr.file_type {
-            FileType::Regular => FoundBody::File(self.contents(attr, &mut node.unreadable)?),
+            FileType::Regular => {
+                let file = self.volume.open_inode(attr.ino, false)?;
+                node.data = Self::where_data_is(&file, attr.size_bytes);
+                FoundBody::File(Self::contents(&file, attr, &mut node.unreadable)?)
+            }
             FileType::Directory => FoundBody::Directory(self.entries(attr.ino)?),
             FileType::Symlink => FoundBody::Symlink(text(&self.volume.readlink(attr.ino)?)),
             _ => FoundBody::Special,
@@ -606,20 +673,36 @@ impl EngineSession {
         Err(SystemError::new(0, text))
     }
 
+    /// The pages that are said to hold data.
+    fn where_data_is(file: &File, size: u64) -> Option<Vec<Range<u64>>> {
+        const PAGE: u64 = BLOCK_BYTES as u64;
+        let (mut runs, mut at) = (Vec::new(), 0);
+        while at < size {
+            let data = match file.seek_data(at) {
+                Ok(data) => data,
+                Err(Error::NoSuchExtent) => break,
+                Err(_) => return None,
+            };
+            let hole = file.seek_hole(data).ok().filter(|hole| *hole > data)?;
+            runs.push(data / PAGE..hole.div_ceil(PAGE));
+            at = hole;
+        }
+        Some(runs)
+    }
+
     /// All pages with data. What cannot be read is noted page by page.
     fn contents(
-        &self,
+        file: &File,
         attr: &Attr,
         unreadable: &mut BTreeMap<u64, String>,
     ) -> Result<BTreeMap<u64, BlockRef>> {
-        let file = self.volume.open_inode(attr.ino, false)?;
         let mut pages = BTreeMap::new();
         let whole = attr.size_bytes.min(READ_WHOLE_BYTES);
-        match Self::read(&file, 0, whole) {
+        match Self::read(file, 0, whole) {
             Ok(data) => pages.extend(pages_of(0, &data)),
             Err(_) => {
                 for index in 0..whole.div_ceil(BLOCK_BYTES as u64) {
-                    Self::page(&file, index, &mut pages, unreadable);
+                    Self::page(file, index, &mut pages, unreadable);
                 }
             }
         }
@@ -628,7 +711,7 @@ impl EngineSession {
             let Ok(data) = file.seek_data(offset) else { break };
             let hole = file.seek_hole(data)?;
             for index in data / BLOCK_BYTES as u64..hole.div_ceil(BLOCK_BYTES as u64) {
-                Self::page(&file, index, &mut pages, unreadable);
+                Self::page(file, index, &mut pages, unreadable);
             }
             offset = hole;
         }
@@ -664,6 +747,7 @@ const fn found_attr(attr: &Attr) -> FoundAttr {
         uid: attr.uid,
         gid: attr.gid,
         size: attr.size_bytes,
+        blocks: attr.blocks,
         rdev: attr.rdev,
         atime: attr.atime,
         mtime: attr.mtime,
@@ -739,6 +823,7 @@ impl Session for EngineSession {
 
     fn close(mut self) -> Result<()> {
         self.slots.clear();
+        self.holds.clear();
         let closed = self.volume.close().map_err(SystemError::from);
         let early = self.early.lock().take();
         early.map_or(closed, |text| Err(SystemError::new(0, text)))

@@ -3,7 +3,10 @@
 use std::fmt;
 use std::ops::Range;
 
-use weir::{AllocateMode, BackgroundWork, FileType, RenameMode, Timestamp};
+use weir::{
+    AllocateMode, BackgroundWork, FileType, OpenFlags, RenameMode, SyncRangeFlags, Timestamp,
+    XattrMode,
+};
 
 /// Which inode a data operation is for.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -74,6 +77,8 @@ pub enum HandOver {
     Wait,
     /// `expire`.
     Expire,
+    /// `sync_range` with these flags.
+    Flags(SyncRangeFlags),
 }
 
 /// How a batch is committed.
@@ -178,6 +183,7 @@ pub enum Op {
         name: String,
         length: u64,
         tag: u32,
+        mode: XattrMode,
     },
     RemoveXattr {
         path: String,
@@ -198,6 +204,17 @@ pub enum Op {
         mtime: Timestamp,
     },
     Open {
+        path: String,
+        slot: u8,
+    },
+    /// By its path, with flags: it may be made, cut, opened for reading only, or such that each write is durable.
+    OpenWith {
+        path: String,
+        slot: u8,
+        flags: OpenFlags,
+    },
+    /// Keeps it alive, without opening it.
+    Hold {
         path: String,
         slot: u8,
     },
@@ -424,11 +441,15 @@ impl Op {
         }
     }
 
-    /// Takes the promise away that a write is not torn.
+    /// Takes the promises away that a write is not torn, or durable when it returns.
     pub fn tear(&mut self) {
         if let Self::Untorn { target, offset, length, tag } = self {
             let (target, offset, length, tag) = (target.clone(), *offset, *length, *tag);
             *self = Self::Write { target, offset, length, tag };
+        }
+        // A write whose sync has failed is there all the same.
+        if let Self::OpenWith { flags, .. } = self {
+            flags.data_sync = false;
         }
     }
 
@@ -451,6 +472,31 @@ impl Op {
         }
     }
 
+    /// What an operation that is done in several steps does first, step by step.
+    pub fn steps(&self) -> Vec<Self> {
+        use AllocateMode::{Extend, KeepSize, PunchHole, ZeroRange, ZeroRangeKeepSize};
+        let Self::Allocate { target, mode, offset, length } = self else { return Vec::new() };
+        let modes: &[AllocateMode] = match mode {
+            Extend => &[KeepSize],
+            ZeroRange => &[PunchHole, ZeroRangeKeepSize],
+            ZeroRangeKeepSize => &[PunchHole],
+            _ => &[],
+        };
+        let (offset, length) = (*offset, *length);
+        let step = |mode: &AllocateMode| Self::Allocate {
+            target: target.clone(),
+            mode: *mode,
+            offset,
+            length,
+        };
+        modes.iter().map(step).collect()
+    }
+
+    /// The error that it answers is a promise too.
+    pub const fn promises_its_error(&self) -> bool {
+        matches!(self, Self::SetXattr { .. } | Self::OpenWith { .. })
+    }
+
     /// What a user would sync after this operation: the file or directory, by its name
     /// afterwards, or by handle.
     pub fn subject(&self) -> Option<Target> {
@@ -465,6 +511,8 @@ impl Op {
             | Self::Chown { path, .. }
             | Self::Utimens { path, .. }
             | Self::Open { path, .. }
+            | Self::OpenWith { path, .. }
+            | Self::Hold { path, .. }
             | Self::LinkSlot { path, .. } => path,
             Self::Link { to, .. } | Self::Rename { to, .. } => to,
             Self::Write { target, .. }
@@ -495,6 +543,8 @@ impl Op {
             | Self::Chown { path, .. }
             | Self::Utimens { path, .. }
             | Self::Open { path, .. }
+            | Self::OpenWith { path, .. }
+            | Self::Hold { path, .. }
             | Self::LinkSlot { path, .. }
             | Self::Link { to: path, .. }
             | Self::Rename { to: path, .. }
@@ -549,8 +599,12 @@ impl fmt::Display for Op {
                 formatter,
                 "copy_range {from} at {from_offset} to {to} at {to_offset} length {length}"
             ),
-            Self::SetXattr { path, name, length, tag } => {
-                write!(formatter, "setxattr {path} {name} length {length} tag {tag}")
+            Self::SetXattr { path, name, length, tag, mode } => {
+                write!(formatter, "setxattr {path} {name} length {length} tag {tag}")?;
+                match mode {
+                    XattrMode::Set => Ok(()),
+                    mode => write!(formatter, " ({mode:?})"),
+                }
             }
             Self::RemoveXattr { path, name } => write!(formatter, "removexattr {path} {name}"),
             Self::Chmod { path, permissions } => write!(formatter, "chmod {path} {permissions:o}"),
@@ -561,6 +615,22 @@ impl fmt::Display for Op {
                 atime.seconds, atime.nanoseconds, mtime.seconds, mtime.nanoseconds
             ),
             Self::Open { path, slot } => write!(formatter, "open {path} as handle {slot}"),
+            Self::OpenWith { path, slot, flags } => {
+                write!(formatter, "open {path} as handle {slot}")?;
+                for (is_set, text) in [
+                    (flags.write, "write"),
+                    (flags.create, "create"),
+                    (flags.exclusive, "exclusive"),
+                    (flags.truncate, "truncate"),
+                    (flags.data_sync, "data_sync"),
+                ] {
+                    if is_set {
+                        write!(formatter, " {text}")?;
+                    }
+                }
+                Ok(())
+            }
+            Self::Hold { path, slot } => write!(formatter, "hold {path} as handle {slot}"),
             Self::Close { slot } => write!(formatter, "close handle {slot}"),
             Self::TmpFile { dir, slot } => write!(formatter, "tmpfile in {dir} as handle {slot}"),
             Self::LinkSlot { slot, path } => write!(formatter, "link handle {slot} to {path}"),

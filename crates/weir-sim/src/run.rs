@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
+use weir::AtimePolicy;
 use weir::sync::Mutex;
 
 use crate::explore::{Case, Failure, Limits, Tally, explore, prepare};
@@ -176,7 +177,7 @@ impl<S: System> Factory<'_, S> {
     /// The case with this number.
     fn case(&self, number: u64) -> Result<Case, Failure> {
         let workload = match self.options.workload {
-            // So that 1.1 million states hold every sequence of one action.
+            // So that 1.4 million states hold every sequence of one action.
             Workload::All => match number % ROUND {
                 0..EXHAUSTIVE_OF_ROUND => Workload::Exhaustive,
                 EXHAUSTIVE_OF_ROUND..FAULTS_OF_ROUND => Workload::Random,
@@ -219,6 +220,12 @@ impl<S: System> Factory<'_, S> {
         // Every second one cuts files extent by extent, and every seventh has a disk that understands forced unit access.
         let cut_extents = (number / 3 % 2 == 1).then_some(1);
         let fua = number.is_multiple_of(7);
+        // Where reading moves access times.
+        let atime = match number % 16 {
+            5 => AtimePolicy::Relative,
+            13 => AtimePolicy::Strict,
+            _ => AtimePolicy::Never,
+        };
         let settings = Settings {
             batch_part_blocks,
             beside_from_pages,
@@ -227,6 +234,7 @@ impl<S: System> Factory<'_, S> {
             round_pages,
             cut_extents,
             fua,
+            atime,
             ..Settings::SMALL
         };
         let (image, model) = self.start(tree, &settings, &exhaustive::tree(sequence.tree))?;
@@ -257,6 +265,10 @@ impl<S: System> Factory<'_, S> {
         } else {
             (FaultPlan::default(), false)
         };
+        if shape.settings.atime != AtimePolicy::Never {
+            // When they read is not known.
+            ops = ops.into_iter().flat_map(without_reads_amid).collect();
+        }
         if faulty {
             // The sync after it may fail: then it has no place in the order.
             ops.iter_mut().for_each(Op::tear);
@@ -284,6 +296,17 @@ impl<S: System> Factory<'_, S> {
                 (tally, result.map_err(|failure| Box::new((Some(case), failure))))
             }
         }
+    }
+}
+
+/// An overlap without those of its operations that only read.
+fn without_reads_amid(op: Op) -> Vec<Op> {
+    match op {
+        Op::Overlap { outer, amid, mut inner } => {
+            inner.retain(|op| !matches!(op, Op::Read { .. }));
+            if inner.is_empty() { vec![*outer] } else { vec![Op::Overlap { outer, amid, inner }] }
+        }
+        op => vec![op],
     }
 }
 

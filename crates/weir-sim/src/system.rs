@@ -4,6 +4,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use weir::AtimePolicy;
+
 use crate::clock::SimClock;
 use crate::device::SimDevice;
 use crate::model::found::Found;
@@ -65,6 +67,8 @@ pub struct Settings {
     pub cut_extents: Option<usize>,
     /// The disk understands forced unit access: what is written so is durable when the write returns.
     pub fua: bool,
+    /// When reading moves access times.
+    pub atime: AtimePolicy,
 }
 
 impl Settings {
@@ -80,6 +84,7 @@ impl Settings {
         round_pages: None,
         cut_extents: None,
         fua: false,
+        atime: AtimePolicy::Never,
     };
 }
 
@@ -210,6 +215,11 @@ pub trait System: Sync {
 
     /// Whether it notices when a disk answers with what was never written there.
     fn notices_lies(&self) -> bool {
+        true
+    }
+
+    /// Whether what it does has times.
+    fn has_times(&self) -> bool {
         true
     }
 

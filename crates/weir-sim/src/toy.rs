@@ -186,6 +186,11 @@ impl System for Toy {
         false
     }
 
+    /// Nobody tells it the time.
+    fn has_times(&self) -> bool {
+        false
+    }
+
     /// Each operation writes its record itself.
     fn overlaps(&self) -> bool {
         false

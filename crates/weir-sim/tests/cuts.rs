@@ -4,7 +4,7 @@
 mod common;
 
 use common::{MANY_EXTENTS, after_a_cut, amid_a_cut};
-use weir::{AllocateMode, BackgroundWork, RenameMode};
+use weir::{AllocateMode, BackgroundWork, RenameMode, Timestamp};
 use weir_sim::explore::Tally;
 use weir_sim::op::{Commit, Op, Sync, Target};
 
@@ -95,6 +95,10 @@ fn a_cut_that_is_owed_is_done_before_anything_shows_what_was_cut_off() {
     let read = || Op::Read { target: at("/a"), offset: 0, length: whole };
     let sync = || Op::Sync(Sync::All);
     let purge = || Op::Background { work: BackgroundWork::Purge, steps: 10 };
+    let times = |seconds| {
+        let time = Timestamp { seconds, nanoseconds: 7 };
+        Op::Utimens { path: "/a".to_owned(), atime: time, mtime: time }
+    };
     let stories: Vec<Vec<Op>> = vec![
         vec![truncate(at("/a"), whole), read(), sync()],
         vec![sync(), write("/a", whole, 100, 7), read(), Op::Sync(Sync::Data(at("/a")))],
@@ -105,6 +109,8 @@ fn a_cut_that_is_owed_is_done_before_anything_shows_what_was_cut_off() {
         vec![allocate(AllocateMode::CollapseRange, 4 * PAGE, 2 * PAGE), sync(), read()],
         vec![batch([write("/a", whole, 5000, 7), truncate(at("/a"), whole)]), read(), sync()],
         vec![sync(), unlink("/a"), sync(), purge(), sync()],
+        // What is done later of it moves no time.
+        vec![times(3), purge(), sync(), times(5), Op::Checkpoint, purge(), sync()],
         vec![truncate(at("/a"), PAGE), Op::Barrier { target: None }, sync(), purge(), read()],
     ];
     for story in stories {

@@ -3,13 +3,21 @@
 
 mod common;
 
+use std::sync::Arc;
+
 use weir::device::IoClass;
 use weir::mutation::{self, Mutation};
-use weir::{AllocateMode, RenameMode};
-use weir_sim::explore::{Failure, Limits};
+use weir::{AllocateMode, OpenFlags, RenameMode, XattrMode};
+use weir_sim::clock::SimClock;
+use weir_sim::device::{DeviceConfig, SimDevice};
+use weir_sim::disk::{Event, Fate, Outcome};
+use weir_sim::engine::Engine;
+use weir_sim::explore::{Case, Failure, Limits, explore, prepare};
 use weir_sim::fault::{Fault, FaultKind, FaultPlan};
+use weir_sim::image::Image;
+use weir_sim::model::Model;
 use weir_sim::op::{Amid, At, Op, Sync, Target};
-use weir_sim::system::Settings;
+use weir_sim::system::{Session, Settings, System};
 use weir_sim::{SimOptions, Workload, run};
 
 /// Runs until something is found; answers after how many crash states.
@@ -101,6 +109,14 @@ fn every_mutation_is_found() {
         Mutation::ZeroBeforeCut,
         Mutation::CutBesideHome,
         Mutation::LeavePageInline,
+        Mutation::AnyReplayEpoch,
+        Mutation::AllocateShort,
+        Mutation::KeepUnwritten,
+        Mutation::ForgetChangeTime,
+        Mutation::SkipWriteSync,
+        Mutation::ForgetUsers,
+        Mutation::CreateOver,
+        Mutation::MoveTimesOfRest,
     ];
     for mutation in Mutation::ALL.into_iter().filter(|bug| !has_its_own.contains(bug)) {
         let (workload, states) = hunt(mutation);
@@ -245,7 +261,7 @@ fn finds(bug: Mutation, explored: impl Fn() -> Result<(), Failure>) -> bool {
 #[test]
 fn a_cut_that_recovery_does_not_go_on_with_is_found_by_a_workload_of_its_own() {
     let cut = Op::Truncate { target: Target::Path("/a".to_owned()), size: 5000 };
-    for bug in [Mutation::ForgetCutMark, Mutation::LeaveCut] {
+    for bug in [Mutation::ForgetCutMark, Mutation::LeaveCut, Mutation::MoveTimesOfRest] {
         assert!(finds(bug, || common::amid_a_cut(&cut, &[Op::Sync(Sync::All)], 1).1), "{bug:?}");
     }
 }
@@ -304,4 +320,115 @@ fn a_page_that_is_left_in_the_inode_is_found_by_a_workload_of_its_own() {
         back.into_iter().map(move |back| Amid { first: At::Lock(lock), back })
     });
     assert!(places.any(|amid| finds(Mutation::LeavePageInline, || explored(amid))));
+}
+
+/// What only times, blocks, handles or errors tell.
+#[test]
+fn bugs_of_times_space_handles_and_errors_are_found_by_workloads_of_their_own() {
+    let a = || "/a".to_owned();
+    let at = |path: &str| Target::Path(path.to_owned());
+    let slot = || Target::Slot(1);
+    let allocate = |mode| Op::Allocate { target: at("/a"), mode, offset: 20_000, length: 20_000 };
+    let xattr =
+        |mode| Op::SetXattr { path: a(), name: "user.x".to_owned(), length: 9, tag: 1, mode };
+    let synced = OpenFlags { data_sync: true, ..OpenFlags::READ_WRITE };
+    let write = |target| Op::Write { target, offset: 100, length: 300, tag: 7 };
+    let stories = [
+        (Mutation::AllocateShort, vec![allocate(AllocateMode::KeepSize)]),
+        (
+            Mutation::KeepUnwritten,
+            vec![allocate(AllocateMode::KeepSize), allocate(AllocateMode::PunchHole)],
+        ),
+        (Mutation::ForgetChangeTime, vec![Op::Advance { ns: 1 << 30 }, write(at("/a"))]),
+        (
+            Mutation::SkipWriteSync,
+            vec![Op::OpenWith { path: a(), slot: 1, flags: synced }, write(slot())],
+        ),
+        (
+            Mutation::ForgetUsers,
+            vec![
+                Op::Hold { path: a(), slot: 1 },
+                Op::Unlink { path: a() },
+                Op::Read { target: slot(), offset: 0, length: 9000 },
+            ],
+        ),
+        (Mutation::CreateOver, vec![xattr(XattrMode::Set), xattr(XattrMode::Create)]),
+    ];
+    let limits = Limits { outcomes_per_point: 4, ..Limits::default() };
+    for (bug, ops) in stories {
+        let explored = || {
+            let (before, ops) = (common::two_files(), ops.clone());
+            common::explored(limits.clone(), Settings::SMALL, &before, ops, FaultPlan::default()).1
+        };
+        assert!(finds(bug, explored), "{bug:?}");
+    }
+}
+
+/// The power is cut when the disk has a frame, `fillers` frames behind the start of the ring, and not the data that it is about; the next opening cuts it, and
+/// what is made durable then does not fit before the end of the ring. The disk after that, which nobody has closed, and what is on it.
+fn with_a_frame_that_was_cut(fillers: u32) -> (Image, Model) {
+    let settings = Settings::SMALL;
+    let (image, _) = prepare(&Engine, &settings, &common::two_files()).expect("a new volume");
+    let clock = Arc::new(SimClock::starting_at(1_000_000_000));
+    let device = Arc::new(SimDevice::new(image, DeviceConfig::default()));
+    let mut session = Engine.open(&device, &clock, &settings).expect("open");
+    let sync = || Op::Sync(Sync::All);
+    for number in 0..fillers {
+        for op in [Op::Mkdir { path: format!("/d{number}") }, sync()] {
+            session.apply(&op).expect("it goes well");
+        }
+    }
+    session.apply(&Op::Checkpoint).expect("it goes well");
+    let target = Target::Path("/a".to_owned());
+    session
+        .apply(&Op::Write { target: target.clone(), offset: 0, length: 300_000, tag: 3 })
+        .expect("written");
+    let mut disk = device.disk_state();
+    device.take_events();
+    session.apply(&Op::Sync(Sync::Data(target))).expect("synced");
+    drop(session);
+    let events = device.take_events();
+    let before_flush = events.iter().take_while(|event| !matches!(event, Event::Flush { .. }));
+    before_flush.for_each(|event| disk.apply(event));
+    let kept = disk.pending().map(|write| match write.class {
+        IoClass::Log => Fate::Survived,
+        _ => Fate::Lost,
+    });
+    let image = disk.image_after(&Outcome(kept.collect()));
+    let device = Arc::new(SimDevice::new(image, DeviceConfig::default()));
+    let mut session = Engine.open(&device, &clock, &settings).expect("open");
+    let (path, name) = ("/".to_owned(), "user.new".to_owned());
+    // More than a block of records.
+    let set = Op::SetXattr { path, name, length: 4096, tag: 4, mode: XattrMode::Set };
+    for op in [set, sync()] {
+        session.apply(&op).expect("it goes well");
+    }
+    let found = session.found().expect("it can be read");
+    (device.disk_state().durable().clone(), Model::from_found(&found))
+}
+
+/// Where a frame that was cut and its successor are both in the ring, an opening that a crash interrupts leaves to the next one to know which counts.
+#[test]
+fn a_frame_that_was_cut_and_comes_back_is_found_by_a_workload_of_its_own() {
+    let mut found = 0;
+    for fillers in 0..60 {
+        let (image, model) = with_a_frame_that_was_cut(fillers);
+        let explored = || {
+            let case = Case {
+                name: "test".to_owned(),
+                seed: 1,
+                settings: Settings::SMALL,
+                image: image.clone(),
+                model: model.clone(),
+                ops: Vec::new(),
+                faults: FaultPlan::default(),
+                silent_faults: false,
+                limits: Limits { outcomes_per_point: 2, recrash_one_in: 0, ..Limits::default() },
+            };
+            explore(&Engine, &case).1
+        };
+        found += u32::from(finds(Mutation::AnyReplayEpoch, explored));
+    }
+    println!("{found} of 60");
+    assert!(found > 0);
 }

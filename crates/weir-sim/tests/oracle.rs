@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
+use weir::{AllocateMode, Timestamp};
 use weir_sim::image::Block;
 use weir_sim::model::Model;
 use weir_sim::model::compare::Strictness;
 use weir_sim::model::found::{Found, FoundBody};
 use weir_sim::model::history::{Durable, History};
+use weir_sim::model::times::Span;
 use weir_sim::op::{Op, Target};
 
 fn create(path: &str) -> Op {
@@ -143,6 +145,9 @@ fn sizes_are_old_or_new_or_a_whole_page_between() {
         if let FoundBody::File(pages) = &mut node.body {
             pages.retain(|index, _| index * 4096 < size);
         }
+        let pages = size.div_ceil(4096);
+        node.data = Some(std::iter::once(0..pages).collect());
+        node.attr.blocks = pages;
         found
     };
     for (size, allowed) in [(100, true), (4096, true), (8192, true), (9100, true), (5000, false)] {
@@ -176,4 +181,59 @@ fn a_sync_of_everything_leaves_no_choice() {
     assert!(run.allows(&found(&ops[..1])).is_err());
     run.apply(&[create("/b")]);
     assert!(run.allows(&found(&ops)).is_ok());
+}
+
+#[test]
+fn what_was_allocated_is_there_and_what_was_written_holds_data() {
+    let allocate = |mode| {
+        let target = Target::Path("/a".to_owned());
+        Op::Allocate { target, mode, offset: 8192, length: 8192 }
+    };
+    let ops = [create("/a"), write("/a", 0, 5000, 1), allocate(AllocateMode::KeepSize)];
+    let mut run = Run::new(&ops);
+    run.fsync("/a");
+    let whole = found(&ops);
+    assert_eq!(whole.nodes.values().map(|node| node.attr.blocks).max(), Some(4));
+    assert_eq!(run.allows(&whole), Ok(3));
+    let mut short = whole.clone();
+    file_of(&mut short).attr.blocks = 3;
+    assert!(run.allows(&short).unwrap_err().contains("3 blocks, expected 4"));
+    let mut hole = whole.clone();
+    file_of(&mut hole).data = Some(std::iter::once(0..1).collect());
+    assert!(run.allows(&hole).unwrap_err().contains("page 1 is said to be a hole"));
+    run.apply(&[truncate("/a", 9000)]);
+    let mut written = found(&[&ops[..], &[truncate("/a", 9000)]].concat());
+    file_of(&mut written).data = Some(std::iter::once(0..3).collect());
+    assert!(run.allows(&written).unwrap_err().contains("page 2 is said to hold data"));
+    run.apply(&[allocate(AllocateMode::PunchHole)]);
+    run.fsync("/a");
+    assert!(run.allows(&whole).is_err(), "the hole is durable");
+}
+
+#[test]
+fn times_are_those_of_the_last_change_or_of_what_was_there_before_a_write() {
+    let at = |seconds| Timestamp { seconds, nanoseconds: 5 };
+    let mut run = Run { history: History::new(Model::new()) };
+    for (second, op) in (1..).zip([create("/a"), write("/a", 0, 10, 1), write("/a", 0, 10, 2)]) {
+        let mut next = Model::clone(run.history.now());
+        next.set_clock(Span { first: at(second * 10), last: at(second * 10 + 2) });
+        next.apply(&op, None).unwrap();
+        run.history.push(Arc::new(next));
+    }
+    let of_time = |seconds| {
+        let mut found = Found::from_model(run.history.now());
+        let attr = &mut file_of(&mut found).attr;
+        (attr.mtime, attr.ctime) = (at(seconds), at(seconds));
+        found
+    };
+    let allowed = |run: &Run| -> Vec<i64> {
+        (0..40).filter(|seconds| run.allows(&of_time(*seconds)).is_ok()).collect()
+    };
+    assert_eq!(allowed(&run), [10, 11, 12, 20, 21, 22, 30, 31, 32]);
+    let ino = run.history.now().resolve("/a").unwrap();
+    let mut synced = Run { history: run.history.clone() };
+    synced.history.acknowledge(&Durable::Inode { ino, data_only: true }, "fdatasync");
+    assert_eq!(allowed(&synced), [10, 11, 12, 20, 21, 22, 30, 31, 32]);
+    synced.fsync("/a");
+    assert_eq!(allowed(&synced), [30, 31, 32]);
 }

@@ -3,10 +3,10 @@
 mod common;
 
 use common::survives_within;
-use weir::{AllocateMode, BackgroundWork, Timestamp};
+use weir::{AllocateMode, BackgroundWork, OpenFlags, Timestamp};
 use weir_sim::explore::{Limits, Tally};
 use weir_sim::fault::{Fault, FaultKind, FaultPlan};
-use weir_sim::op::{Commit, Hold, Op, Sync, Target};
+use weir_sim::op::{Amid, At, Commit, Hold, Op, Sync, Target};
 use weir_sim::system::Settings;
 
 fn file() -> Target {
@@ -314,4 +314,61 @@ fn a_page_of_which_a_batch_cuts_off_what_it_wrote_is_settled_with_it() {
         let ops = vec![create(), Op::Sync(Sync::All), write(0, 48, 1), batch, Op::Sync(Sync::All)];
         survives(Settings::SMALL, ops);
     }
+}
+
+/// A batch that cut a file within a hole gave that a block of zeros, also where one had been allocated.
+#[test]
+fn a_batch_that_cuts_within_a_hole_leaves_the_hole() {
+    let batch = |size| {
+        let parts = vec![Op::Truncate { target: file(), size }];
+        Op::Batch { parts, commit: Commit::Sync }
+    };
+    let (mode, offset, length) = (AllocateMode::KeepSize, 0, 8192);
+    let ops = vec![
+        create(),
+        Op::Write { target: file(), offset: 36_864, length: 16_384, tag: 1 },
+        batch(24_234),
+        Op::Allocate { target: file(), mode, offset, length },
+        Op::Writeback,
+        batch(5000),
+    ];
+    survives(Settings::SMALL, ops);
+}
+
+/// The block that a small file gets before ranges of it move moved its change time: that was found without the move.
+#[test]
+fn a_small_file_whose_ranges_have_not_moved_has_its_old_times() {
+    let (mut lock, mut amid) = (0, 1);
+    while amid > 0 {
+        let (mode, offset) = (AllocateMode::InsertRange, 0);
+        let insert = Op::Allocate { target: file(), mode, offset, length: 8192 };
+        let (first, inner) = (At::Lock(lock), vec![Op::Sync(Sync::All)]);
+        let before = [
+            create(),
+            Op::Write { target: file(), offset, length: 100, tag: 1 },
+            Op::Sync(Sync::All),
+        ];
+        let amid_insert =
+            Op::Overlap { outer: Box::new(insert), amid: Amid { first, back: None }, inner };
+        let limits = Limits { outcomes_per_point: 3, ..Limits::default() };
+        let ops = vec![amid_insert, Op::Sync(Sync::Full(file()))];
+        let faults = FaultPlan::default();
+        amid = survives_within(limits, Settings::SMALL, &before, ops, faults).overlapped;
+        lock += 2;
+    }
+    assert!(lock > 20, "{lock}");
+}
+
+/// A file that was opened to be cut kept blocks that had been allocated, where it was empty.
+#[test]
+fn an_empty_file_that_is_opened_to_be_cut_gives_back_what_was_allocated() {
+    let (mode, offset, length) = (AllocateMode::KeepSize, 0, 20_000);
+    let flags = OpenFlags { truncate: true, ..OpenFlags::READ_WRITE };
+    let ops = vec![
+        create(),
+        Op::Allocate { target: file(), mode, offset, length },
+        Op::OpenWith { path: "/f".to_owned(), slot: 1, flags },
+        Op::Sync(Sync::All),
+    ];
+    survives(Settings::SMALL, ops);
 }

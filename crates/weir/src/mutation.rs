@@ -96,11 +96,27 @@ pub enum Mutation {
     CutBesideHome,
     /// A range is inserted at the start of a file whose first page writeback has put into the inode meanwhile.
     LeavePageInline,
+    /// An opening amid whose recovery another one began takes frames of any older epoch: one that was cut comes back in place of its successor.
+    AnyReplayEpoch,
+    /// An allocation leaves out the last block of its range.
+    AllocateShort,
+    /// What takes blocks away leaves those that were allocated and never written.
+    KeepUnwritten,
+    /// A write moves the modification time alone.
+    ForgetChangeTime,
+    /// A write through a handle that syncs returns without a sync.
+    SkipWriteSync,
+    /// An inode is purged with its last name, whoever has it open or holds it.
+    ForgetUsers,
+    /// An attribute that must not exist yet is replaced.
+    CreateOver,
+    /// What is left of a cut, and done later or after a crash, moves times.
+    MoveTimesOfRest,
 }
 
 impl Mutation {
     /// All of them.
-    pub const ALL: [Self; 46] = [
+    pub const ALL: [Self; 54] = [
         Self::AcknowledgeBeforeFlush,
         Self::SkipTailVerification,
         Self::AcceptStaleFrame,
@@ -147,6 +163,14 @@ impl Mutation {
         Self::ZeroBeforeCut,
         Self::CutBesideHome,
         Self::LeavePageInline,
+        Self::AnyReplayEpoch,
+        Self::AllocateShort,
+        Self::KeepUnwritten,
+        Self::ForgetChangeTime,
+        Self::SkipWriteSync,
+        Self::ForgetUsers,
+        Self::CreateOver,
+        Self::MoveTimesOfRest,
     ];
 
     /// The name on the simulator's command line.
@@ -198,6 +222,14 @@ impl Mutation {
             Self::ZeroBeforeCut => "zero-before-cut",
             Self::CutBesideHome => "cut-beside-home",
             Self::LeavePageInline => "leave-page-inline",
+            Self::AnyReplayEpoch => "any-replay-epoch",
+            Self::AllocateShort => "allocate-short",
+            Self::KeepUnwritten => "keep-unwritten",
+            Self::ForgetChangeTime => "forget-change-time",
+            Self::SkipWriteSync => "skip-write-sync",
+            Self::ForgetUsers => "forget-users",
+            Self::CreateOver => "create-over",
+            Self::MoveTimesOfRest => "move-times-of-rest",
         }
     }
 

@@ -155,7 +155,7 @@ impl<'a> Recorder<'a> {
     /// An open file, or the number of one that this batch makes.
     fn file(&self, target: &Target) -> Result<std::result::Result<weir::File, u64>> {
         match target {
-            Target::Slot(slot) => Ok(Ok(self.session.slot(*slot)?.clone())),
+            Target::Slot(slot) => Ok(Ok(self.session.slot(*slot)?)),
             Target::Path(path) => {
                 let number = self.number(path)?;
                 if self.made.contains(&number) {

@@ -51,10 +51,12 @@ impl EngineSession {
             let answers = others.answer_all(&ops, &counted);
             (others, answers)
         });
+        self.is_plain = true;
         let outer = turns.as_first(|| {
             hand_over_at(&self.device, amid.first);
             self.answer(outer)
         });
+        self.is_plain = false;
         self.device.note(Event::Returned(inner.len()));
         self.device.plan_meanwhile(None);
         let during = begun.load(Ordering::Relaxed);

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-use weir::BackgroundWork;
+use weir::{AtimePolicy, BackgroundWork};
 
 use crate::clock::SimClock;
 use crate::device::{Completion, DeviceConfig, SimDevice};
@@ -25,8 +25,9 @@ use crate::image::Image;
 use crate::model::compare::{Strictness, compare};
 use crate::model::found::Found;
 use crate::model::history::{Durable, History};
-use crate::model::{Model, Outcome, errno};
-use crate::op::{Commit, Hold, Op, Sync};
+use crate::model::times::Span;
+use crate::model::{Model, Outcome, Slot, errno};
+use crate::op::{Commit, Hold, Op, Sync, Target};
 use crate::rng::Rng;
 use crate::system::{Session, Settings, System, SystemError};
 pub use failure::{Failure, guard};
@@ -153,8 +154,8 @@ const DRIVE_STEPS: u32 = 10_000;
 /// for what the panic has left half done.
 type Leaky<S> = std::mem::ManuallyDrop<S>;
 
-/// A session after recovery, and what it shows.
-type Recovered<S> = (Leaky<<S as System>::Session>, Found);
+/// A session after recovery, what it shows, and the state of the history that this is.
+type Recovered<S> = (Leaky<<S as System>::Session>, Found, Arc<Model>);
 
 /// Lets a session go without unmounting: the process dies, but not in a panic.
 fn let_go<S>(session: Leaky<S>) -> Result<(), Failure> {
@@ -276,6 +277,7 @@ pub fn prepare<S: System>(
     let mut session = guard("mounting the new volume", || system.open(&device, &clock, settings))?
         .map_err(|error| failed("mounting the new volume failed", &error))?;
     let mut model = Model::new();
+    model.set_atime_policy(settings.atime);
     for op in ops {
         let expected = model.apply(op, None);
         let result = guard(&format!("executing {op}"), || session.apply(op))?;
@@ -290,13 +292,19 @@ pub fn prepare<S: System>(
             .map_err(|error| failed("mounting the prepared volume failed", &error))?;
     let found = guard("reading the prepared volume", || session.found())?
         .map_err(|error| failed("reading the prepared volume failed", &error))?;
-    let differences = compare(&model, &found, Strictness::EXACT);
+    model.close_all();
+    let differences = compare(&model, &found, Strictness::CLOSED);
     if !differences.is_empty() {
         return Err(Failure::new("the prepared volume is not what was written").with(differences));
     }
     guard("unmounting", || session.close())?
         .map_err(|error| failed("unmounting failed", &error))?;
-    Ok((device.view(), Model::from_found(&found)))
+    let mut prepared = Model::from_found(&found).with_allocations_of(&model);
+    prepared.set_atime_policy(settings.atime);
+    if settings.atime != AtimePolicy::Never {
+        prepared.was_read(clock.span_since(0));
+    }
+    Ok((device.view(), prepared))
 }
 
 impl<S: System> Explorer<'_, S> {
@@ -467,13 +475,15 @@ impl<S: System> Explorer<'_, S> {
         if let Op::Overlap { outer, amid, inner } = op {
             return self.execute_overlap(run, outer, *amid, inner);
         }
+        let began_ns = run.clock.elapsed_ns();
         let result = guard(&format!("executing {op}"), || run.session.apply(op))?;
+        let clock = self.span_since(run, began_ns);
         run.clock.advance_ns(1000);
         let granted = match &result {
             Ok(Outcome::Count(count)) => Some(*count),
             _ => None,
         };
-        let before = Arc::clone(run.history.now());
+        let before = Self::at(run.history.now(), clock);
         let moment = run.history.moment();
         let mut next = Model::clone(&before);
         let expected = next.apply(op, granted);
@@ -500,7 +510,7 @@ impl<S: System> Explorer<'_, S> {
                 let effect = expected.is_ok() && !op.is_neutral();
                 let next = Arc::new(next);
                 if effect {
-                    run.history.extend(middle.map(Arc::new));
+                    run.history.extend(middle.into_iter().map(Arc::new));
                     run.history.push(Arc::clone(&next));
                 }
                 self.examine(run)?;
@@ -520,7 +530,10 @@ impl<S: System> Explorer<'_, S> {
                     let read = read
                         .map(|read| guard("reading after an error", || run.session.apply(&read)));
                     let found = read.transpose()?.and_then(Result::ok);
-                    Self::adopt_half(run, op, found.as_ref());
+                    self.adopt_half(run, op, clock, found.as_ref());
+                    if faulty {
+                        Self::doubt_allocation(run, op, clock);
+                    }
                 }
                 let shutdown = error.shutdown;
                 return Ok(if shutdown {
@@ -529,7 +542,8 @@ impl<S: System> Explorer<'_, S> {
                     Executed::Went(error.to_string())
                 });
             }
-            (Err(_), Err(_)) => {}
+            (Err(error), Err(expected)) if !op.promises_its_error() || error.errno == *expected => {
+            }
             (Ok(result), Ok(expected)) if result == expected => {}
             (Ok(Outcome::Data(found)), Ok(Outcome::Data(expected))) => {
                 return Err(Failure::new(format!("{op} gave wrong data")).with([
@@ -542,8 +556,9 @@ impl<S: System> Explorer<'_, S> {
                 return Err(Failure::new(text));
             }
         }
-        if !op.is_neutral() && result.is_ok() {
-            run.history.extend(middle.map(Arc::new));
+        let moves_a_time = matches!(op, Op::Read { .. }) && reading_moves_times(self.case);
+        if (!op.is_neutral() || moves_a_time) && result.is_ok() {
+            run.history.extend(middle.into_iter().map(Arc::new));
             run.history.push(Arc::new(next));
         }
         // An untorn write gets its place in the log with the sync that follows.
@@ -554,20 +569,51 @@ impl<S: System> Explorer<'_, S> {
         if result.is_ok() {
             let now = Arc::clone(run.history.now());
             self.acknowledge(run, op, &now)?;
+            self.acknowledge_write(run, op, (&before, granted))?;
         }
         Ok(Executed::Went(describe(&result)))
     }
 
-    /// An operation with a state in the middle failed: what its range reads as since tells whether it got there.
-    fn adopt_half(run: &mut Run<S::Session>, op: &Op, found: Option<&Outcome>) {
+    /// When what began then and has ended now may have happened.
+    fn span_since(&self, run: &Run<S::Session>, began_ns: u64) -> Span {
+        if self.system.has_times() { run.clock.span_since(began_ns) } else { Span::ANY }
+    }
+
+    /// `model`, at this time.
+    fn at(model: &Model, clock: Span) -> Arc<Model> {
+        let mut model = model.clone();
+        model.set_clock(clock);
+        Arc::new(model)
+    }
+
+    /// An allocation that has failed may have done a part of it.
+    fn doubt_allocation(run: &mut Run<S::Session>, op: &Op, clock: Span) {
+        if matches!(op, Op::Allocate { .. }) {
+            let mut doubted = Model::clone(&Self::at(run.history.now(), clock));
+            doubted.doubt_allocation(op);
+            run.history.push(Arc::new(doubted));
+        }
+    }
+
+    /// An operation with a state in the middle failed: what its range reads as since tells whether it got there, if that is not
+    /// what it would read as anyway.
+    fn adopt_half(&self, run: &mut Run<S::Session>, op: &Op, clock: Span, found: Option<&Outcome>) {
         let (Some(zeroing), Some(read), Some(found)) = (op.first_half(), op.reads_back(), found)
         else {
             return;
         };
-        let mut half = Model::clone(run.history.now());
-        let applied = half.apply(&zeroing, None).is_ok();
-        if applied && Model::clone(&half).apply(&read, None).as_ref() == Ok(found) {
+        let now = Self::at(run.history.now(), clock);
+        let shows = |model: &Model| model.clone().apply(&read, None).as_ref() == Ok(found);
+        let mut half = Model::clone(&now);
+        if half.apply(&zeroing, None).is_ok() && shows(&half) && !shows(&now) {
             run.history.push(Arc::new(half));
+        }
+        if reading_moves_times(self.case) {
+            let step = run.history.now().step();
+            let mut looked = Model::clone(&Self::at(run.history.now(), clock));
+            if looked.apply(&read, None).is_ok() {
+                run.history.push(Arc::new(looked.counted_as(step)));
+            }
         }
     }
 
@@ -621,6 +667,36 @@ impl<S: System> Explorer<'_, S> {
         let Some(durable) = durable else { return Ok(()) };
         let by = format!("{op} (operation count {})", now.step());
         run.history.acknowledge_at(now, &durable, &by);
+        self.examine_point(run, false, &format!("after the return of {op}"))
+    }
+
+    /// Through a handle of a certain kind every write is durable when it returns. `before` it, and so many bytes were written.
+    fn acknowledge_write(
+        &mut self,
+        run: &mut Run<S::Session>,
+        op: &Op,
+        (before, granted): (&Model, Option<u64>),
+    ) -> Result<(), Failure> {
+        let (Op::Write { target, .. }
+        | Op::Untorn { target, .. }
+        | Op::Append { target, .. }
+        | Op::CopyRange { to: target, .. }) = op
+        else {
+            return Ok(());
+        };
+        let Target::Slot(slot) = target else { return Ok(()) };
+        let Some(Slot { ino, syncs: true, .. }) = before.slots().get(slot).copied() else {
+            return Ok(());
+        };
+        let size = before.inode(ino).and_then(|inode| inode.data()).map_or(0, |data| data.size);
+        let offset = match op {
+            Op::Write { offset, .. } | Op::Untorn { offset, .. } => *offset,
+            Op::CopyRange { to_offset, .. } => *to_offset,
+            _ => size,
+        };
+        let Some(count) = granted.filter(|count| *count > 0) else { return Ok(()) };
+        let durable = Durable::Range { ino, data_only: true, range: offset..offset + count };
+        run.history.acknowledge(&durable, &format!("{op}, by a handle that syncs"));
         self.examine_point(run, false, &format!("after the return of {op}"))
     }
 
@@ -728,8 +804,8 @@ impl<S: System> Explorer<'_, S> {
         let device = Arc::new(SimDevice::with_disk(run.disk.clone(), DeviceConfig::default()));
         let clock = Arc::new(SimClock::starting_at(run.clock.elapsed_ns() + 1_000_000_000));
         let result = self.recover(&device, &clock, &run.history).and_then(|recovered| {
-            let Some((session, found)) = recovered else { return Ok(()) };
-            self.go_on(session, &device, &clock, &found)
+            let Some((session, found, state)) = recovered else { return Ok(()) };
+            self.go_on(session, &device, &clock, (&found, &state))
         });
         result.map_err(|failure| {
             let all =
@@ -770,7 +846,9 @@ impl<S: System> Explorer<'_, S> {
         history: &History,
         depth: Depth,
     ) -> Result<(), Failure> {
-        let Some((session, found)) = self.recover(device, clock, history)? else { return Ok(()) };
+        let Some((session, found, state)) = self.recover(device, clock, history)? else {
+            return Ok(());
+        };
         let recovery = device.take_events();
         if self.case.silent_faults {
             return let_go(session);
@@ -794,7 +872,7 @@ impl<S: System> Explorer<'_, S> {
             self.lied_to(image, history, clock.elapsed_ns())?;
         }
         if limits.go_on_one_in > 0 && self.rng.one_in(limits.go_on_one_in) {
-            return self.go_on(session, device, clock, &found);
+            return self.go_on(session, device, clock, (&found, &state));
         }
         let_go(session)
     }
@@ -820,6 +898,7 @@ impl<S: System> Explorer<'_, S> {
         faulty: bool,
     ) -> Result<(), Failure> {
         let mut model = Model::clone(run.history.now());
+        let read_ns = run.clock.elapsed_ns();
         let live = guard("reading the live volume", || run.session.found())?;
         match live {
             Ok(found) => {
@@ -854,7 +933,10 @@ impl<S: System> Explorer<'_, S> {
                 .map_err(|error| Failure::new(format!("mounting again failed: {error}")))?;
         let found = guard("reading the volume mounted again", || session.found())?
             .map_err(|error| Failure::new(format!("the volume cannot be read: {error}")))?;
-        let mut differences = compare(&model, &found, strictness);
+        if reading_moves_times(self.case) {
+            model.was_read(run.clock.span_since(read_ns));
+        }
+        let mut differences = compare(&model, &found, Strictness::CLOSED);
         differences.extend(session.contradictions(&found));
         if differences.is_empty() {
             Ok(())
@@ -863,6 +945,11 @@ impl<S: System> Explorer<'_, S> {
                 .with(differences))
         }
     }
+}
+
+/// Reading is an operation that leaves something.
+fn reading_moves_times(case: &Case) -> bool {
+    case.settings.atime != AtimePolicy::Never
 }
 
 enum Executed {

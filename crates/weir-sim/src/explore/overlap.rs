@@ -11,6 +11,7 @@ use super::{Executed, Explorer, Run};
 use crate::disk::Event;
 use crate::image::BLOCK_BYTES;
 use crate::model::history::{Durable, Moment};
+use crate::model::times::Span;
 use crate::model::{Errno, Model, Outcome};
 use crate::op::{Amid, Op};
 use crate::system::{Answer, Session, System, SystemError};
@@ -38,6 +39,8 @@ struct Outer {
     /// Then also: the states that it passes through.
     passes: Vec<Arc<Model>>,
     has_returned: bool,
+    /// When all of them ran.
+    clock: Span,
 }
 
 impl Outer {
@@ -103,7 +106,9 @@ impl<S: System> Explorer<'_, S> {
     ) -> Result<Executed, Failure> {
         let then = Arc::clone(run.history.now());
         let text = format!("executing {op} and {} more at once", inner.len());
+        let began_ns = run.clock.elapsed_ns();
         let overlapped = guard(&text, || run.session.overlap(op, amid, inner))?;
+        let clock = self.span_since(run, began_ns);
         run.clock.advance_ns(1000);
         self.tally.overlapped += overlapped.during;
         self.tally.joined += overlapped.joined;
@@ -115,12 +120,13 @@ impl<S: System> Explorer<'_, S> {
             begun: None,
             passes: Vec::new(),
             has_returned: false,
+            clock,
         };
         outer.see(op, &then);
         if !op.is_neutral() {
-            let begun = self.begin_inner(run, op, &overlapped.outer, &then);
+            let begun = self.begin_inner(run, op, &overlapped.outer, (&then, clock));
             outer.passes.extend([Arc::clone(&then), Arc::clone(&begun.next)]);
-            outer.passes.extend(then.half_way(op).map(Arc::new));
+            outer.passes.extend(Self::at(&then, clock).half_way(op).into_iter().map(Arc::new));
             outer.begun = Some(begun);
         }
         let mut begun: Option<Begun> = None;
@@ -131,7 +137,7 @@ impl<S: System> Explorer<'_, S> {
                 Event::Began(number) => {
                     let known = outer.known(run);
                     let (op_inner, answer) = (&inner[*number], &answers[*number]);
-                    begun = Some(explorer.begin_inner(run, op_inner, answer, &known));
+                    begun = Some(explorer.begin_inner(run, op_inner, answer, (&known, clock)));
                     outer.see(op, run.history.now());
                 }
                 Event::Returned(number) if *number == inner.len() => {
@@ -158,7 +164,7 @@ impl<S: System> Explorer<'_, S> {
         })?;
         for (op_inner, answer) in inner.iter().zip(&answers).skip(next) {
             let known = outer.known(run);
-            let begun = self.begin_inner(run, op_inner, answer, &known);
+            let begun = self.begin_inner(run, op_inner, answer, (&known, clock));
             self.end_inner(run, op_inner, answer, &begun, &outer, &mut in_doubt)?;
         }
         if !outer.has_returned {
@@ -203,7 +209,7 @@ impl<S: System> Explorer<'_, S> {
         run: &mut Run<S::Session>,
         op: &Op,
         answer: &Answer,
-        known: &Arc<Model>,
+        (known, clock): (&Arc<Model>, Span),
     ) -> Begun {
         self.tally.operations += 1;
         let granted = match &answer.result {
@@ -211,7 +217,7 @@ impl<S: System> Explorer<'_, S> {
             _ => None,
         };
         let moment = run.history.moment();
-        let before = Arc::clone(run.history.now());
+        let before = Self::at(run.history.now(), clock);
         let mut next = Model::clone(&before);
         let expected = next.apply(op, granted);
         if answer.result.is_ok() && has_same_target(op, known, &before) {
@@ -219,7 +225,7 @@ impl<S: System> Explorer<'_, S> {
         }
         let next = Arc::new(next);
         if expected.is_ok() && !op.is_neutral() {
-            run.history.extend(before.half_way(op).map(Arc::new));
+            run.history.extend(before.half_way(op).into_iter().map(Arc::new));
             run.history.push(Arc::clone(&next));
         }
         Begun { moment, expected, next, known: Arc::clone(known) }
@@ -251,7 +257,10 @@ impl<S: System> Explorer<'_, S> {
             self.tally.refused += 1;
             Self::take_back(run, op, error, begun, in_doubt);
             if begun.expected.is_ok() {
-                Self::adopt_half(run, op, read_back.as_ref());
+                self.adopt_half(run, op, outer.clock, read_back.as_ref());
+                if !self.case.faults.is_empty() {
+                    Self::doubt_allocation(run, op, outer.clock);
+                }
             }
             return Ok(());
         }

@@ -10,7 +10,7 @@ use crate::device::SimDevice;
 use crate::disk::{DiskState, Event};
 use crate::image::Image;
 use crate::model::Model;
-use crate::model::compare::Strictness;
+use crate::model::compare::{Blocks, Strictness};
 use crate::model::found::Found;
 use crate::model::history::History;
 use crate::system::{Session, System};
@@ -41,11 +41,11 @@ impl<S: System> Explorer<'_, S> {
                 return Err(Failure::new(format!("the recovered volume cannot be read: {error}")));
             }
         };
-        history.find(&found, self.strictness()).map_err(|mismatch| {
+        let state = history.find(&found, self.strictness()).map_err(|mismatch| {
             Failure::new("the recovered volume is not a state that the history allows")
                 .with(mismatch.lines)
         })?;
-        Ok(Some((session, found)))
+        Ok(Some((session, found, state)))
     }
 
     /// fsck of what a recovery has left, and a look at whether what the volume answers agrees. What old frames the ring holds makes no
@@ -202,7 +202,9 @@ impl<S: System> Explorer<'_, S> {
             let Some(session) = opened.map_err(failed)? else { return Ok(()) };
             let mut session = Leaky::new(session);
             let found = guard("reading a volume that is open for that only", || session.found())?;
-            history.find(&found.map_err(failed)?, self.strictness()).map_err(|mismatch| {
+            // What is in the log only stays in memory, and nothing is cleaned up.
+            let strictness = Strictness { blocks: Blocks::Uncut, ..self.strictness() };
+            history.find(&found.map_err(failed)?, strictness).map_err(|mismatch| {
                 Failure::new("a volume that is open for reading only is not an allowed state")
                     .with(mismatch.lines)
             })?;
@@ -221,9 +223,13 @@ impl<S: System> Explorer<'_, S> {
         session: Leaky<S::Session>,
         device: &Arc<SimDevice>,
         clock: &Arc<SimClock>,
-        found: &Found,
+        (found, state): (&Found, &Model),
     ) -> Result<(), Failure> {
-        let model = Model::from_found(found);
+        let mut model = Model::from_found(found).with_allocations_of(state);
+        model.set_atime_policy(self.case.settings.atime);
+        if super::reading_moves_times(self.case) {
+            model.was_read(clock.span_since(0));
+        }
         let ops = workload::followup(&model, &mut self.rng);
         device.take_events();
         // The recovery's own last writes may still be pending.

@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use weir::{AllocateMode, FileType, RenameMode};
+use weir::{AllocateMode, AtimePolicy, FileType, OpenFlags, RenameMode, XattrMode};
 
-use super::{Body, Errno, Ino, Inode, Model, ROOT, errno};
+use super::space::{INLINE_BYTES, Room, blocks_of};
+use super::times::Span;
+use super::{Body, Errno, Ino, Inode, Model, ROOT, Slot, errno};
 use crate::image::BLOCK_BYTES;
 use crate::model::data::FileData;
 use crate::op::{Op, Target, parent};
@@ -15,6 +17,8 @@ use crate::pattern;
 /// Longest name of a directory entry.
 const MAX_NAME_BYTES: usize = 255;
 const ENAMETOOLONG: Errno = 36;
+/// Symbolic links that are followed one after the other.
+const MAX_SYMLINKS: u32 = 40;
 const MAX_FILE_BYTES: u64 = i64::MAX as u64;
 
 /// What a successful operation answers.
@@ -56,6 +60,8 @@ impl Model {
     /// The parts one after the other, as one operation; what they write is settled with it.
     fn batch(&mut self, parts: &[Op]) -> Result<(), Errno> {
         let before = self.clone();
+        let size = |(ino, inode): (Ino, &Arc<Inode>)| Some((ino, inode.data()?.size));
+        self.sizes_before = Some(self.inodes().filter_map(size).collect());
         for part in parts {
             let performed = match part {
                 // Of what others have written before, a batch settles nothing.
@@ -68,6 +74,7 @@ impl Model {
             }
             self.settle_write(part);
         }
+        self.sizes_before = None;
         Ok(())
     }
 
@@ -76,6 +83,11 @@ impl Model {
             && let Ok(ino) = self.target(target)
         {
             self.settle_data(ino, &(*offset..offset + length));
+            if let Some(inode) = self.inodes.get_mut(&ino).filter(|_| *length > 0) {
+                let inode = Arc::make_mut(inode);
+                inode.mtime.settle();
+                inode.ctime.settle();
+            }
         }
     }
 
@@ -116,11 +128,11 @@ impl Model {
                 }
             }
             Op::Write { target, offset, length, tag } => {
-                let ino = self.file(target)?;
+                let ino = self.file_to_write(target)?;
                 return self.write(ino, *offset, limit(*length), *tag);
             }
             Op::Untorn { target, offset, length, tag } => {
-                let ino = self.file(target)?;
+                let ino = self.file_to_write(target)?;
                 let written = limit(*length);
                 let outcome = self.write(ino, *offset, written, *tag)?;
                 if written == *length {
@@ -132,13 +144,13 @@ impl Model {
                 self.file(target)?;
             }
             Op::Append { target, length, tag } => {
-                let ino = self.file(target)?;
+                let ino = self.file_to_write(target)?;
                 let offset = self.inodes[&ino].data().map_or(0, |data| data.size);
                 return self.write(ino, offset, limit(*length), *tag);
             }
             Op::Truncate { target, size } => {
-                let ino = self.file(target)?;
-                self.reshape(ino, |step, data| data.truncate(step, *size));
+                let ino = self.file_to_write(target)?;
+                self.truncate(ino, *size);
             }
             Op::Allocate { target, mode, offset, length } => {
                 self.allocate(target, *mode, *offset, *length)?;
@@ -146,8 +158,13 @@ impl Model {
             Op::CopyRange { from, from_offset, to, to_offset, length } => {
                 return self.copy(from, *from_offset, to, *to_offset, limit(*length));
             }
-            Op::SetXattr { path, name, length, tag } => {
+            Op::SetXattr { path, name, length, tag, mode } => {
                 let ino = self.resolve(path)?;
+                match (mode, self.inodes[&ino].xattrs.contains_key(name)) {
+                    (XattrMode::Create, true) => return Err(errno::EEXIST),
+                    (XattrMode::Replace, false) => return Err(errno::ENODATA),
+                    _ => {}
+                }
                 let value = pattern::bytes(*tag, 0, *length);
                 self.change(ino).xattrs.insert(name.clone(), value);
             }
@@ -168,14 +185,20 @@ impl Model {
                 (inode.uid, inode.gid) = (*uid, *gid);
             }
             Op::Utimens { path, atime, mtime } => {
-                let ino = self.resolve(path)?;
+                let (ino, step) = (self.resolve(path)?, self.step);
                 let inode = self.change(ino);
-                (inode.atime, inode.mtime) = (Some(*atime), Some(*mtime));
+                inode.atime.set(Span::exactly(*atime), step);
+                inode.mtime.set(Span::exactly(*mtime), step);
             }
             Op::Open { path, slot } => {
                 let ino = self.resolve(path)?;
                 self.require_file(ino)?;
-                self.set_slot(*slot, Some(ino));
+                self.set_slot(*slot, Some(Slot { ino, writes: true, syncs: false }));
+            }
+            Op::OpenWith { path, slot, flags } => self.open_with(path, *slot, *flags)?,
+            Op::Hold { path, slot } => {
+                let ino = self.resolve(path)?;
+                self.set_slot(*slot, Some(Slot { ino, writes: true, syncs: false }));
             }
             Op::Close { slot } => {
                 self.target(&Target::Slot(*slot))?;
@@ -187,12 +210,16 @@ impl Model {
                 let ino = self.new_inode(FileType::Regular, 0o600, Body::File(Arc::default()));
                 let inode = self.change(ino);
                 (inode.names, inode.linkable) = (0, true);
-                self.set_slot(*slot, Some(ino));
+                self.set_slot(*slot, Some(Slot { ino, writes: true, syncs: false }));
             }
             Op::Read { target, offset, length } => {
                 let ino = self.file(target)?;
                 let data = self.inodes[&ino].data().map(|data| data.read(*offset, *length));
-                return Ok(Outcome::Data(data.unwrap_or_default()));
+                let data = data.unwrap_or_default();
+                if !data.is_empty() {
+                    self.note_read(ino);
+                }
+                return Ok(Outcome::Data(data));
             }
             Op::Batch { parts, .. } => self.batch(parts)?,
             Op::Overlap { outer, inner, .. } => {
@@ -208,7 +235,7 @@ impl Model {
             }
             Op::Barrier { target } => {
                 let files = match target {
-                    Some(target) => vec![self.file(target)?],
+                    Some(target) => vec![self.file_to_write(target)?],
                     None => self.inodes.keys().copied().collect(),
                 };
                 for ino in files {
@@ -224,72 +251,211 @@ impl Model {
         Ok(Outcome::Done)
     }
 
-    /// The state in the middle of `op`, if it has one and would succeed. It counts as the state before:
-    /// nothing acknowledges it.
-    pub fn half_way(&self, op: &Op) -> Option<Self> {
+    /// The states in the middle of `op`, if it has any and would succeed. They count as the state before:
+    /// nothing acknowledges them.
+    pub fn half_way(&self, op: &Op) -> Vec<Self> {
         if let Op::Untorn { target, .. } = op {
-            return self.only_the_time_of(op, target);
+            return self.only_the_time_of(op, target).into_iter().collect();
         }
-        let zeroing = op.first_half()?;
-        Self::clone(self).apply(op, None).ok()?;
-        let mut half = self.clone();
-        half.apply(&zeroing, None).ok()?;
-        half.step = self.step;
-        Some(half)
+        if Self::clone(self).apply(op, None).is_err() {
+            return Vec::new();
+        }
+        let mut halves = Vec::new();
+        for step in op.steps() {
+            let mut half = halves.last().unwrap_or(self).clone();
+            if half.apply(&step, None).is_ok() {
+                half.step = self.step;
+                halves.push(half);
+            }
+        }
+        halves.extend(self.out_of_its_inode(op));
+        halves
     }
 
     /// A checkpoint may log when a write was made before the log has what was written: that comes with the sync.
     fn only_the_time_of(&self, write: &Op, target: &Target) -> Option<Self> {
         Self::clone(self).apply(write, None).ok()?;
         let mut half = self.clone();
-        let ino = half.target(target).ok()?;
-        Arc::make_mut(half.inodes.get_mut(&ino)?).mtime = None;
+        let (ino, now, step) = (half.target(target).ok()?, half.clock, half.step);
+        let inode = Arc::make_mut(half.inodes.get_mut(&ino)?);
+        inode.mtime.may_set(now, step);
+        inode.ctime.may_set(now, step);
         Some(half)
     }
 
-    fn change(&mut self, ino: Ino) -> &mut Inode {
+    /// Before ranges of a small file move, its page gets a block.
+    fn out_of_its_inode(&self, op: &Op) -> Option<Self> {
+        use AllocateMode::{CollapseRange, InsertRange};
+        let Op::Allocate { target, mode: CollapseRange | InsertRange, offset: 0, .. } = op else {
+            return None;
+        };
+        let mut half = self.clone();
+        let ino = half.target(target).ok()?;
+        half.leave_inode(ino);
+        Some(half)
+    }
+
+    fn leave_inode(&mut self, ino: Ino) {
         let step = self.step;
-        let inode = self
-            .inodes
-            .entry(ino)
-            .or_insert_with(|| Arc::new(Inode::new(FileType::Regular, 0, Body::Special, step)));
+        if let Some(inode) = self.inodes.get_mut(&ino)
+            && let Body::File(data) = &mut Arc::make_mut(inode).body
+        {
+            let data = Arc::make_mut(data);
+            if data.size <= INLINE_BYTES {
+                data.keep(step, 0..1);
+            } else if data.was_small && data.pages.get(&0).is_some_and(|page| !page.is_kept()) {
+                // It may be there since the file was small.
+                data.surplus += 1;
+            }
+        }
+    }
+
+    /// `op`, which allocates, has failed: some of it may have been done, of which nobody can read anything.
+    pub fn doubt_allocation(&mut self, op: &Op) {
+        let Op::Allocate { target, offset, length, .. } = op else { return };
+        let Ok(ino) = self.file(target) else { return };
+        let (now, step) = (self.clock, self.step);
+        let pages = blocks_of(*offset, offset + length);
+        let Some(inode) = self.inodes.get_mut(&ino) else { return };
+        let inode = Arc::make_mut(inode);
+        inode.ctime.may_set(now, step);
+        inode.mtime.may_set(now, step);
+        if let Body::File(data) = &mut inode.body {
+            Arc::make_mut(data).doubt(pages);
+        }
+    }
+
+    fn change(&mut self, ino: Ino) -> &mut Inode {
+        let (step, now) = (self.step, self.clock);
+        let inode = self.inodes.entry(ino).or_insert_with(|| {
+            Arc::new(Inode::new(FileType::Regular, 0, Body::Special, (step, now)))
+        });
         let inode = Arc::make_mut(inode);
         inode.touched = step;
         inode.changed = step;
+        inode.ctime.set(now, step);
+        // The log has all attributes.
+        inode.atime.settle();
         inode
     }
 
     /// The contents change, in an operation with its place in the order.
     fn change_data(&mut self, ino: Ino, change: impl FnOnce(u64, &mut FileData)) {
-        let step = self.step;
+        let (step, now) = (self.step, self.clock);
         let inode = self.change(ino);
         inode.data_touched = step;
         inode.shaped = step;
-        inode.mtime = None;
+        inode.mtime.set(now, step);
         if let Body::File(data) = &mut inode.body {
             change(step, Arc::make_mut(data));
         }
     }
 
-    /// As [`Self::change_data`], for what may turn out to change nothing that a user sees: then it
+    /// As [`Self::change_data`], for what may turn out to change nothing that a user sees but times: then it
     /// does not have to be made durable either.
     fn reshape(&mut self, ino: Ino, change: impl FnOnce(u64, &mut FileData)) {
         let before = Arc::clone(&self.inodes[&ino]);
         let fingerprint = |inode: &Inode| inode.data().map(|data| data.fingerprint());
         self.change_data(ino, change);
-        if fingerprint(&before) == fingerprint(&self.inodes[&ino]) {
-            let inode = self.change(ino);
+        if fingerprint(&before) == fingerprint(&self.inodes[&ino])
+            && let Some(inode) = self.inodes.get_mut(&ino)
+        {
+            let inode = Arc::make_mut(inode);
             (inode.touched, inode.data_touched) = (before.touched, before.data_touched);
             (inode.changed, inode.shaped) = (before.changed, before.shaped);
         }
     }
 
-    /// A write: what a sync of another range need not cover.
+    /// A write: what a sync of another range need not cover. Its times are in memory.
     fn write_data(&mut self, ino: Ino, offset: u64, bytes: &[u8]) {
-        let before = Arc::clone(&self.inodes[&ino]);
-        self.change_data(ino, |step, data| data.write(step, offset, bytes));
-        let inode = self.change(ino);
-        (inode.changed, inode.shaped) = (before.changed, before.shaped);
+        let (step, now) = (self.step, self.clock);
+        let Some(inode) = self.inodes.get_mut(&ino) else { return };
+        let inode = Arc::make_mut(inode);
+        (inode.touched, inode.data_touched) = (step, step);
+        inode.mtime.set_in_memory(now, step);
+        inode.ctime.set_in_memory(now, step);
+        if let Body::File(data) = &mut inode.body {
+            Arc::make_mut(data).write(step, offset, bytes);
+        }
+    }
+
+    /// Blocks for all of these pages. Where there are all, nothing happens, and no time moves.
+    fn allocate_blocks(&mut self, ino: Ino, pages: Range<u64>) {
+        let (step, now) = (self.step, self.clock);
+        let Some(inode) = self.inodes.get_mut(&ino) else { return };
+        let Some(room) = inode.data().map(|data| data.room(pages.clone())) else { return };
+        if room == Room::All {
+            return;
+        }
+        let inode = Arc::make_mut(inode);
+        if room == Room::Missing {
+            (inode.touched, inode.data_touched) = (step, step);
+            (inode.changed, inode.shaped) = (step, step);
+            inode.ctime.set(now, step);
+        } else {
+            // What holds data may be home already: then there is nothing to do.
+            inode.ctime.may_set(now, step);
+        }
+        if let Body::File(data) = &mut inode.body {
+            Arc::make_mut(data).keep(step, pages);
+        }
+    }
+
+    /// A smaller size, or the same, gives back what was allocated behind the end; in a batch, one that is smaller than before it.
+    fn truncate(&mut self, ino: Ino, size: u64) {
+        let before = self.sizes_before.as_ref().and_then(|sizes| sizes.get(&ino).copied());
+        let now = self.inodes[&ino].data().map_or(0, |data| data.size);
+        let gives_back = before.map_or(size <= now, |before| size < before);
+        self.reshape(ino, |step, data| data.truncate(step, size, gives_back));
+    }
+
+    fn note_read(&mut self, ino: Ino) {
+        let (step, now, policy) = (self.step, self.clock, self.atime);
+        let Some(inode) = self.inodes.get_mut(&ino) else { return };
+        match policy {
+            AtimePolicy::Never => {}
+            AtimePolicy::Strict => Arc::make_mut(inode).atime.set_in_memory(now, step),
+            AtimePolicy::Relative => Arc::make_mut(inode).atime.may_set(now, step),
+        }
+    }
+
+    /// Opens a file as the flags say; a symbolic link at the end is followed, unless the file has to be a new one.
+    fn open_with(&mut self, path: &str, slot: u8, flags: OpenFlags) -> Result<(), Errno> {
+        if flags.truncate && !flags.write {
+            return Err(errno::EINVAL);
+        }
+        let must_be_new = flags.create && flags.exclusive;
+        let path = if must_be_new { path.to_owned() } else { self.followed(path)? };
+        // Where a link leads may be no name.
+        name_of(&path)?;
+        let (ino, is_new) = match self.resolve(&path) {
+            Ok(_) if must_be_new => return Err(errno::EEXIST),
+            Ok(ino) => (ino, false),
+            Err(errno::ENOENT) if flags.create => {
+                let body = Body::File(Arc::default());
+                (self.add(&path, FileType::Regular, flags.permissions, body)?, true)
+            }
+            Err(error) => return Err(error),
+        };
+        self.require_file(ino)?;
+        // An empty one, too: its times move.
+        if flags.truncate && !is_new {
+            self.truncate(ino, 0);
+        }
+        let opened = Slot { ino, writes: flags.write, syncs: flags.data_sync };
+        self.set_slot(slot, Some(opened));
+        Ok(())
+    }
+
+    /// Where a path leads if symbolic links at its end are followed.
+    fn followed(&self, path: &str) -> Result<String, Errno> {
+        let mut path = path.to_owned();
+        for _ in 0..MAX_SYMLINKS {
+            let found = self.resolve(&path).ok().map(|ino| &self.inodes[&ino].body);
+            let Some(Body::Symlink(target)) = found else { return Ok(path) };
+            path = format!("{}/{target}", parent(&path));
+        }
+        Err(errno::ELOOP)
     }
 
     /// From this place in the order on, part of a file is as it is now.
@@ -303,8 +469,9 @@ impl Model {
     }
 
     fn change_entries(&mut self, directory: Ino, change: impl FnOnce(&mut BTreeMap<String, Ino>)) {
+        let (step, now) = (self.step, self.clock);
         let inode = self.change(directory);
-        inode.mtime = None;
+        inode.mtime.set(now, step);
         if let Body::Directory { entries, .. } = &mut inode.body {
             change(entries);
         }
@@ -313,7 +480,8 @@ impl Model {
     fn new_inode(&mut self, file_type: FileType, permissions: u32, body: Body) -> Ino {
         let ino = self.next_ino;
         self.next_ino += 1;
-        self.inodes.insert(ino, Arc::new(Inode::new(file_type, permissions, body, self.step)));
+        let made = (self.step, self.clock);
+        self.inodes.insert(ino, Arc::new(Inode::new(file_type, permissions, body, made)));
         ino
     }
 
@@ -328,40 +496,19 @@ impl Model {
     }
 
     fn require_file(&self, ino: Ino) -> Result<(), Errno> {
-        match self.inodes[&ino].file_type {
-            FileType::Regular => Ok(()),
-            FileType::Directory => Err(errno::EISDIR),
-            _ => Err(errno::EINVAL),
+        match self.inode(ino).map(|inode| inode.file_type) {
+            Some(FileType::Regular) => Ok(()),
+            Some(FileType::Directory) => Err(errno::EISDIR),
+            Some(_) => Err(errno::EINVAL),
+            // A directory that was removed while it was held.
+            None => Err(errno::ENOENT),
         }
     }
 
-    fn file(&self, target: &Target) -> Result<Ino, Errno> {
+    pub(super) fn file(&self, target: &Target) -> Result<Ino, Errno> {
         let ino = self.target(target)?;
         self.require_file(ino)?;
         Ok(ino)
-    }
-
-    fn set_slot(&mut self, slot: u8, ino: Option<Ino>) {
-        let old = match ino {
-            Some(ino) => self.slots.insert(slot, ino),
-            None => self.slots.remove(&slot),
-        };
-        if let Some(old) = old {
-            self.drop_if_unused(old);
-        }
-    }
-
-    /// Closes every handle, as a crash or an unmount does.
-    pub fn close_all(&mut self) {
-        for slot in self.slots.keys().copied().collect::<Vec<_>>() {
-            self.set_slot(slot, None);
-        }
-    }
-
-    fn drop_if_unused(&mut self, ino: Ino) {
-        if self.inodes[&ino].names == 0 && !self.slots.values().any(|open| *open == ino) {
-            self.inodes.remove(&ino);
-        }
     }
 
     fn add(
@@ -392,7 +539,7 @@ impl Model {
     fn link(&mut self, ino: Ino, to: &str) -> Result<(), Errno> {
         let directory = self.directory_of(to)?;
         let name = name_of(to)?;
-        if self.inodes[&ino].entries().is_some() {
+        if self.inode(ino).is_none_or(|inode| inode.entries().is_some()) {
             return Err(errno::EPERM);
         }
         if self.entry(directory, name).is_some() {
@@ -553,7 +700,7 @@ impl Model {
         length: u64,
     ) -> Result<Outcome, Errno> {
         let source = self.file(from)?;
-        let ino = self.file(to)?;
+        let ino = self.file_to_write(to)?;
         if source == ino
             && from_offset < to_offset.saturating_add(length)
             && to_offset < from_offset.saturating_add(length)
@@ -575,7 +722,7 @@ impl Model {
         offset: u64,
         length: u64,
     ) -> Result<(), Errno> {
-        let ino = self.file(target)?;
+        let ino = self.file_to_write(target)?;
         let size = self.inodes[&ino].data().map_or(0, |data| data.size);
         let end = offset.checked_add(length).ok_or(errno::EFBIG)?;
         let aligned = (offset | length).is_multiple_of(BLOCK_BYTES as u64);
@@ -588,19 +735,38 @@ impl Model {
         if length == 0 || shifts && (!aligned || beyond) {
             return Err(errno::EINVAL);
         }
-        self.reshape(ino, |step, data| match mode {
-            AllocateMode::Extend => data.grow(step, end),
-            AllocateMode::KeepSize => {}
-            AllocateMode::PunchHole | AllocateMode::ZeroRangeKeepSize => {
-                data.zero(step, offset, end);
+        let pages = blocks_of(offset, end);
+        // Behind the end of the file there is nothing to keep of a block.
+        let hole_end = if end >= size { pages.end * BLOCK_BYTES as u64 } else { end };
+        if shifts && offset == 0 {
+            self.leave_inode(ino);
+        }
+        match mode {
+            AllocateMode::Extend | AllocateMode::KeepSize => {
+                self.allocate_blocks(ino, pages);
+                if mode == AllocateMode::Extend && end > size {
+                    self.reshape(ino, |step, data| data.grow(step, end));
+                }
             }
-            AllocateMode::ZeroRange => {
-                data.zero(step, offset, end);
-                data.grow(step, end);
+            AllocateMode::PunchHole => {
+                self.reshape(ino, |step, data| data.zero(step, offset, hole_end));
             }
-            AllocateMode::CollapseRange => data.collapse(step, offset, end),
-            AllocateMode::InsertRange => data.insert(step, offset, length),
-        });
+            AllocateMode::ZeroRange | AllocateMode::ZeroRangeKeepSize => {
+                self.reshape(ino, |step, data| {
+                    data.zero(step, offset, hole_end);
+                    data.keep(step, pages);
+                    if mode == AllocateMode::ZeroRange {
+                        data.grow(step, end);
+                    }
+                });
+            }
+            AllocateMode::CollapseRange => {
+                self.reshape(ino, |step, data| data.collapse(step, offset, end));
+            }
+            AllocateMode::InsertRange => {
+                self.reshape(ino, |step, data| data.insert(step, offset, length));
+            }
+        }
         Ok(())
     }
 }

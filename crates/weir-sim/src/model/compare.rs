@@ -2,19 +2,32 @@
 
 use std::collections::BTreeMap;
 
-use weir::FileType;
+use weir::{AtimePolicy, FileType, Timestamp};
 
-use super::data::FileData;
-use super::found::{Found, FoundBody, FoundNode};
-use super::{Body, Ino, Model, ROOT};
+use super::data::{FileData, Page};
+use super::found::{Found, FoundAttr, FoundBody, FoundNode};
+use super::{Body, Ino, Inode, Model, ROOT};
 use crate::image::{BLOCK_BYTES, Block};
 use crate::pattern;
+
+/// What the number of a file's blocks says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Blocks {
+    /// All data is home.
+    Home,
+    /// Pages that are dirty count, whether they have a block already or not, up to the size of the file.
+    Dirty,
+    /// The same, and what a crash has left of a cut is still there.
+    Uncut,
+}
 
 /// How strict a comparison is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Strictness {
     /// File contents and sizes must be what they are now, not what a crash may leave.
     pub exact: bool,
+    /// How blocks are counted.
+    pub blocks: Blocks,
     /// What cannot be read is not held against the volume: only wrong answers are (a disk that rots).
     pub tolerate_unreadable: bool,
     /// Stop at the first difference: enough to reject a candidate.
@@ -23,9 +36,13 @@ pub struct Strictness {
 
 impl Strictness {
     /// After a crash.
-    pub const CRASH: Self = Self { exact: false, tolerate_unreadable: false, first_only: true };
-    /// A live or cleanly closed volume.
-    pub const EXACT: Self = Self { exact: true, tolerate_unreadable: false, first_only: false };
+    pub const CRASH: Self =
+        Self { exact: false, blocks: Blocks::Home, tolerate_unreadable: false, first_only: true };
+    /// A live volume.
+    pub const EXACT: Self =
+        Self { exact: true, blocks: Blocks::Dirty, tolerate_unreadable: false, first_only: false };
+    /// A volume that was closed and opened again.
+    pub const CLOSED: Self = Self { blocks: Blocks::Home, ..Self::EXACT };
 }
 
 /// Differences between `model` and `found`, one line each; empty when `found` is allowed.
@@ -153,22 +170,95 @@ impl Comparison<'_> {
         if attr.links != links {
             self.differ(path, || format!("{} links, expected {links}", attr.links));
         }
-        if inode.mtime.is_some_and(|mtime| mtime != attr.mtime) {
-            self.differ(path, || format!("mtime {:?}, expected {:?}", attr.mtime, inode.mtime));
-        }
-        if inode.atime.is_some_and(|atime| atime != attr.atime) {
-            self.differ(path, || format!("atime {:?}, expected {:?}", attr.atime, inode.atime));
-        }
-        if attr.ctime < attr.btime {
-            self.differ(path, || {
-                format!("ctime {:?} is before birth {:?}", attr.ctime, attr.btime)
-            });
+        self.times(path, inode, attr);
+        let blocks = match &inode.body {
+            Body::File(_) => attr.blocks,
+            Body::Symlink(_) => 1,
+            _ => 0,
+        };
+        if attr.blocks != blocks {
+            self.differ(path, || format!("{} blocks, expected {blocks}", attr.blocks));
         }
         if inode.xattrs != node.xattrs {
             self.differ(path, || {
                 let found: Vec<String> = sizes_of(&node.xattrs);
                 let expected: Vec<String> = sizes_of(&inode.xattrs);
                 format!("extended attributes {found:?}, expected {expected:?} (or values differ)")
+            });
+        }
+    }
+
+    fn times(&mut self, path: &str, inode: &Inode, attr: &FoundAttr) {
+        let exact = self.strictness.exact;
+        for (name, times, found) in [
+            ("atime", &inode.atime, attr.atime),
+            ("mtime", &inode.mtime, attr.mtime),
+            ("ctime", &inode.ctime, attr.ctime),
+        ] {
+            // Whoever passes a symbolic link reads it.
+            let is_passed = name == "atime"
+                && inode.file_type == FileType::Symlink
+                && self.model.atime != AtimePolicy::Never;
+            if !is_passed && !times.may_be(found, exact) {
+                self.differ(path, || {
+                    let Timestamp { seconds, nanoseconds } = found;
+                    let allowed = times.describe(exact);
+                    format!("{name} is {seconds}.{nanoseconds:09}, allowed {allowed}")
+                });
+            }
+        }
+        if !inode.birth.holds(attr.btime) {
+            self.differ(path, || format!("birth {:?}, expected {:?}", attr.btime, inode.birth));
+        }
+    }
+
+    /// Where there is said to be data, and how many blocks there are: for that, and for what was allocated.
+    fn space(&mut self, path: &str, data: &FileData, node: &FoundNode) {
+        let Some(found) = &node.data else { return };
+        if self.strictness.tolerate_unreadable {
+            return;
+        }
+        let exact = self.strictness.exact;
+        let end = node.attr.size.div_ceil(BLOCK_BYTES as u64);
+        let holds = |index: u64| found.iter().any(|run| run.contains(&index));
+        let mut count = 0;
+        for index in found.iter().cloned().flatten() {
+            count += 1;
+            if !data.pages.get(&index).is_some_and(Page::has_data) {
+                self.differ(path, || {
+                    format!("page {index} is said to hold data, and nobody wrote any")
+                });
+            }
+        }
+        let wanted = |page: &Page| if exact { page.has_data() } else { page.is_certain() };
+        let lost = data.pages.range(..end).find(|(index, page)| wanted(page) && !holds(**index));
+        if let Some((index, _)) = lost {
+            self.differ(path, || format!("page {index} is said to be a hole, and was written"));
+        }
+        if self.done() {
+            return;
+        }
+        let kept = data.kept().count() as u64;
+        let expected = count + data.kept().filter(|index| !holds(*index)).count() as u64;
+        // The first page may lie in the inode, which is a block only if there is no other.
+        let is_inline =
+            data.was_small && holds(0) && !data.pages.get(&0).is_some_and(Page::is_kept);
+        let mut least = if is_inline { (expected - 1).max(1) } else { expected };
+        let mut most = expected + data.surplus;
+        if self.strictness.blocks != Blocks::Home {
+            least = least.min(kept.max(end));
+            most = most.max(end.min(most + count));
+        }
+        if self.strictness.blocks == Blocks::Uncut {
+            most = u64::MAX;
+        }
+        if !(least..=most).contains(&node.attr.blocks) {
+            self.differ(path, || {
+                format!(
+                    "{} blocks, expected {least} to {most}: {count} pages hold data ({found:?}), {kept} are allocated ({:?})",
+                    node.attr.blocks,
+                    data.kept().collect::<Vec<_>>()
+                )
             });
         }
     }
@@ -189,6 +279,10 @@ impl Comparison<'_> {
             if self.done() {
                 return;
             }
+        }
+        self.space(path, data, node);
+        if self.done() {
+            return;
         }
         let page_bytes = BLOCK_BYTES as u64;
         let indices: std::collections::BTreeSet<u64> =

@@ -23,6 +23,10 @@ fn version(step: u64, index: u64, part: u64) -> Version {
 const UNWRITTEN: u64 = u64::MAX;
 /// `part` of a size.
 const SIZE: u64 = u64::MAX - 1;
+/// `part` of a page that begins to hold data.
+const HOME: u64 = u64::MAX - 2;
+/// Tells a block that was allocated apart from one that holds data.
+const KEPT: u64 = 0x6B65_7074;
 
 /// One content that a crash may leave.
 #[derive(Debug, Clone)]
@@ -34,6 +38,17 @@ pub struct Candidate {
     reach: u64,
 }
 
+/// Whether a page holds data, zeros included: it has, or will have, a block for it, or lies in the inode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Home {
+    /// It is a hole, or was allocated and not written.
+    None,
+    /// It holds data now, and a crash may take it away.
+    Written(Version),
+    /// It holds data, also after a crash.
+    Certain,
+}
+
 /// One page of a file.
 #[derive(Debug, Clone)]
 pub struct Page {
@@ -41,14 +56,37 @@ pub struct Page {
     candidates: Vec<Candidate>,
     /// The operation that last wrote to it.
     written: u64,
+    home: Home,
+    /// A call has allocated a block for it, which stays until the page is taken away.
+    pub(super) kept: bool,
 }
 
 impl Page {
     /// Zeros until operation `step` writes to block `index`.
-    fn unwritten(step: u64, index: u64) -> Self {
+    pub(super) fn unwritten(step: u64, index: u64) -> Self {
         let version = version(step, index, UNWRITTEN);
         let zeros = Candidate { content: Arc::clone(Block::zero()), version, reach: 0 };
-        Self { candidates: vec![zeros], written: 0 }
+        Self { candidates: vec![zeros], written: 0, home: Home::None, kept: false }
+    }
+
+    /// It holds data for certain.
+    pub(super) const fn make_certain(&mut self) {
+        self.home = Home::Certain;
+    }
+
+    /// It holds data now.
+    pub fn has_data(&self) -> bool {
+        self.home != Home::None
+    }
+
+    /// It holds data, also after a crash.
+    pub fn is_certain(&self) -> bool {
+        self.home == Home::Certain
+    }
+
+    /// A call has allocated a block for it.
+    pub const fn is_kept(&self) -> bool {
+        self.kept
     }
 
     /// What a read gives now.
@@ -81,14 +119,26 @@ impl Page {
         }
     }
 
-    fn is_zero(&self) -> bool {
-        let zero = Block::zero().hash();
-        self.may_be().all(|content| content.hash() == zero)
+    /// Nothing tells it from a page that never was.
+    fn is_hole(&self) -> bool {
+        !self.kept && self.home == Home::None
     }
 
     /// Nothing but the present is left.
     fn settle(&mut self) {
         self.candidates.drain(..self.candidates.len() - 1);
+        if self.has_data() {
+            self.home = Home::Certain;
+        }
+    }
+
+    fn is_settled(&self) -> bool {
+        self.candidates.len() == 1 && !matches!(self.home, Home::Written(_))
+    }
+
+    /// It began to hold data in what is durable now.
+    fn is_among(&self, settled: &Settled) -> bool {
+        matches!(self.home, Home::Written(version) if settled.homes.contains(&version))
     }
 
     /// Versions that are out of date once the present is durable.
@@ -115,11 +165,21 @@ pub struct FileData {
     sizes: Vec<Size>,
     /// By file block.
     pub pages: BTreeMap<u64, Page>,
+    /// Blocks that it may have besides, nobody knows where.
+    pub surplus: u64,
+    /// Its first page may lie in the inode: it had data while the file was small.
+    pub was_small: bool,
 }
 
 impl Default for FileData {
     fn default() -> Self {
-        Self { size: 0, sizes: vec![Size { bytes: 0, version: 0 }], pages: BTreeMap::new() }
+        Self {
+            size: 0,
+            sizes: vec![Size { bytes: 0, version: 0 }],
+            pages: BTreeMap::new(),
+            surplus: 0,
+            was_small: false,
+        }
     }
 }
 
@@ -128,6 +188,8 @@ impl Default for FileData {
 #[derive(Debug)]
 pub struct Settled {
     versions: HashSet<Version>,
+    /// Pages that hold data.
+    homes: HashSet<Version>,
     /// The size that is durable at least, and the sizes it replaces.
     size: u64,
     sizes: HashSet<Version>,
@@ -155,10 +217,11 @@ impl FileData {
             .map(|(index, content)| {
                 let version = version(0, index, 0);
                 let candidates = vec![Candidate { content, version, reach: size }];
-                (index, Page { candidates, written: 0 })
+                (index, Page { candidates, written: 0, home: Home::Certain, kept: false })
             })
             .collect();
-        Self { size, sizes: vec![Size { bytes: size, version: 0 }], pages }
+        let sizes = vec![Size { bytes: size, version: 0 }];
+        Self { size, sizes, pages, surplus: 0, was_small: false }
     }
 
     /// Stands for what a user sees: equal before and after an operation that changes nothing.
@@ -168,7 +231,10 @@ impl FileData {
             let hash = page.now().hash();
             if hash == zero { 0 } else { mix(hash ^ mix(*index)) }
         };
-        (self.size, self.pages.iter().map(share).fold(0, u64::wrapping_add))
+        let kept =
+            self.pages.iter().filter(|(_, page)| page.kept).map(|(index, _)| mix(index ^ KEPT));
+        let shares = self.pages.iter().map(share).chain(kept);
+        (self.size, shares.fold(0, u64::wrapping_add))
     }
 
     /// A crash may leave this size.
@@ -237,9 +303,13 @@ impl FileData {
             let new = Candidate { content: Block::new(&content), version, reach };
             page.replace(self.size, new);
             page.written = step;
+            if page.home == Home::None {
+                page.home = Home::Written(self::version(step, index, HOME));
+            }
             done += count;
         }
         self.grow_lazily(step, reach);
+        self.note_small();
     }
 
     /// The size becomes at least `end`; a crash may leave the old size.
@@ -263,14 +333,21 @@ impl FileData {
         }
     }
 
-    /// The size becomes `size`; what lies beyond is gone, and zeros when the file grows again.
-    pub fn truncate(&mut self, step: u64, size: u64) {
+    /// The size becomes `size`; what lies beyond is gone, and zeros when the file grows again. With `gives_back`, so are
+    /// blocks that were allocated there.
+    pub fn truncate(&mut self, step: u64, size: u64, gives_back: bool) {
         self.set_size(step, size);
-        drop(self.pages.split_off(&size.div_ceil(PAGE)));
+        let gone = self.pages.split_off(&size.div_ceil(PAGE));
+        if !gives_back {
+            for (index, _) in gone.into_iter().filter(|(_, page)| page.kept) {
+                self.keep(step, index..index + 1);
+            }
+        }
         let tail = (size % PAGE) as usize;
         if let Some(page) = self.pages.get_mut(&(size / PAGE)) {
             page.change_all(|content| zeroed(content, tail, BLOCK_BYTES));
         }
+        self.note_small();
     }
 
     /// The range becomes zeros. Whole pages at the operation's place in the order; parts of pages as a write
@@ -281,7 +358,7 @@ impl FileData {
             let to = end.saturating_sub(index * PAGE).min(PAGE) as usize;
             if from == 0 && to == BLOCK_BYTES {
                 *page = Page::unwritten(step, *index);
-            } else {
+            } else if page.has_data() {
                 page.written = step;
                 let known = page.candidates.clone();
                 let newest = known.len() - 1;
@@ -294,7 +371,8 @@ impl FileData {
                 }
             }
         }
-        self.pages.retain(|_, page| !page.is_zero());
+        self.pages.retain(|_, page| !page.is_hole());
+        self.note_small();
     }
 
     /// Takes out `[start, end)`, both multiples of the page size.
@@ -304,6 +382,8 @@ impl FileData {
         let distance = (end - start) / PAGE;
         self.pages.extend(moved.into_iter().map(|(index, page)| (index - distance, page)));
         self.set_size(step, self.size - (end - start));
+        self.was_small &= start > 0;
+        self.note_small();
     }
 
     /// Opens a hole of `length` at `start`, both multiples of the page size.
@@ -311,6 +391,7 @@ impl FileData {
         let moved = self.pages.split_off(&(start / PAGE));
         self.pages.extend(moved.into_iter().map(|(index, page)| (index + length / PAGE, page)));
         self.set_size(step, self.size + length);
+        self.was_small &= start > 0;
     }
 
     /// `range` is durable, at this place in the order: nothing but the present of its pages is left, and the size
@@ -349,15 +430,20 @@ impl FileData {
     /// [`Self::settle`] would change nothing.
     pub fn is_settled(&self, range: &Range<u64>) -> bool {
         let covered = self.covered(range);
-        self.pages.range(blocks_of(range)).all(|(_, page)| page.candidates.len() == 1)
+        self.pages.range(blocks_of(range)).all(|(_, page)| page.is_settled())
             && self.sizes.iter().all(|size| size.bytes >= covered)
     }
 
     /// What is out of date once `range` is durable as it is now.
     pub fn settled(&self, range: &Range<u64>) -> Settled {
-        let pages = self.pages.range(blocks_of(range));
+        let pages = || self.pages.range(blocks_of(range)).map(|(_, page)| page);
+        let home = |page: &Page| match page.home {
+            Home::Written(version) => Some(version),
+            _ => None,
+        };
         Settled {
-            versions: pages.flat_map(|(_, page)| page.outdated()).collect(),
+            versions: pages().flat_map(Page::outdated).collect(),
+            homes: pages().filter_map(home).collect(),
             size: self.covered(range),
             sizes: self.sizes.iter().map(|size| size.version).collect(),
         }
@@ -366,7 +452,7 @@ impl FileData {
     /// Whether [`Self::apply_settled`] would change anything.
     pub fn is_affected(&self, settled: &Settled) -> bool {
         let outdated = |version| settled.versions.contains(&version);
-        self.pages.values().any(|page| page.outdated().any(outdated))
+        self.pages.values().any(|page| page.outdated().any(outdated) || page.is_among(settled))
             || self
                 .sizes
                 .iter()
@@ -376,6 +462,9 @@ impl FileData {
     /// Takes out of this state what is out of date since an earlier state became durable.
     pub fn apply_settled(&mut self, settled: &Settled) {
         for page in self.pages.values_mut() {
+            if page.is_among(settled) {
+                page.home = Home::Certain;
+            }
             let last = page.candidates.len() - 1;
             let mut place = 0..;
             page.candidates.retain(|candidate| {
@@ -438,8 +527,8 @@ mod tests {
         data.write(1, 0, &[1; 4096]);
         let mut data = synced(&data);
         data.write(2, 0, &[2; 4096]);
-        data.truncate(3, 100);
-        data.truncate(4, 4096);
+        data.truncate(3, 100, true);
+        data.truncate(4, 4096, false);
         for content in data.pages[&0].may_be() {
             assert!(content.bytes()[100..].iter().all(|byte| *byte == 0));
         }

@@ -1,11 +1,13 @@
 //! What a recovered volume holds, as read through its public interface.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use weir::{FileType, Timestamp};
 
 use super::data::FileData;
+use super::times::{Span, Times};
 use super::{Body, Ino, Inode, Model, ROOT};
 use crate::image::{BLOCK_BYTES, Block, BlockRef};
 
@@ -24,6 +26,8 @@ pub struct FoundAttr {
     pub gid: u32,
     /// Size; meaningful for regular files only.
     pub size: u64,
+    /// Allocated or reserved space.
+    pub blocks: u64,
     /// Device number.
     pub rdev: u32,
     /// Access time.
@@ -58,6 +62,8 @@ pub struct FoundNode {
     pub xattrs: BTreeMap<String, Vec<u8>>,
     /// Contents.
     pub body: FoundBody,
+    /// Of a regular file: the file blocks that are said to hold data (`SEEK_DATA`), if that could be told.
+    pub data: Option<Vec<Range<u64>>>,
     /// File blocks that could not be read, with the error.
     pub unreadable: BTreeMap<u64, String>,
 }
@@ -88,7 +94,9 @@ impl Found {
     pub fn from_model(model: &Model) -> Self {
         let mut found = Self { root: u64::from(ROOT), ..Self::default() };
         for (ino, inode) in model.inodes() {
-            let epoch = Timestamp::default();
+            let some =
+                |times: &Times| times.now().next().map_or(Timestamp::default(), |now| now.first);
+            let data = inode.data().map(|data| data.where_data_is());
             let attr = FoundAttr {
                 file_type: inode.file_type,
                 permissions: inode.permissions,
@@ -97,10 +105,15 @@ impl Found {
                 gid: inode.gid,
                 size: inode.data().map_or(0, |data| data.size),
                 rdev: inode.rdev,
-                atime: inode.atime.unwrap_or(epoch),
-                mtime: inode.mtime.unwrap_or(epoch),
-                ctime: epoch,
-                btime: epoch,
+                blocks: match &inode.body {
+                    Body::File(data) => data.blocks(),
+                    Body::Symlink(_) => 1,
+                    _ => 0,
+                },
+                atime: some(&inode.atime),
+                mtime: some(&inode.mtime),
+                ctime: some(&inode.ctime),
+                btime: inode.birth.first,
             };
             let body = match &inode.body {
                 Body::File(data) => FoundBody::File(
@@ -122,7 +135,7 @@ impl Found {
                 Body::Special => FoundBody::Special,
             };
             let xattrs = inode.xattrs.clone();
-            let node = FoundNode { attr, xattrs, body, unreadable: BTreeMap::new() };
+            let node = FoundNode { attr, xattrs, body, data, unreadable: BTreeMap::new() };
             found.nodes.insert(u64::from(ino), node);
         }
         found
@@ -158,7 +171,9 @@ impl Model {
             let body = match &node.body {
                 FoundBody::File(pages) => {
                     let pages = pages.iter().map(|(index, page)| (*index, Arc::clone(page)));
-                    Body::File(Arc::new(FileData::durable(node.attr.size, pages)))
+                    let mut data = FileData::durable(node.attr.size, pages);
+                    data.holds(node.data.iter().flatten().cloned(), node.attr.blocks);
+                    Body::File(Arc::new(data))
                 }
                 FoundBody::Directory(entries) => Body::Directory {
                     entries: entries
@@ -170,16 +185,39 @@ impl Model {
                 FoundBody::Symlink(target) => Body::Symlink(target.clone()),
                 FoundBody::Special => Body::Special,
             };
-            let mut inode = Inode::new(node.attr.file_type, node.attr.permissions, body, 0);
+            let made = (0, Span::exactly(node.attr.btime));
+            let mut inode = Inode::new(node.attr.file_type, node.attr.permissions, body, made);
             inode.uid = node.attr.uid;
             inode.gid = node.attr.gid;
             inode.rdev = node.attr.rdev;
             inode.names = names.get(ino).copied().unwrap_or(1);
-            inode.atime = Some(node.attr.atime);
-            inode.mtime = Some(node.attr.mtime);
+            inode.atime = Times::new(Span::exactly(node.attr.atime), 0);
+            inode.mtime = Times::new(Span::exactly(node.attr.mtime), 0);
+            inode.ctime = Times::new(Span::exactly(node.attr.ctime), 0);
             inode.xattrs.clone_from(&node.xattrs);
             model.insert(*ino, inode);
         }
         model
+    }
+    /// What a volume does not tell of itself, and `before` knows, which it agrees with: which blocks were allocated by a call.
+    #[must_use]
+    pub fn with_allocations_of(mut self, before: &Self) -> Self {
+        for (path, ino) in before.paths() {
+            let known = before.inode(ino).and_then(|inode| inode.data()).map(Arc::clone);
+            let (Some(known), Ok(ino)) = (known, self.resolve(&path)) else { continue };
+            if let Some(inode) = self.inodes.get_mut(&ino)
+                && let Body::File(data) = &mut Arc::make_mut(inode).body
+            {
+                Arc::make_mut(data).keep_as(&known);
+            }
+        }
+        self
+    }
+
+    /// Reading all of it meanwhile may have moved the access times.
+    pub fn was_read(&mut self, when: Span) {
+        for inode in self.inodes.values_mut() {
+            Arc::make_mut(inode).atime.may_set(when, 0);
+        }
     }
 }

@@ -170,8 +170,10 @@ impl History {
             self.acknowledged = step;
             self.acknowledged_by = Some(by.to_owned());
         }
+        // Who syncs data and size, or a part of a file, hears nothing about times.
+        let with_times = matches!(durable, Durable::All | Durable::Inode { data_only: false, .. });
         for (ino, range) in parts {
-            demands_more |= self.settle(then, ino, &range, step);
+            demands_more |= self.settle(then, ino, (&range, with_times), step);
         }
         self.epoch += u64::from(demands_more);
         while self.states.len() > 1
@@ -183,10 +185,20 @@ impl History {
 
     /// Part of `ino` is durable as it was `then`: also in the states before and after in which it has passed through
     /// this. True if that leaves a crash fewer choices.
-    fn settle(&mut self, then: &Model, ino: Ino, range: &Range<u64>, from_step: u64) -> bool {
-        let Some(data) = then.inode(ino).and_then(|inode| inode.data()) else { return false };
+    fn settle(
+        &mut self,
+        then: &Model,
+        ino: Ino,
+        (range, with_times): (&Range<u64>, bool),
+        from_step: u64,
+    ) -> bool {
+        let Some(inode) = then.inode(ino) else { return false };
+        let Some(data) = inode.data() else { return false };
         let settled = data.settled(range);
-        if !data.is_affected(&settled) {
+        let is_affected = data.is_affected(&settled);
+        let times = with_times.then(|| [inode.mtime.newest_step(), inode.ctime.newest_step()]);
+        let times = times.filter(|times| inode.has_times_in_memory(*times));
+        if !is_affected && times.is_none() {
             return false;
         }
         let mut changed = false;
@@ -194,18 +206,32 @@ impl History {
         certain.settle(range);
         let certain = Arc::new(certain);
         for state in self.states.iter_mut().filter(|state| state.step() >= from_step) {
-            let Some(present) = state.inode(ino).and_then(|inode| inode.data()) else { continue };
+            let Some(inode) = state.inode(ino) else { continue };
+            let Some(present) = inode.data() else { continue };
             let before = Arc::clone(state);
-            if Arc::ptr_eq(present, data) {
-                changed = true;
-                self.superseded.push_back(before);
-                Arc::make_mut(state).settle(ino, &certain);
+            let settled = if !is_affected {
+                None
+            } else if Arc::ptr_eq(present, data) {
+                Some(Arc::clone(&certain))
             } else if present.is_affected(&settled) {
                 let mut present = FileData::clone(present);
                 present.apply_settled(&settled);
-                changed = true;
-                self.superseded.push_back(before);
-                Arc::make_mut(state).settle(ino, &Arc::new(present));
+                Some(Arc::new(present))
+            } else {
+                None
+            };
+            let times = times.filter(|times| inode.has_times_in_memory(*times));
+            if settled.is_none() && times.is_none() {
+                continue;
+            }
+            changed = true;
+            self.superseded.push_back(before);
+            let state = Arc::make_mut(state);
+            if let Some(settled) = settled {
+                state.settle(ino, &settled);
+            }
+            if let Some(times) = times {
+                state.settle_times(ino, times);
             }
         }
         let surplus = self.superseded.len().saturating_sub(REMEMBERED);

@@ -9,16 +9,21 @@ pub mod compare;
 pub mod data;
 pub mod found;
 pub mod history;
+mod slots;
+pub mod space;
+pub mod times;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use weir::{FileType, Timestamp};
+use weir::{AtimePolicy, FileType};
 
 use crate::op::Target;
 use data::FileData;
+use times::{Span, Times};
 
 pub use apply::Outcome;
+pub use slots::Slot;
 
 /// A POSIX error number.
 pub type Errno = i32;
@@ -39,6 +44,7 @@ pub mod errno {
     pub const ENOSPC: Errno = 28;
     pub const EROFS: Errno = 30;
     pub const ENOTEMPTY: Errno = 39;
+    pub const ELOOP: Errno = 40;
     pub const ENODATA: Errno = 61;
     pub const EOPNOTSUPP: Errno = 95;
 }
@@ -84,10 +90,14 @@ pub struct Inode {
     pub linkable: bool,
     /// Device number.
     pub rdev: u32,
-    /// Set by `utimens`, and nothing that changes it happened since.
-    pub atime: Option<Timestamp>,
-    /// Set by `utimens`, and nothing that changes it happened since.
-    pub mtime: Option<Timestamp>,
+    /// Last access.
+    pub atime: Times,
+    /// Last change of the contents.
+    pub mtime: Times,
+    /// Last change of anything.
+    pub ctime: Times,
+    /// When it was made.
+    pub birth: Span,
     /// Extended attributes.
     pub xattrs: BTreeMap<String, Vec<u8>>,
     /// What it holds.
@@ -103,7 +113,8 @@ pub struct Inode {
 }
 
 impl Inode {
-    fn new(file_type: FileType, permissions: u32, body: Body, step: u64) -> Self {
+    fn new(file_type: FileType, permissions: u32, body: Body, (step, now): (u64, Span)) -> Self {
+        let times = Times::new(now, step);
         Self {
             file_type,
             permissions,
@@ -112,8 +123,10 @@ impl Inode {
             names: 1,
             linkable: false,
             rdev: 0,
-            atime: None,
-            mtime: None,
+            atime: times.clone(),
+            mtime: times.clone(),
+            ctime: times,
+            birth: now,
             xattrs: BTreeMap::new(),
             body,
             touched: step,
@@ -131,6 +144,11 @@ impl Inode {
         }
     }
 
+    /// Before the operations `steps` have set mtime and ctime, these were something else, which a crash may bring back.
+    fn has_times_in_memory(&self, [mtime, ctime]: [u64; 2]) -> bool {
+        self.mtime.is_affected(mtime) || self.ctime.is_affected(ctime)
+    }
+
     /// Entries, if it is a directory.
     pub const fn entries(&self) -> Option<&BTreeMap<String, Ino>> {
         match &self.body {
@@ -145,9 +163,15 @@ impl Inode {
 pub struct Model {
     inodes: BTreeMap<Ino, Arc<Inode>>,
     next_ino: Ino,
-    slots: BTreeMap<u8, Ino>,
+    slots: BTreeMap<u8, Slot>,
     /// Operations applied so far.
     step: u64,
+    /// When the next operation happens.
+    clock: Span,
+    /// When reading moves the access time.
+    atime: AtimePolicy,
+    /// Amid a batch: how long the files were before it, of which it sets sizes.
+    sizes_before: Option<BTreeMap<Ino, u64>>,
 }
 
 impl Default for Model {
@@ -160,13 +184,26 @@ impl Model {
     /// A new volume: an empty root directory.
     pub fn new() -> Self {
         let body = Body::Directory { entries: BTreeMap::new(), parent: ROOT };
-        let root = Inode::new(FileType::Directory, 0o755, body, 0);
+        let root = Inode::new(FileType::Directory, 0o755, body, (0, Span::ANY));
         Self {
             inodes: BTreeMap::from([(ROOT, Arc::new(root))]),
             next_ino: ROOT + 1,
             slots: BTreeMap::new(),
             step: 0,
+            clock: Span::ANY,
+            atime: AtimePolicy::Never,
+            sizes_before: None,
         }
+    }
+
+    /// The operations from now on happen at this time.
+    pub const fn set_clock(&mut self, clock: Span) {
+        self.clock = clock;
+    }
+
+    /// Reading moves the access time like this.
+    pub const fn set_atime_policy(&mut self, policy: AtimePolicy) {
+        self.atime = policy;
     }
 
     /// Operations applied so far.
@@ -222,12 +259,12 @@ impl Model {
     pub fn target(&self, target: &Target) -> Result<Ino, Errno> {
         match target {
             Target::Path(path) => self.resolve(path),
-            Target::Slot(slot) => self.slots.get(slot).copied().ok_or(errno::EBADF),
+            Target::Slot(slot) => self.slots.get(slot).map(|slot| slot.ino).ok_or(errno::EBADF),
         }
     }
 
     /// Open handles.
-    pub const fn slots(&self) -> &BTreeMap<u8, Ino> {
+    pub const fn slots(&self) -> &BTreeMap<u8, Slot> {
         &self.slots
     }
 
@@ -268,6 +305,15 @@ impl Model {
             && inode.data().is_some()
         {
             Arc::make_mut(inode).body = Body::File(Arc::clone(data));
+        }
+    }
+
+    /// What the operations `steps` have set mtime and ctime of a file to is in the log.
+    pub(crate) fn settle_times(&mut self, ino: Ino, [mtime, ctime]: [u64; 2]) {
+        if let Some(inode) = self.inodes.get_mut(&ino) {
+            let inode = Arc::make_mut(inode);
+            inode.mtime.settle_from(mtime);
+            inode.ctime.settle_from(ctime);
         }
     }
 }

@@ -1,13 +1,15 @@
 //! Long random workloads: several writers that take turns, background work at random moments, little
 //! memory, a small log, and sometimes too little space.
 
-use weir::{AllocateMode, BackgroundWork, FileType, RenameMode, Timestamp};
+use weir::{AllocateMode, AtimePolicy, BackgroundWork, FileType, RenameMode, Timestamp, XattrMode};
 
 use crate::model::Model;
 use crate::op::{Amid, At, Commit, HandOver, Hold, Op, Sync, Target};
 use crate::rng::Rng;
 use crate::system::Settings;
 use crate::workload::exhaustive::{INNER_TAG, PART_TAG, set_tag};
+
+mod between;
 
 /// What kind of random workload.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,6 +30,8 @@ pub struct Shape {
     pub overlap_one_in: u64,
     /// Background work comes in single phases of checkpoints, with writeback in between.
     pub single_phases: bool,
+    /// Some operations come between that are about ways to open, to hold and to hand over, and about space.
+    pub varied: bool,
 }
 
 impl Shape {
@@ -59,7 +63,13 @@ impl Shape {
                 cut_extents: [None, Some(1), Some(2)][length % 3]
                     .filter(|_| batch_part_blocks != Some(1)),
                 fua: length.is_multiple_of(5),
+                atime: match length % 16 {
+                    6 => AtimePolicy::Relative,
+                    10 => AtimePolicy::Strict,
+                    _ => AtimePolicy::Never,
+                },
             },
+            varied: length % 4 == 2,
             length,
             writers: 1 + rng.below(4) as u8,
             growth: rng.below(10),
@@ -85,6 +95,8 @@ const NAMES: [&str; 6] = ["a", "b", "c", "d", "e", "long-name-that-takes-some-ro
 
 struct Generator<'a> {
     rng: &'a mut Rng,
+    /// Draws what comes between: the rest is as it would be without.
+    between: Rng,
     model: Model,
     shape: &'a Shape,
     ops: Vec<Op>,
@@ -92,11 +104,15 @@ struct Generator<'a> {
 
 /// A workload of this shape that starts on `model`.
 pub fn operations(shape: &Shape, model: &Model, rng: &mut Rng) -> Vec<Op> {
-    let mut generator = Generator { rng, model: model.clone(), shape, ops: Vec::new() };
+    let between = Rng::new(shape.length as u64 ^ shape.sync_one_in << 20 ^ shape.growth << 30);
+    let mut generator = Generator { rng, between, model: model.clone(), shape, ops: Vec::new() };
     for writer in 0..shape.writers {
         generator.push(Op::Mkdir { path: format!("/w{writer}") });
     }
     while generator.ops.len() < shape.length {
+        if shape.varied && generator.between.one_in(5) {
+            generator.come_between();
+        }
         generator.step();
     }
     generator.ops
@@ -538,7 +554,13 @@ impl Generator<'_> {
                 let name = format!("user.{}", NAMES[self.rng.index(NAMES.len())]);
                 let limit = if self.rng.one_in(4) { 4000 } else { 100 };
                 let length = self.rng.below(limit);
-                Op::SetXattr { path: self.existing(writer), name, length, tag }
+                Op::SetXattr {
+                    path: self.existing(writer),
+                    name,
+                    length,
+                    tag,
+                    mode: XattrMode::Set,
+                }
             }
             17 => {
                 let name = format!("user.{}", NAMES[self.rng.index(NAMES.len())]);

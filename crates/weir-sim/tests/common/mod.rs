@@ -193,6 +193,7 @@ pub fn after_a_cut(
                 name: format!("user.{number}"),
                 length: 4000,
                 tag: 1,
+                mode: weir::XattrMode::Set,
             }));
         }
         prepare(&Engine, &settings, &before).expect("a new volume")

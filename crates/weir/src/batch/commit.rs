@@ -251,9 +251,14 @@ impl Engine {
                 }
             }
         };
-        // A cut within a page leaves zeros behind it.
+        // A cut within a page leaves zeros behind it; of a hole, the hole.
         let mut cut_page =
             cut.filter(|cut| !cut.is_multiple_of(BLOCK_BYTES_U64)).map(|cut| cut / BLOCK_BYTES_U64);
+        if let Some(index) = cut_page
+            && !self.may_have_content(&inode, index)?
+        {
+            cut_page = None;
+        }
         for (run, is_whole) in patch.runs() {
             if let Some(index) = cut_page
                 && index < run.end

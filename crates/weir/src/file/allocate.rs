@@ -27,6 +27,13 @@ const MAX_FILE_BLOCKS: u64 = MAX_FILE_BYTES.div_ceil(BLOCK_BYTES_U64);
 /// Extents that one part of a shift moves.
 const SHIFT_EXTENTS: usize = 16;
 
+/// Whether an allocation is a change of the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Times {
+    Move,
+    Stay,
+}
+
 impl Engine {
     /// See [`AllocateMode`].
     pub fn allocate(
@@ -48,10 +55,10 @@ impl Engine {
         self.end_cut(inode)?;
         match mode {
             AllocateMode::Extend => {
-                self.allocate_blocks(inode, offset..end)?;
+                self.allocate_blocks(inode, offset..end, Times::Move)?;
                 if end > inode.size() { self.grow(inode, end) } else { Ok(()) }
             }
-            AllocateMode::KeepSize => self.allocate_blocks(inode, offset..end),
+            AllocateMode::KeepSize => self.allocate_blocks(inode, offset..end, Times::Move),
             AllocateMode::PunchHole => self.punch(inode, offset..end),
             AllocateMode::ZeroRange => {
                 self.zero_range(inode, offset..end)?;
@@ -71,16 +78,16 @@ impl Engine {
         let blocks = pages.end - pages.start;
         self.with_room(blocks, |left| {
             self.punch(inode, bytes)?;
-            self.fill_all_holes(inode, pages, left)
+            self.fill_all_holes(inode, pages, left, Times::Move)
         })
     }
 
     /// Gives every hole of the range unwritten blocks; on a volume without room for all of them, none. The caller holds `ops`.
-    fn allocate_blocks(&self, inode: &Arc<Inode>, bytes: Range<u64>) -> Result<()> {
+    fn allocate_blocks(&self, inode: &Arc<Inode>, bytes: Range<u64>, times: Times) -> Result<()> {
         let pages = page_range(bytes.start, bytes.end - bytes.start);
         let holes = self.holes(inode, pages.clone())?;
         let blocks = holes.iter().map(|hole| hole.end - hole.start).sum();
-        self.with_room(blocks, |left| self.fill_all_holes(inode, pages, left))
+        self.with_room(blocks, |left| self.fill_all_holes(inode, pages, left, times))
     }
 
     /// Has `work` done with `blocks` reserved. It counts down what it has not taken of them.
@@ -93,7 +100,15 @@ impl Engine {
     }
 
     /// The holes of `pages`, for which `left` blocks are reserved, a step at a time.
-    fn fill_all_holes(&self, inode: &Arc<Inode>, pages: Range<u64>, left: &mut u64) -> Result<()> {
+    fn fill_all_holes(
+        &self,
+        inode: &Arc<Inode>,
+        pages: Range<u64>,
+        left: &mut u64,
+        times: Times,
+    ) -> Result<()> {
+        let short = u64::from(mutation::active(Mutation::AllocateShort));
+        let pages = pages.start..pages.end - short;
         let mut from = pages.start;
         while from < pages.end {
             let to = from.saturating_add(STEP_BLOCKS).min(pages.end);
@@ -102,7 +117,7 @@ impl Engine {
                 continue;
             }
             let admission = self.enter(OP_RECORD_BYTES, 0)?;
-            let (reached, added) = self.fill_holes(inode, from..to, admission)?;
+            let (reached, added) = self.fill_holes(inode, from..to, admission, times)?;
             // They are in use now.
             let taken = added.min(*left);
             *left -= taken;
@@ -133,6 +148,7 @@ impl Engine {
         inode: &Arc<Inode>,
         pages: Range<u64>,
         admission: crate::log::Admission,
+        times: Times,
     ) -> Result<(u64, u64)> {
         let _map = inode.map.lock();
         let mut op = Op::new();
@@ -170,7 +186,9 @@ impl Engine {
         let mut meta = inode.meta.lock();
         let before = meta.item;
         meta.item.blocks += added;
-        meta.touch_attributes(now);
+        if times == Times::Move {
+            meta.touch_attributes(now);
+        }
         op.put(Key::inode(inode.number), &meta.item.encode());
         let committed = self.store.commit(op, admission);
         let lsn = committed.inspect_err(|_| meta.item = before)?;
@@ -234,7 +252,8 @@ impl Engine {
         if !is_small && !inode.meta.lock().item.is_inline() {
             return Ok(());
         }
-        self.allocate_blocks(inode, 0..BLOCK_BYTES_U64)?;
+        // A crash may leave this without the shift, and then nothing has happened that a user sees.
+        self.allocate_blocks(inode, 0..BLOCK_BYTES_U64, Times::Stay)?;
         while inode.meta.lock().item.is_inline() {
             self.reserve(1)?;
             self.dirty_pages.fetch_add(1, Ordering::AcqRel);

@@ -16,6 +16,7 @@ use crate::format::{
     Key, Kind, MAX_FILE_BLOCKS, MAX_UNWRITTEN_EXTENT_BLOCKS, MAX_WRITTEN_EXTENT_BLOCKS,
 };
 use crate::inode::Inode;
+use crate::mutation::{self, Mutation};
 use crate::sync::atomic::Ordering;
 use crate::tree::Value;
 use crate::txn::{Op, View};
@@ -294,7 +295,10 @@ pub fn cut(
     limit: usize,
 ) -> Result<(u64, Option<u64>)> {
     let found = overlapping(store, file.into(), (start, end), limit)?;
-    let pieces = clipped(found.items, (start, end))?;
+    let mut pieces = clipped(found.items, (start, end))?;
+    if mutation::active(Mutation::KeepUnwritten) {
+        pieces.retain(|piece| !piece.unwritten);
+    }
     Ok((cut_pieces(op, &pieces, unmapped)?, found.next))
 }
 

@@ -8,6 +8,7 @@ use crate::cache::write_behind::WriteBehind;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::inode::Inode;
+use crate::mutation::{self, Mutation};
 use crate::running::Running;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Arc, Mutex};
@@ -221,7 +222,7 @@ impl File {
         if length == 0 {
             return Ok(());
         }
-        if self.handle.data_sync {
+        if self.handle.data_sync && !mutation::active(Mutation::SkipWriteSync) {
             let range = offset..offset.saturating_add(length);
             let result = self.engine().fsync(self.inode(), range, SyncKind::Data);
             // An error that this sync has met is told by this.

@@ -179,6 +179,8 @@ impl Engine {
     ) -> Result<Stepped> {
         let number = inode.number;
         let now = self.now();
+        // The first operation has set the size and the times: the rest may come much later, also after a crash.
+        let is_rest = step.size.is_some() && !step.settle;
         let range = (step.range.start, step.range.end);
         let (mut ops, cut, next) = match self.unmap(inode, step, admission.blocks())? {
             Unmap::Ready(ops, cut, next) => (ops, cut, next),
@@ -188,8 +190,6 @@ impl Engine {
         step.began = true;
         // A new size takes everything behind it away at once, a hole what its chain reaches.
         let reached = if step.size.is_some() { range.1 } else { next.unwrap_or(range.1) };
-        // What is left of a cut changes nothing that anybody can see.
-        let is_change = step.settle;
         if step.settle && range.0 < reached {
             op.settled(number, range.0, reached - range.0);
         }
@@ -220,7 +220,7 @@ impl Engine {
             meta.item.size = meta.item.size.max(covered);
         }
         meta.item.blocks = meta.item.blocks.saturating_sub(cut);
-        if is_change {
+        if !is_rest || mutation::active(Mutation::MoveTimesOfRest) {
             meta.touch_data(now);
         }
         op.put(Key::inode(number), &meta.item.encode());
@@ -453,6 +453,13 @@ impl Engine {
                 WriteRefused::Absent | WriteRefused::Reading => ZeroStop::Missing(index),
             },
         )
+    }
+
+    /// Page `index` may hold anything but zeros. The caller holds `ops`.
+    pub fn may_have_content(&self, inode: &Inode, index: u64) -> Result<bool> {
+        // What is on its way home is mapped when it is no longer.
+        let state = inode.pages.read().state(index);
+        Ok(state.dirty || state.writeback || self.has_content(inode, index)?)
     }
 
     /// Page `index` is mapped to data, or in the inode.

@@ -19,6 +19,7 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64, MAX_FILE_BYTES};
 use crate::inode::Inode;
+use crate::mutation::{self, Mutation};
 use crate::prefetch::overwrite_far;
 use crate::reclaim::{BATCH_PAGES, Shortage};
 use crate::sync::Arc;
@@ -195,7 +196,14 @@ impl Engine {
         self.pages_paid(pages - newly_dirty);
         if done > 0 {
             let now = self.now();
-            inode.meta.lock().touch_data(now);
+            {
+                let mut meta = inode.meta.lock();
+                let before = meta.item.ctime;
+                meta.touch_data(now);
+                if mutation::active(Mutation::ForgetChangeTime) {
+                    meta.item.ctime = before;
+                }
+            }
             inode.atime_settled.store(false, Ordering::Relaxed);
             self.dirty.add(inode);
             if matches!(charge, Charge::InPlace { .. }) {

@@ -12,6 +12,7 @@ use crate::error::{Error, Result};
 use crate::format::item::Extent;
 use crate::format::{Key, Kind};
 use crate::inode::Inode;
+use crate::mutation::{self, Mutation};
 use crate::sync::Arc;
 use crate::sync::atomic::Ordering;
 use crate::txn::Op;
@@ -112,7 +113,8 @@ impl Engine {
             let mut meta = inode.meta.lock();
             if meta.item.links > 0
                 || meta.purged
-                || inode.users.load(Ordering::Acquire) > 0
+                || (inode.users.load(Ordering::Acquire) > 0
+                    && !mutation::active(Mutation::ForgetUsers))
                 || self.options.read_only
             {
                 return Ok(());

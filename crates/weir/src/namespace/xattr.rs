@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::format::item::{Xattr, name_hash};
 use crate::format::{Key, Kind, MAX_NAME_BYTES, MAX_XATTR_BYTES};
 use crate::inode::Inode;
+use crate::mutation::{self, Mutation};
 use crate::txn::Op;
 
 /// Whether an attribute may or must exist before it is set.
@@ -87,7 +88,9 @@ impl Engine {
         let _ops = inode.ops.lock();
         let (key, present) = self.find_xattr(number, name)?;
         match mode {
-            XattrMode::Create if present.is_some() => return Err(Error::Exists),
+            XattrMode::Create if present.is_some() && !mutation::active(Mutation::CreateOver) => {
+                return Err(Error::Exists);
+            }
             XattrMode::Replace if present.is_none() => return Err(Error::NoAttribute),
             _ => {}
         }

@@ -224,7 +224,11 @@ pub(crate) fn replay_start(superblock: &Superblock, root: &Root) -> ReplayStart 
         },
         epoch: superblock.log_epoch,
         epoch_first_sequence: superblock.epoch_first_sequence,
-        replay_epoch: superblock.replay_epoch,
+        replay_epoch: if mutation::active(Mutation::AnyReplayEpoch) {
+            0
+        } else {
+            superblock.replay_epoch
+        },
         durable_lsn: superblock.durable_lsn,
         next_lsn: root.checkpoint_lsn + 1,
     }
