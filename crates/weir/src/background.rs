@@ -154,7 +154,10 @@ impl Background {
 
     /// From now on `listener` is told, instead of whoever was.
     pub fn listen(&self, listener: ErrorListener) {
-        *self.listener.lock() = Listener { call: Some(listener), ..Listener::default() };
+        let listener = Listener { call: Some(listener), ..Listener::default() };
+        // The one before is dropped when the lock is free: that may run a program's code.
+        let before = std::mem::replace(&mut *self.listener.lock(), listener);
+        run_foreign(|| drop(before));
     }
 
     /// Somebody else does the background work.
@@ -346,7 +349,8 @@ impl Engine {
         // Nobody else does what is left.
         while self.log.drive() {}
         self.tell_failures();
-        drop(std::mem::take(&mut *self.background.listener.lock()));
+        let listener = std::mem::take(&mut *self.background.listener.lock());
+        run_foreign(|| drop(listener));
     }
 
     /// Tells the listener, if there is one, what has failed since it was told last, and why the volume was shut down. The caller holds no
