@@ -9,7 +9,8 @@
 //! * The lock is `flock`: it belongs to the open file, so it ends with the process however that
 //!   ends, and a second open in the same process is refused too. A child that was forked and goes on as
 //!   the same program has the open file as well: so the lock is given back when the device is dropped, and only where
-//!   a process dies without that such a child keeps it (and the claim on a block device always). Writers exclude everybody,
+//!   a process dies without that such a child keeps it (and the claim on a block device always). What a process that died had on its way
+//!   through `io_uring` keeps it a moment longer, which an opening waits for (`posix/lock.rs`). Writers exclude everybody,
 //!   readers exclude writers. A block device is opened with `O_EXCL` as well, which the kernel refuses
 //!   while the device is mounted or part of another.
 //! * `fua` is not offered: Linux serves a synchronous write to a file or block device with a full
@@ -20,11 +21,12 @@
 //! This module uses `unsafe` for four system calls that the standard library lacks: `preadv`,
 //! `pwritev`, `fallocate` and the `BLKDISCARD` control.
 
+mod lock;
 mod pool;
 mod segments;
 mod uring;
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::ops::{ControlFlow, Range};
 use std::os::fd::AsRawFd;
@@ -120,8 +122,9 @@ impl PosixDevice {
         options.read(true).write(mode == OpenMode::ReadWrite);
         let claim = is_block_device && mode == OpenMode::ReadWrite;
         let exclusive = if claim { libc::O_EXCL } else { 0 };
-        let (file, direct) =
-            open_direct(&options, exclusive, path).map_err(|error| open_error(path, &error))?;
+        let open =
+            || open_direct(&options, exclusive, path).map_err(|error| open_error(path, &error));
+        let (file, direct) = lock::when_free(open, || lock::claim_patience(&metadata))?;
         Self::finish(file, direct, is_block_device, mode)
     }
 
@@ -168,7 +171,7 @@ impl PosixDevice {
 
     /// Locks the open file and learns its size.
     fn finish(file: File, direct: bool, is_block_device: bool, mode: OpenMode) -> Result<Self> {
-        lock(&file, mode)?;
+        lock::lock(&file, mode)?;
         let metadata = file.metadata()?;
         let size_bytes =
             if is_block_device { (&file).seek(SeekFrom::End(0))? } else { metadata.len() };
@@ -416,57 +419,6 @@ fn open_direct(options: &OpenOptions, flags: i32, path: &Path) -> io::Result<(Fi
     }
 }
 
-/// Takes the lock for `mode` without waiting.
-fn lock(file: &File, mode: OpenMode) -> Result<()> {
-    let taken = match mode {
-        OpenMode::ReadOnly => file.try_lock_shared(),
-        OpenMode::ReadWrite => file.try_lock(),
-    };
-    match taken {
-        Ok(()) => Ok(()),
-        Err(TryLockError::WouldBlock) => Err(Error::InUse(describe_holder(file))),
-        Err(TryLockError::Error(error)) => Err(error.into()),
-    }
-}
-
-/// Who has claimed a block device: one of us, or the host.
-fn describe_claim(path: &Path) -> String {
-    match File::open(path).map_err(Error::from).and_then(|file| lock(&file, OpenMode::ReadOnly)) {
-        Err(Error::InUse(holder)) => holder,
-        _ => "the host has it mounted or otherwise claimed".to_owned(),
-    }
-}
-
-/// Who holds the lock, as far as the host tells.
-fn describe_holder(file: &File) -> String {
-    let holder = file.metadata().ok().and_then(|metadata| {
-        let locks = std::fs::read_to_string("/proc/locks").ok()?;
-        holder_in(&locks, metadata.dev(), metadata.ino())
-    });
-    let Some(pid) = holder else { return "another process has it open".to_owned() };
-    if pid == std::process::id() {
-        return format!("this process ({pid}) has it open already");
-    }
-    match std::fs::read_to_string(format!("/proc/{pid}/comm")) {
-        Ok(name) => format!("process {pid} ({}) has it open", name.trim_end()),
-        Err(_) => format!("process {pid} has it open"),
-    }
-}
-
-/// The process that holds a `flock` on the file, from the text of `/proc/locks`, whose lines are
-/// `1: FLOCK ADVISORY WRITE pid major:minor:inode start end` (`-> ` marks a waiter).
-fn holder_in(locks: &str, device: u64, inode: u64) -> Option<u32> {
-    let wanted = format!("{:02x}:{:02x}:{inode}", libc::major(device), libc::minor(device));
-    locks.lines().find_map(|line| {
-        let mut fields = line.split_whitespace().skip(1);
-        if fields.next()? != "FLOCK" {
-            return None;
-        }
-        let pid = fields.nth(2)?;
-        (fields.next()? == wanted).then(|| pid.parse().ok()).flatten()
-    })
-}
-
 fn set_size(file: &File, size_bytes: u64) -> io::Result<()> {
     file.set_len(size_bytes)?;
     file.sync_all()
@@ -487,7 +439,7 @@ fn open_error(path: &Path, error: &io::Error) -> Error {
         Some(libc::EEXIST) => Error::Exists,
         Some(libc::EACCES | libc::EPERM) => Error::AccessDenied,
         Some(libc::EROFS) => Error::ReadOnly,
-        Some(libc::EBUSY) => Error::InUse(describe_claim(path)),
+        Some(libc::EBUSY) => Error::InUse(lock::describe_claim(path)),
         Some(libc::EISDIR) => Error::IsDirectory,
         Some(libc::ENOTDIR) => Error::NotDirectory,
         Some(libc::ELOOP) => Error::TooManySymlinks,

@@ -1,6 +1,8 @@
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc;
+use std::time::Duration;
 
 use super::*;
 use crate::device::request::Outcome;
@@ -91,9 +93,9 @@ fn the_holder_is_found_among_other_locks() {
                  2: -> FLOCK  ADVISORY  WRITE 13 fe:00:42 0 EOF\n\
                  3: FLOCK  ADVISORY  WRITE 14 fe:00:42 0 EOF\n";
     let device = libc::makedev(0xfe, 0);
-    assert_eq!(holder_in(locks, device, 42), Some(14));
-    assert_eq!(holder_in(locks, device, 4), None);
-    assert_eq!(holder_in("nonsense\n\n1: FLOCK", device, 42), None);
+    assert_eq!(lock::holder_in(locks, device, 42), Some(14));
+    assert_eq!(lock::holder_in(locks, device, 4), None);
+    assert_eq!(lock::holder_in("nonsense\n\n1: FLOCK", device, 42), None);
 }
 
 #[test]
@@ -264,6 +266,48 @@ fn submitted_requests_all_complete_with_their_data() {
         }
         drop(device);
         std::fs::remove_file(&path.0).unwrap();
+    }
+}
+
+/// A lock that a process has taken on an open file that others have, too, and that is gone since: as one is whose I/O the kernel has not
+/// ended yet.
+#[test]
+fn a_lock_of_a_process_that_is_gone_is_waited_for_and_of_one_that_runs_is_not() {
+    let path = TempPath::new();
+    drop(PosixDevice::create(&path.0, 1 << 20).unwrap());
+    let file = File::options().read(true).write(true).open(&path.0).unwrap();
+    let locks = Command::new("flock").args(["-x", "0"]).stdin(file.try_clone().unwrap()).status();
+    if !locks.is_ok_and(|status| status.success()) {
+        eprintln!("skipped: flock(1) is not installed");
+        return;
+    }
+    let freed = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // Only to meet the opening while it waits.
+            std::thread::sleep(Duration::from_millis(100));
+            freed.store(true, Ordering::SeqCst);
+            drop(file);
+        });
+        let _device = PosixDevice::open(&path.0, OpenMode::ReadWrite).unwrap();
+        assert!(freed.load(Ordering::SeqCst));
+        let again = PosixDevice::open(&path.0, OpenMode::ReadWrite);
+        assert!(matches!(again, Err(Error::InUse(_))), "{again:?}");
+        assert_eq!(lock::claim_patience(&path.0.metadata().unwrap()), Duration::ZERO);
+    });
+}
+
+#[test]
+fn a_process_runs_unless_it_has_ended() {
+    for (stat, runs) in [
+        ("1 (weir) S 0 1", true),
+        ("1 (a) Z) R 0", true),
+        ("1 (weir) D 0", true),
+        ("1 (weir) Z 0", false),
+        ("1 (a) S) X 0", false),
+        ("", false),
+    ] {
+        assert_eq!(lock::is_alive(stat), runs, "{stat}");
     }
 }
 
