@@ -27,6 +27,10 @@ use crate::sync::{Arc, RwLock};
 use crate::tree::{self, InLeaf, LeafSpan, Span, TreeRoot, Value, cache::NodeCache};
 use std::iter::Peekable;
 
+/// Most deleted keys that a listing steps over while it holds the deltas: whoever commits waits for that, and a directory may have had a
+/// million names since the last checkpoint.
+const MOST_HIDDEN: usize = 512;
+
 /// A look-up that checkpoints have outrun so often keeps the next from being published.
 const OUTRUN: u32 = 3;
 
@@ -228,7 +232,7 @@ impl Store {
         }
         let mut result = Ok(());
         let settled = self.overlaid(from, to, |state, in_tree| {
-            state.overlay(in_tree, from, to, |key, value| {
+            state.overlay(in_tree, (from, to), usize::MAX, |key, value| {
                 let go_on = match value {
                     Overlaid::Changed(value) => visit(key, value),
                     Overlaid::InTree(value) => visit(key, value.bytes()),
@@ -290,9 +294,29 @@ impl Store {
     /// Up to about `limit` items with `from <= key <= to` in order, and the key to go on from if there may be
     /// more.
     pub fn collect(&self, from: Key, to: Key, limit: usize) -> Result<(Vec<Item>, Option<Key>)> {
+        self.collect_over((from, to), limit, usize::MAX)
+    }
+
+    /// As [`Store::collect`], but perhaps fewer, or none, where there may be more: those who commit do not wait until all that was
+    /// deleted since the last checkpoint is stepped over.
+    pub fn collect_some(
+        &self,
+        from: Key,
+        to: Key,
+        limit: usize,
+    ) -> Result<(Vec<Item>, Option<Key>)> {
+        self.collect_over((from, to), limit, MOST_HIDDEN)
+    }
+
+    fn collect_over(
+        &self,
+        (from, to): (Key, Key),
+        limit: usize,
+        most_hidden: usize,
+    ) -> Result<(Vec<Item>, Option<Key>)> {
         let narrow = self.overlaid(from, to, |state, in_tree| {
             let mut items = Vec::new();
-            let next = state.overlay(in_tree, from, to, |key, value| {
+            let next = state.overlay(in_tree, (from, to), most_hidden, |key, value| {
                 let room = items.len() < limit;
                 if room {
                     items.extend(value.to_value().map(|value| (key, value)));
@@ -314,7 +338,8 @@ impl Store {
             if state.tree.generation != root.generation {
                 return (root, Ok(Attempt::Outrun));
             }
-            (root, Ok(Attempt::Answer(state.merge(in_tree, from, to, tree_end, limit))))
+            let most = (limit, most_hidden);
+            (root, Ok(Attempt::Answer(state.merge(in_tree, (from, to), tree_end, most))))
         })
     }
 
@@ -560,13 +585,13 @@ impl State {
     fn merge(
         &self,
         in_tree: Vec<(Key, Value)>,
-        from: Key,
-        to: Key,
+        (from, to): (Key, Key),
         tree_end: Key,
-        limit: usize,
+        (limit, most_hidden): (usize, usize),
     ) -> (Vec<Item>, Option<Key>) {
         let mut merged = Vec::with_capacity(in_tree.len());
-        let stopped = self.overlay_items(in_tree.into_iter(), from, tree_end, |key, value| {
+        let range = (from, tree_end);
+        let stopped = self.overlay_items(in_tree.into_iter(), range, most_hidden, |key, value| {
             let room = merged.len() < limit;
             if room {
                 merged.push((key, value.map_or_else(|in_tree| in_tree, Value::from)));
@@ -581,33 +606,39 @@ impl State {
     fn overlay<'a>(
         &'a self,
         in_tree: Option<&'a LeafSpan>,
-        from: Key,
-        to: Key,
+        range: (Key, Key),
+        most_hidden: usize,
         mut visit: impl FnMut(Key, Overlaid<'a>) -> bool,
     ) -> Option<Key> {
         let in_tree = in_tree.into_iter().flat_map(LeafSpan::items);
-        self.overlay_items(in_tree, from, to, |key, value| {
+        self.overlay_items(in_tree, range, most_hidden, |key, value| {
             visit(key, value.map_or_else(Overlaid::InTree, Overlaid::Changed))
         })
     }
 
     /// Shows what the deltas (`Ok`) and `in_tree` (`Err`) have between `from` and `to` in order to `visit`, until that answers false
-    /// for the key that is answered.
+    /// for the key that is answered; or until `most_hidden` deleted keys were stepped over, and there may be something from the key on that is
+    /// answered.
     fn overlay_items<'a, T>(
         &'a self,
         in_tree: impl Iterator<Item = (Key, T)>,
-        from: Key,
-        to: Key,
+        (from, to): (Key, Key),
+        most_hidden: usize,
         mut visit: impl FnMut(Key, Layered<'a, T>) -> bool,
     ) -> Option<Key> {
         let mut running = self.running.range(from, to).peekable();
         let mut frozen = self.frozen.iter().flat_map(|frozen| frozen.range(from, to)).peekable();
         let mut in_tree = in_tree.peekable();
+        let mut hidden = 0;
         loop {
             let (next, value) = newest(&mut running, &mut frozen, &mut in_tree, Key::min)?;
-            if value.is_some_and(|value| !visit(next, value)) {
+            hidden += usize::from(value.is_none());
+            let goes_on = value.map_or(hidden <= most_hidden, |value| visit(next, value));
+            if !goes_on {
                 return Some(next);
             }
+            #[cfg(all(test, not(feature = "shuttle")))]
+            tests::MOST_STEPS.set(tests::MOST_STEPS.get().max(hidden));
         }
     }
 }
@@ -671,6 +702,8 @@ mod tests {
     thread_local! {
         /// Keys that were stepped over.
         pub static STEPS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+        /// The most at a time, of those that ascend.
+        pub static MOST_STEPS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
     }
 
     fn delta_of(changes: &[(u64, bool)]) -> Delta {
@@ -725,6 +758,29 @@ mod tests {
             let expected = model.iter().rev().find(|(at, _)| (from..=to).contains(*at));
             prop_assert_eq!(found, expected.map(|(at, is_changed)| (*at, *is_changed)));
         }
+    }
+
+    #[test]
+    fn a_listing_steps_over_few_removed_names_at_a_time_and_misses_none_that_is_there() {
+        const NAMES: u64 = 5000;
+        let (volume, _) = volume_with_a_file();
+        volume.create_dir("/dir", 0o755).expect("make");
+        let name = |number: u64| format!("/dir/{number}");
+        for number in 0..NAMES {
+            volume.open_file(name(number), crate::OpenFlags::CREATE).expect("create");
+            if number % 700 > 0 {
+                volume.remove_file(name(number)).expect("remove");
+            }
+        }
+        MOST_STEPS.set(0);
+        let listed = volume.read_dir("/dir").expect("list");
+        let mut found: Vec<u64> = listed
+            .iter()
+            .map(|entry| String::from_utf8_lossy(&entry.name).parse().expect("a number"))
+            .collect();
+        found.sort_unstable();
+        assert_eq!(found, (0..NAMES).step_by(700).collect::<Vec<_>>());
+        assert_eq!(MOST_STEPS.get(), MOST_HIDDEN);
     }
 
     #[test]
