@@ -14,7 +14,9 @@ const CLEAN_PAUSES: u32 = 20;
 const CLEAN_PAUSE_US: u64 = 50;
 /// So many checkpoints in a row that have released nothing of the log are the last that somebody waits for. The first may have begun before
 /// there was anything to release.
-const VAIN_CHECKPOINTS: u32 = 4;
+const VAIN_CHECKPOINTS: u32 = 6;
+/// Half of the wait after the first of them, which doubles from one to the next.
+const VAIN_PAUSE_US: u64 = 1_000;
 /// No engine leaves a log like that: the room that checkpoints need for it is kept.
 const FULL_FOR_GOOD: &str = "the log is full of pages, and has no room for bringing them home: open the volume for reading only, and \
                              copy its files to another";
@@ -210,11 +212,13 @@ impl Engine {
         let next = self.checkpointer.next_goal();
         self.timed_stall(|| {
             let before_blocks = self.log.fill().used_blocks;
-            let before_sequence = self.replay_sequence();
+            let before = (self.replay_sequence(), self.log.last_lsn());
             let (before_failures, _) = self.checkpointer.home_failures();
             self.wait_checkpoint(next)?;
             let fill = self.log.fill();
-            if fill.used_blocks < before_blocks || self.replay_sequence() != before_sequence {
+            // Where others append, a chain of theirs may have kept the checkpoint from releasing anything; the log is finite, so that ends.
+            let is_moving = before != (self.replay_sequence(), self.log.last_lsn());
+            if fill.used_blocks < before_blocks || is_moving {
                 shortage.vain_checkpoints = 0;
                 return Ok(());
             }
@@ -224,6 +228,10 @@ impl Engine {
             }
             shortage.vain_checkpoints += 1;
             if shortage.vain_checkpoints < VAIN_CHECKPOINTS {
+                // Somebody may be about to go on who has not had a processor for as long.
+                if self.background.has_threads() {
+                    self.clock.sleep_us(VAIN_PAUSE_US << shortage.vain_checkpoints);
+                }
                 return Ok(());
             }
             let (failures, failure) = self.checkpointer.home_failures();
