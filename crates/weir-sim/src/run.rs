@@ -177,7 +177,7 @@ impl<S: System> Factory<'_, S> {
     /// The case with this number.
     fn case(&self, number: u64) -> Result<Case, Failure> {
         let workload = match self.options.workload {
-            // So that 1.4 million states hold every sequence of one action.
+            // So that 1.55 million states hold every sequence of one action.
             Workload::All => match number % ROUND {
                 0..EXHAUSTIVE_OF_ROUND => Workload::Exhaustive,
                 EXHAUSTIVE_OF_ROUND..FAULTS_OF_ROUND => Workload::Random,
