@@ -350,7 +350,8 @@ impl FileSystemOps for WeirFs {
     fn make(&self, caller: Caller, parent: u64, name: &[u8], new: &Make) -> OpResult<Attr> {
         let planned = self.plan(caller, parent, new)?;
         let changes = self.inodes.changes();
-        let attr = self.check(self.volume.make(parent, name, &planned.inode))?;
+        // Until the kernel's reference is counted: a batch may take the name away.
+        let (attr, _held) = self.check(self.volume.make_held(parent, name, &planned.inode))?;
         let attr = self.store_lists(attr, &planned).inspect_err(|_| {
             // What was not made whole was not made. The first error is the one to tell.
             let _ = match new.file_type {

@@ -296,7 +296,15 @@ impl Volume {
 
     /// Makes a regular file, directory, fifo, socket or device node.
     pub fn make(&self, dir: u64, name: &[u8], new: &NewInode) -> Result<Attr> {
-        Ok(Self::attr(&self.engine.make(dir, name, new)?))
+        self.engine.make(dir, name, new, |made| Self::attr(&made))
+    }
+
+    /// As [`Volume::make`], held: it is there whoever takes its name away again. (Between [`Volume::make`] and
+    /// [`Volume::hold`] it may go.)
+    pub fn make_held(&self, dir: u64, name: &[u8], new: &NewInode) -> Result<(Attr, InodeHold)> {
+        let keep =
+            |made: Arc<Inode>| Ok((Self::attr(&made), InodeHold::new(self.engine.clone(), made)?));
+        self.engine.make(dir, name, new, keep)?
     }
 
     /// Makes a symbolic link.

@@ -15,23 +15,31 @@ use crate::txn::names::Named;
 use crate::types::{FileType, NewInode};
 
 impl Engine {
-    /// A new inode of any type but a symbolic link, named `name` in `dir`.
-    pub fn make(&self, dir: u64, name: &[u8], new: &NewInode) -> Result<Arc<Inode>> {
+    /// A new inode of any type but a symbolic link, named `name` in `dir`. `keep` gets it before anybody can take that name away: what it
+    /// holds or opens then is what was made.
+    pub fn make<R>(
+        &self,
+        dir: u64,
+        name: &[u8],
+        new: &NewInode,
+        keep: impl FnOnce(Arc<Inode>) -> R,
+    ) -> Result<R> {
         if new.file_type == FileType::Symlink {
             return Err(Error::Invalid("a symbolic link is made with symlink"));
         }
-        self.make_named(dir, (name, None), new, None)
+        self.make_named(dir, (name, None), (new, None), keep)
     }
 
     /// As [`Engine::make`], of a regular file, where a look-up has just found this place.
-    pub fn make_at(
+    pub fn make_at<R>(
         &self,
         dir: u64,
         (name, place): (&[u8], FreePlace),
         permissions: u32,
-    ) -> Result<Arc<Inode>> {
+        keep: impl FnOnce(Arc<Inode>) -> R,
+    ) -> Result<R> {
         let new = NewInode::new(FileType::Regular, permissions);
-        self.make_named(dir, (name, Some(place)), &new, None)
+        self.make_named(dir, (name, Some(place)), (&new, None), keep)
     }
 
     /// A new symbolic link to `target`.
@@ -44,16 +52,16 @@ impl Engine {
     ) -> Result<Arc<Inode>> {
         check_target(target)?;
         let new = NewInode { uid, gid, ..NewInode::new(FileType::Symlink, 0o777) };
-        self.make_named(dir, (name, None), &new, Some(target))
+        self.make_named(dir, (name, None), (&new, Some(target)), |made| made)
     }
 
-    fn make_named(
+    fn make_named<R>(
         &self,
         dir: u64,
         (name, known_place): (&[u8], Option<FreePlace>),
-        new: &NewInode,
-        target: Option<&[u8]>,
-    ) -> Result<Arc<Inode>> {
+        (new, target): (&NewInode, Option<&[u8]>),
+        keep: impl FnOnce(Arc<Inode>) -> R,
+    ) -> Result<R> {
         check_name(name)?;
         let admission = self.enter(OP_RECORD_BYTES, 0)?;
         self.check_space(OP_SPACE_BLOCKS, ReserveClass::User)?;
@@ -83,7 +91,7 @@ impl Engine {
             let named = Named { inode: number, file_type: new.file_type };
             self.store.names.remember(self.store.names.moment(&place), (dir, name), named);
         }
-        Ok(made)
+        Ok(keep(made))
     }
 
     /// A new regular file without a name; it is purged when its last user goes, unless it is linked

@@ -47,10 +47,9 @@ impl Volume {
                 }
                 Located::AbsentDirectory => return Err(Error::IsDirectory),
                 Located::Absent { dir, name, place } => {
-                    match self.engine.make_at(dir, (&name, place), flags.permissions).map(open) {
-                        // Made by somebody else after it was not found; or removed after it was made.
+                    match self.engine.make_at(dir, (&name, place), flags.permissions, open) {
+                        // Made by somebody else after it was not found.
                         Err(Error::Exists) if !flags.exclusive => {}
-                        Ok(Err(Error::NotFound)) => {}
                         // The directory was replaced, or removed, after it was found.
                         Err(Error::NotFound) if gone_dir != Some(dir) => gone_dir = Some(dir),
                         made => return Ok((made??, true)),

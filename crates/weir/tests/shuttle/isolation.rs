@@ -4,7 +4,7 @@ use super::{NoTime, device, explore};
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use weir::sync::Clock;
 use weir::*;
 
@@ -57,6 +57,38 @@ fn an_attribute_that_both_files_have_is_found_while_one_replaces_the_other() {
                 assert_eq!(found, Ok(b"1".to_vec()));
                 let found = volume.at_path("/a", true, |ino| volume.listxattr(ino));
                 assert_eq!(found, Ok(vec![b"user.x".to_vec()]));
+            },
+        );
+    });
+}
+
+/// Whoever removes its name meanwhile: it is open then, without one, and no second one is made.
+#[test]
+fn who_makes_a_file_opens_the_one_he_made() {
+    explore(|| {
+        let volume = open();
+        let removing = volume.clone();
+        let removed = Arc::new(AtomicBool::new(false));
+        let is_removed = removed.clone();
+        both(
+            move || {
+                let file = volume.open_file("/f", OpenFlags::CREATE_NEW).expect("create");
+                file.write_at(0, b"data").expect("write");
+                let (attr, hold) = volume
+                    .make_held(Volume::ROOT, b"g", &NewInode::new(FileType::Fifo, 0o600))
+                    .expect("make");
+                assert_eq!(attr.ino, hold.ino());
+                volume.getattr(hold.ino()).expect("it is held");
+                thread::yield_now();
+                let is_there = volume.lookup(Volume::ROOT, b"f").is_ok();
+                assert!(!(is_there && removed.load(Ordering::Acquire)), "made twice");
+            },
+            move || {
+                let unlink = |name| removing.unlink(Volume::ROOT, name);
+                if (0..3).any(|_| unlink(b"f").is_ok()) {
+                    is_removed.store(true, Ordering::Release);
+                }
+                let _ = unlink(b"g");
             },
         );
     });
