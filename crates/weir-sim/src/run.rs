@@ -149,9 +149,9 @@ const SMALLEST_BATCH: u64 = 4;
 const USUAL_STATES: u64 = 500;
 
 /// Cases of a mix after which it begins anew: first the exhaustive ones, then random ones, the last ones with faults.
-const ROUND: u64 = 54;
-const EXHAUSTIVE_OF_ROUND: u64 = 50;
-const FAULTS_OF_ROUND: u64 = 53;
+const ROUND: u64 = 46;
+const EXHAUSTIVE_OF_ROUND: u64 = 42;
+const FAULTS_OF_ROUND: u64 = 45;
 
 type Start = (Image, Model);
 
@@ -177,7 +177,7 @@ impl<S: System> Factory<'_, S> {
     /// The case with this number.
     fn case(&self, number: u64) -> Result<Case, Failure> {
         let workload = match self.options.workload {
-            // So that 850,000 states hold every sequence of one action.
+            // So that a million states hold every sequence of one action.
             Workload::All => match number % ROUND {
                 0..EXHAUSTIVE_OF_ROUND => Workload::Exhaustive,
                 EXHAUSTIVE_OF_ROUND..FAULTS_OF_ROUND => Workload::Random,

@@ -24,6 +24,8 @@ struct Begun {
     next: Arc<Model>,
     /// What had happened for certain before it.
     known: Arc<Model>,
+    /// The volume had been shut down before: it is refused before it is anywhere.
+    is_late: bool,
 }
 
 /// What is known of the outer operation while the others are looked at.
@@ -57,6 +59,15 @@ impl Outer {
         self.expected.push(Model::clone(now).apply(op, None));
         self.has_target_moved |= !has_same_target(op, &self.then, now);
     }
+}
+
+/// What an error that shut the volume down leaves open.
+#[derive(Default)]
+struct Doubt {
+    /// Somebody has heard of it: what begins later does not happen.
+    is_shut_down: bool,
+    /// What there is if the operation happened that was waiting for its frame then.
+    state: Option<Arc<Model>>,
 }
 
 /// A sync in either state is one of the same file.
@@ -130,24 +141,20 @@ impl<S: System> Explorer<'_, S> {
             outer.begun = Some(begun);
         }
         let mut begun: Option<Begun> = None;
-        let mut in_doubt = None;
+        let mut doubt = Doubt::default();
         let mut next = 0;
         self.examine_with(run, &mut |explorer, run, event| {
             match event {
                 Event::Began(number) => {
                     let known = outer.known(run);
                     let (op_inner, answer) = (&inner[*number], &answers[*number]);
-                    begun = Some(explorer.begin_inner(run, op_inner, answer, (&known, clock)));
+                    let is_late = doubt.is_shut_down;
+                    let new = explorer.begin_inner(run, op_inner, answer, (&known, clock));
+                    begun = Some(Begun { is_late, ..new });
                     outer.see(op, run.history.now());
                 }
                 Event::Returned(number) if *number == inner.len() => {
-                    explorer.outer_returned(
-                        run,
-                        op,
-                        &overlapped.outer,
-                        &mut outer,
-                        &mut in_doubt,
-                    )?;
+                    explorer.outer_returned(run, op, &overlapped.outer, &mut outer, &mut doubt)?;
                 }
                 Event::Returned(number) => {
                     let (Some(begun), Some(answer)) = (begun.take(), answers.get(*number)) else {
@@ -155,7 +162,7 @@ impl<S: System> Explorer<'_, S> {
                     };
                     next = number + 1;
                     let op_inner = &inner[*number];
-                    explorer.end_inner(run, op_inner, answer, &begun, &outer, &mut in_doubt)?;
+                    explorer.end_inner(run, op_inner, answer, &begun, &outer, &mut doubt)?;
                     outer.see(op, run.history.now());
                 }
                 _ => {}
@@ -164,11 +171,13 @@ impl<S: System> Explorer<'_, S> {
         })?;
         for (op_inner, answer) in inner.iter().zip(&answers).skip(next) {
             let known = outer.known(run);
-            let begun = self.begin_inner(run, op_inner, answer, (&known, clock));
-            self.end_inner(run, op_inner, answer, &begun, &outer, &mut in_doubt)?;
+            let is_late = doubt.is_shut_down;
+            let new = self.begin_inner(run, op_inner, answer, (&known, clock));
+            let begun = Begun { is_late, ..new };
+            self.end_inner(run, op_inner, answer, &begun, &outer, &mut doubt)?;
         }
         if !outer.has_returned {
-            self.outer_returned(run, op, &overlapped.outer, &mut outer, &mut in_doubt)?;
+            self.outer_returned(run, op, &overlapped.outer, &mut outer, &mut doubt)?;
         }
         let result = &overlapped.outer.result;
         let mut all = std::iter::once(result).chain(answers.iter().map(|a| &a.result));
@@ -228,10 +237,10 @@ impl<S: System> Explorer<'_, S> {
             run.history.extend(before.half_way(op).into_iter().map(Arc::new));
             run.history.push(Arc::clone(&next));
         }
-        Begun { moment, expected, next, known: Arc::clone(known) }
+        Begun { moment, expected, next, known: Arc::clone(known), is_late: false }
     }
 
-    /// `in_doubt`: what there is if an operation happened that shut the volume down when it waited for its frame. That is to be seen, too.
+    /// What is in doubt is to be seen, too.
     fn end_inner(
         &mut self,
         run: &mut Run<S::Session>,
@@ -239,13 +248,13 @@ impl<S: System> Explorer<'_, S> {
         Answer { result, lsn, read_back }: &Answer,
         begun: &Begun,
         outer: &Outer,
-        in_doubt: &mut Option<Arc<Model>>,
+        doubt: &mut Doubt,
     ) -> Result<(), Failure> {
         let known = outer.known(run);
         self.foreseen(op, result, &begun.expected).or_else(|failure| {
             // Who changes something has one place in the order, and is judged there; who only looks may see any state that the outer one passes through.
             let seen = if op.is_neutral() { &outer.passes[..] } else { &[] };
-            let also = in_doubt.iter().chain(seen);
+            let also = doubt.state.iter().chain(seen);
             let also: Vec<_> = also.map(|model| Model::clone(model).apply(op, None)).collect();
             let is_one = also.iter().any(|expected| self.foreseen(op, result, expected).is_ok());
             let is_foreseen = is_one || !seen.is_empty() && is_mixture(op, result, &also);
@@ -255,7 +264,7 @@ impl<S: System> Explorer<'_, S> {
         run.log.push(format!("   meanwhile: {op} -> {} ({step})", describe(result)));
         if let Err(error) = result {
             self.tally.refused += 1;
-            Self::take_back(run, op, error, begun, in_doubt);
+            Self::take_back(run, op, error, begun, doubt);
             if begun.expected.is_ok() {
                 self.adopt_half(run, op, outer.clock, read_back.as_ref());
                 if !self.case.faults.is_empty() {
@@ -281,15 +290,16 @@ impl<S: System> Explorer<'_, S> {
         op: &Op,
         error: &SystemError,
         begun: &Begun,
-        in_doubt: &mut Option<Arc<Model>>,
+        doubt: &mut Doubt,
     ) {
+        doubt.is_shut_down |= error.shutdown;
         if op.is_neutral() {
             return;
         }
         run.history.back_to(begun.moment);
-        if begun.expected.is_ok() && error.shutdown && op.waits_for_its_frame() {
+        if begun.expected.is_ok() && error.shutdown && !begun.is_late && op.waits_for_its_frame() {
             run.history.leave_open(Arc::clone(&begun.next));
-            *in_doubt = Some(Arc::clone(&begun.next));
+            doubt.state = Some(Arc::clone(&begun.next));
         }
     }
 
@@ -299,11 +309,11 @@ impl<S: System> Explorer<'_, S> {
         op: &Op,
         answer: &Answer,
         outer: &mut Outer,
-        in_doubt: &mut Option<Arc<Model>>,
+        doubt: &mut Doubt,
     ) -> Result<(), Failure> {
         outer.has_returned = true;
         if let Some(begun) = outer.begun.take() {
-            return self.end_inner(run, op, answer, &begun, outer, in_doubt);
+            return self.end_inner(run, op, answer, &begun, outer, doubt);
         }
         self.tally.refused += u64::from(answer.result.is_err());
         let judged =
