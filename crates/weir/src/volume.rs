@@ -62,7 +62,7 @@ impl Volume {
     /// `force`.
     ///
     /// # Errors
-    /// [`Error::Exists`], [`Error::Invalid`] for an impossible size, [`Error::NoSpace`] on the host.
+    /// [`Error::Exists`], [`Error::Invalid`] for an impossible size, [`Error::HostFull`], [`Error::InUse`].
     pub fn create(path: &Path, options: &CreateOptions) -> Result<()> {
         create::create(path, options, &mut |_, _| {})
     }
