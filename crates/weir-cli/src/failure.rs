@@ -89,9 +89,6 @@ impl Failure {
             Error::ReadOnly => {
                 "write-protected: open it with --read-only, or make it writable".to_owned()
             }
-            Error::NoSpace => {
-                "not enough space: choose a smaller --size, or free space on the host".to_owned()
-            }
             Error::Io(problem) => {
                 format!("{problem}: check the device (dmesg), then run: weir fsck {shown}")
             }
@@ -117,6 +114,9 @@ impl Failure {
                 "permission denied: choose a directory that you may write to, or run as root"
             }
             Error::ReadOnly => "write-protected: choose another place, or make it writable",
+            Error::HostFull(_) => {
+                "not enough space: choose a smaller --size, or free space on the host"
+            }
             _ => return Self::volume(volume, error),
         };
         Self::new(volume.display(), what)
@@ -167,6 +167,7 @@ mod tests {
             Error::InUse("process 7".into()),
             Error::ReadOnly,
             Error::NoSpace,
+            Error::HostFull("write of 4096 bytes".into()),
             Error::NotDirectory,
             Error::TooManySymlinks,
             Error::NameTooLong,

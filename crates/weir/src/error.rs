@@ -51,8 +51,8 @@ pub enum Error {
     /// The extended attribute does not exist.
     #[error("no such attribute")]
     NoAttribute,
-    /// The attribute's value is larger than 4096 bytes, or the caller's buffer is too small.
-    #[error("result or value too large")]
+    /// An extended attribute's name over the limit.
+    #[error("attribute name too long: the limit is 255 bytes")]
     OutOfRange,
     /// An extended attribute's value over the limit.
     #[error("attribute value too large: the limit is 4096 bytes")]
@@ -163,7 +163,7 @@ impl From<std::io::Error> for Error {
             Some(libc::EACCES) => Self::AccessDenied,
             Some(libc::EROFS) => Self::ReadOnly,
             // The host's space, not that of the volume.
-            Some(libc::ENOSPC) => Self::HostFull(error.to_string()),
+            Some(libc::ENOSPC | libc::EDQUOT) => Self::HostFull(error.to_string()),
             _ => Self::Io(error.to_string()),
         }
     }

@@ -62,7 +62,7 @@ impl Volume {
     /// `force`.
     ///
     /// # Errors
-    /// [`Error::Exists`], [`Error::Invalid`] for an impossible size, [`Error::NoSpace`] on the host.
+    /// [`Error::Exists`], [`Error::Invalid`] for an impossible size, [`Error::HostFull`], [`Error::InUse`].
     pub fn create(path: &Path, options: &CreateOptions) -> Result<()> {
         create::create(path, options, &mut |_, _| {})
     }
@@ -210,7 +210,7 @@ impl Volume {
     /// [`Volume::sync`], then a checkpoint: the log is empty afterwards, but for what other threads did meanwhile. Blocks.
     ///
     /// # Errors
-    /// As [`Volume::sync`]; or data could not be written in three attempts, the first where it lives, the others elsewhere. The log
+    /// As [`Volume::sync`]; [`Error::ReadOnly`] on a volume that is open for reading only; or data could not be written in three attempts, the first where it lives, the others elsewhere. The log
     /// keeps it: nothing is lost, and a later call tries again.
     pub fn checkpoint(&self) -> Result<()> {
         self.engine.sync()?;

@@ -672,3 +672,42 @@ fn batches_beside_everything_else_end() {
         }
     });
 }
+
+/// Two thousand names are a megabyte of the tree; on a volume with little room a node of 16 KiB for each was asked for.
+#[test]
+fn a_batch_of_many_names_asks_for_the_room_that_they_take() {
+    let device = formatted(64 * MIB, 2048);
+    let volume = open(&device, manual(8 * MIB));
+    let filler = create(&volume, "/filler");
+    filler.allocate(AllocateMode::Extend, 0, 36 * MIB).expect("most of the volume");
+    let make = |volume: &Volume, round: u64, names: u64| {
+        let mut batch = volume.batch();
+        for number in 0..names {
+            let name = format!("{round}-{number}");
+            let new = NewInode::new(FileType::Regular, 0o644);
+            let ino = batch.create_file(Volume::ROOT, name.as_bytes(), &new)?;
+            batch.write_inode(ino, 0, &number.to_le_bytes())?;
+        }
+        batch.commit()
+    };
+    make(&volume, 0, 1500).expect("there are 20 MiB for 1,500 files");
+    // To the end, in smaller and smaller batches, and no checkpoint fails.
+    let (mut round, mut names) = (1, 800);
+    while names > 0 {
+        match make(&volume, round, names) {
+            Ok(_) => round += 1,
+            Err(error) => {
+                assert_eq!(error, Error::NoSpace, "{names} names in round {round}");
+                names /= 2;
+            }
+        }
+    }
+    volume.checkpoint().expect("a checkpoint of a full volume");
+    assert!(volume.shutdown_reason().is_none());
+    let last = volume.open_file("/0-1499", OpenFlags::READ).expect("it was made");
+    assert_eq!(contents(&last), 1499_u64.to_le_bytes());
+    volume.close().expect("close");
+    drop((volume, filler, last));
+    let report = check_device(&device, &CheckOptions::default()).expect("check");
+    assert!(report.is_clean(), "{:#?}", report.problems);
+}

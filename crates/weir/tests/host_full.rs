@@ -53,6 +53,22 @@ fn assert_sound(sparse: &Arc<Probe>) {
     assert!(report.is_clean(), "{:#?}", report.problems);
 }
 
+/// There is no volume yet whose files could be deleted.
+#[test]
+fn a_volume_that_its_host_has_no_space_for_says_so() {
+    let sparse = Probe::new(Arc::new(MemoryDevice::new(64 * MIB)));
+    sparse.set_host_full(true);
+    let device: Arc<dyn Device> = sparse.clone();
+    for prewrite in [false, true] {
+        let options = CreateOptions { prewrite, ..CreateOptions::default() };
+        let made = Volume::format_device(&device, &options);
+        assert!(is_host_full(&made), "{made:?}");
+    }
+    sparse.set_host_full(false);
+    Volume::format_device(&device, &CreateOptions::default()).expect("there is space again");
+    assert_sound(&sparse);
+}
+
 #[test]
 fn a_checkpoint_waits_for_space_on_the_host_and_then_goes_on() {
     let (sparse, volume) = volume(manual(16 * MIB));

@@ -163,6 +163,10 @@ fn an_attribute_of_every_size_up_to_the_limit_is_kept() {
         volume.removexattr(ino, &name(size)).expect("remove");
     }
     assert_eq!(volume.listxattr(ino), Ok(vec![]));
+    let long = [&b"user."[..], &[b'x'; 251]].concat();
+    let refused = volume.setxattr(ino, &long, b"", XattrMode::Set).expect_err("256 bytes of name");
+    assert_eq!((refused.errno(), refused.to_string().contains("name too long")), (34, true));
+    assert_eq!(volume.setxattr(ino, &long[..255], b"", XattrMode::Set), Ok(()));
 }
 
 #[test]

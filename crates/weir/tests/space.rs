@@ -133,6 +133,40 @@ fn a_full_volume_can_be_opened_read_synced_deleted_from_and_closed() {
     }
 }
 
+/// A program that makes its directories each time it starts does so on a full volume too, and where it may only read.
+#[test]
+fn a_name_that_is_there_exists_also_where_nothing_can_be_made() {
+    let (device, volume) = volume_of(4 * MIB, 64);
+    volume.create_dir_all("/a/b", 0o755).expect("directories");
+    volume.open_file("/file", OpenFlags::CREATE).expect("file");
+    fill_up(&volume, 5000);
+    let exists = |volume: &Volume, error: &Error| {
+        let fifo = NewInode::new(FileType::Fifo, 0o600);
+        for name in ["a", "file"] {
+            let path = format!("/{name}");
+            let answers = [
+                volume.create_dir(&path, 0o755).map(drop),
+                volume.symlink_path("target", &path).map(drop),
+                volume.link_path("/file", &path).map(drop),
+                volume.make(ROOT, name.as_bytes(), &fifo).map(drop),
+                volume.open_file(&path, OpenFlags::CREATE_NEW).map(drop),
+            ];
+            assert_eq!(answers, [const { Err(Error::Exists) }; 5], "{name}, {error}");
+        }
+        volume.create_dir_all("/a/b", 0o755).expect("it is there");
+        assert_eq!(volume.create_dir_all("/file", 0o755), Err(Error::Exists));
+        assert_eq!(volume.create_dir("/a/new", 0o755).as_ref(), Err(error));
+        assert_eq!(volume.symlink_path("target", "/new").as_ref(), Err(error));
+        assert_eq!(volume.link_path("/file", "/new").as_ref(), Err(error));
+        assert_eq!(volume.create_dir("/file/new", 0o755), Err(Error::NotDirectory));
+    };
+    exists(&volume, &Error::NoSpace);
+    volume.close().expect("close");
+    drop(volume);
+    let options = VolumeOptions { read_only: true, ..manual(MIB) };
+    exists(&open(&device, options), &Error::ReadOnly);
+}
+
 #[test]
 fn logs_are_rotated_on_a_full_volume() {
     const GENERATIONS: u8 = 5;

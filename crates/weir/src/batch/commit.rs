@@ -22,13 +22,15 @@ use crate::mutation::{self, Mutation};
 use crate::namespace::rules::Metas as _;
 use crate::namespace::{MetaLocks, OP_SPACE_BLOCKS};
 use crate::sync::{Arc, MutexGuard, RwLockWriteGuard};
-use crate::txn::{Lsn, Op, Overlay};
+use crate::txn::{DeltaSum, Lsn, Op, Overlay};
 use crate::types::{FileType, NewInode, Timestamp};
 use std::collections::BTreeSet;
 use std::ops::Range;
 
 /// Log space for the item of one inode.
 const ITEM_BYTES: usize = 256;
+/// What an entry, an orphan or a target takes in the tree besides its text.
+const ENTRY_BYTES: usize = 64;
 
 /// One file of a batch, while it is committed.
 struct FileWork<'a> {
@@ -97,12 +99,6 @@ impl Engine {
             return Ok(self.log.last_lsn());
         }
         self.throttle(0)?;
-        let names_put = batch.steps.iter().filter(|step| puts_name(step)).count() as u64;
-        if names_put > 0 {
-            let only_moves = !batch.steps.iter().any(adds_name);
-            let class = if only_moves { ReserveClass::Tidy } else { ReserveClass::User };
-            self.check_space(names_put * OP_SPACE_BLOCKS, class)?;
-        }
         let pages = Pages::of(batch);
         let way = Way::of(self, pages);
         let logged_pages = pages.logged(way);
@@ -110,6 +106,8 @@ impl Engine {
             self.delay_for_log(logged_pages);
         }
         let mut held = Held::for_pages(self, pages)?;
+        // Besides what is held for pages.
+        self.check_names_space(batch)?;
         if way != Way::Log {
             write_whole_pages(batch, &mut held)?;
         }
@@ -128,6 +126,19 @@ impl Engine {
                 }
             }
         }
+    }
+
+    /// Room for the names that `batch` makes and moves: as if each came alone, or what all of them are to the next checkpoint, if that is
+    /// less. (Of many, few have a leaf of their own divided.)
+    fn check_names_space(&self, batch: &Batch) -> Result<()> {
+        let names_put = batch.steps.iter().filter(|step| puts_name(step)).count() as u64;
+        if names_put == 0 {
+            return Ok(());
+        }
+        let only_moves = !batch.steps.iter().any(adds_name);
+        let class = if only_moves { ReserveClass::Tidy } else { ReserveClass::User };
+        let together = self.store.growth_blocks(names_sum(&batch.steps)) + OP_SPACE_BLOCKS;
+        self.check_space(together.min(names_put * OP_SPACE_BLOCKS), class)
     }
 
     fn newborn(&self, batch: &Batch) -> Result<Newborn<'_>> {
@@ -541,6 +552,27 @@ fn adds_name(step: &Step) -> bool {
 /// Whether the step puts an entry into a directory.
 fn puts_name(step: &Step) -> bool {
     adds_name(step) || matches!(step, Step::Rename { .. })
+}
+
+/// What names change in the tree at most: entries; inodes, their own, those of directories, and of who loses a name; targets; orphans.
+fn names_sum(steps: &[Step]) -> DeltaSum {
+    let of = |inodes: usize, others: usize, text: usize| DeltaSum {
+        keys: (inodes + others) as u64,
+        bytes: (inodes * ITEM_BYTES + others * ENTRY_BYTES + text) as u64,
+    };
+    let sums = steps.iter().map(|step| match step {
+        Step::Make { name, target, .. } => {
+            of(2, 2, name.len() + target.as_ref().map_or(0, Vec::len))
+        }
+        Step::Link { name, .. } => of(2, 2, name.len()),
+        Step::Rename { name, new_name, .. } => of(4, 3, name.len() + new_name.len()),
+        Step::Unlink { .. } | Step::Rmdir { .. } => of(3, 2, 0),
+        Step::Attributes { .. } | Step::Content { .. } => of(1, 0, 0),
+    });
+    sums.fold(DeltaSum::default(), |sum, one| DeltaSum {
+        keys: sum.keys + one.keys,
+        bytes: sum.bytes + one.bytes,
+    })
 }
 
 /// Writes the pages of which nothing old is left to new blocks.

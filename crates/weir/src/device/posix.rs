@@ -132,7 +132,7 @@ impl PosixDevice {
     /// existence is durable on return; its blocks are holes (see [`PosixDevice::prewrite`]).
     ///
     /// # Errors
-    /// [`Error::Exists`] if something is there already; [`Error::NoSpace`]; as [`PosixDevice::open`].
+    /// [`Error::Exists`] if something is there already; [`Error::HostFull`]; as [`PosixDevice::open`].
     pub fn create(path: &Path, size_bytes: u64) -> Result<Self> {
         if size_bytes == 0 || !size_bytes.is_multiple_of(BLOCK_BYTES_U64) {
             return Err(Error::Invalid("the size of an image must be a multiple of 4096 bytes"));
@@ -159,7 +159,7 @@ impl PosixDevice {
     /// The image at `path`, which this is, with another size, locked all the while: nobody else meets it in between.
     ///
     /// # Errors
-    /// [`Error::NoSpace`]; [`Error::Invalid`] for a size that the host does not offer, or when somebody uses the device already;
+    /// [`Error::HostFull`]; [`Error::Invalid`] for a size that the host does not offer, or when somebody uses the device already;
     /// [`Error::Io`].
     pub fn resized(mut self, path: &Path, size_bytes: u64) -> Result<Self> {
         let disk = Arc::get_mut(&mut self.disk);
@@ -427,7 +427,7 @@ fn set_size(file: &File, size_bytes: u64) -> io::Result<()> {
 fn size_error(path: &Path, error: &io::Error) -> Error {
     match error.raw_os_error() {
         Some(libc::EFBIG) => Error::Invalid("the image is larger than a file of the host can be"),
-        Some(libc::ENOSPC | libc::EDQUOT) => Error::NoSpace,
+        Some(libc::ENOSPC | libc::EDQUOT) => Error::HostFull(error.to_string()),
         _ => open_error(path, error),
     }
 }
@@ -444,7 +444,7 @@ fn open_error(path: &Path, error: &io::Error) -> Error {
         Some(libc::ENOTDIR) => Error::NotDirectory,
         Some(libc::ELOOP) => Error::TooManySymlinks,
         Some(libc::ENAMETOOLONG) => Error::NameTooLong,
-        Some(libc::ENOSPC | libc::EDQUOT) => Error::NoSpace,
+        Some(libc::ENOSPC | libc::EDQUOT) => Error::HostFull(error.to_string()),
         _ => Error::Io(format!("{}: {error}", path.display())),
     }
 }

@@ -9,6 +9,7 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::format::{Key, MAX_SYMLINK_BYTES};
 use crate::inode::Inode;
+use crate::log::Admission;
 use crate::sync::Arc;
 use crate::txn::Op;
 use crate::txn::names::Named;
@@ -55,6 +56,19 @@ impl Engine {
         self.make_named(dir, (name, None), (&new, Some(target)), |made| made)
     }
 
+    /// The entry of what gives `dir` the name `name`: log space, and room for it. Where there is none, or nothing may be written, a name that is
+    /// there is there all the same, as for other file systems: who makes what he needs each time he starts has it.
+    fn enter_for_new(&self, dir: u64, name: &[u8]) -> Result<Admission> {
+        let entered = self.enter(OP_RECORD_BYTES, 0).and_then(|admission| {
+            self.check_space(OP_SPACE_BLOCKS, ReserveClass::User)?;
+            Ok(admission)
+        });
+        if matches!(entered, Err(Error::NoSpace | Error::ReadOnly)) {
+            self.absent(self.directory(dir)?.number, name)?;
+        }
+        entered
+    }
+
     fn make_named<R>(
         &self,
         dir: u64,
@@ -63,8 +77,7 @@ impl Engine {
         keep: impl FnOnce(Arc<Inode>) -> R,
     ) -> Result<R> {
         check_name(name)?;
-        let admission = self.enter(OP_RECORD_BYTES, 0)?;
-        self.check_space(OP_SPACE_BLOCKS, ReserveClass::User)?;
+        let admission = self.enter_for_new(dir, name)?;
         let parent = self.directory(dir)?;
         let _ops = parent.ops.lock();
         parent.check_alive()?;
@@ -128,8 +141,7 @@ impl Engine {
     /// One more name for an inode that is no directory.
     pub fn link(&self, number: u64, dir: u64, name: &[u8]) -> Result<Arc<Inode>> {
         check_name(name)?;
-        let admission = self.enter(OP_RECORD_BYTES, 0)?;
-        self.check_space(OP_SPACE_BLOCKS, ReserveClass::User)?;
+        let admission = self.enter_for_new(dir, name)?;
         let parent = self.directory(dir)?;
         let inode = self.inode(number)?;
         if inode.file_type == FileType::Directory {

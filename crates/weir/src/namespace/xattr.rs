@@ -25,7 +25,7 @@ pub enum XattrMode {
 
 fn check_attribute(name: &[u8]) -> Result<()> {
     if name.is_empty() || name.contains(&0) {
-        return Err(Error::Invalid("an attribute needs a name"));
+        return Err(Error::Invalid("an attribute needs a name, without NUL"));
     }
     if name.len() > MAX_NAME_BYTES {
         return Err(Error::OutOfRange);

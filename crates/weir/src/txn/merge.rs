@@ -40,8 +40,8 @@ const UNUSED_BYTES: u64 = (MAX_VALUE_BYTES + LEAF_SLOT_BYTES - 1) as u64;
 const FULL_BYTES: u64 = NODE_CAPACITY_BYTES as u64 - UNUSED_BYTES;
 
 /// Changes that are to be merged.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct DeltaSum {
+#[derive(Debug, Clone, Copy, Default)]
+pub struct DeltaSum {
     /// Items that change.
     pub keys: u64,
     /// What they take in the tree at most.

@@ -25,6 +25,7 @@ pub mod op;
 pub mod store;
 pub mod view;
 
+pub use merge::DeltaSum;
 pub use op::{Home, Op};
 pub use store::Store;
 pub use view::{Overlay, View};

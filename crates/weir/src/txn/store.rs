@@ -526,14 +526,17 @@ impl Store {
     /// Keeps so much space free that the next checkpoint can write every node anew and add the
     /// deltas: a checkpoint, and so a deletion, does not fail for space.
     fn update_reserve(&self, state: &State) {
-        let frozen = state.frozen.as_ref();
-        let (keys, bytes) = frozen.map_or((0, 0), |frozen| (frozen.len(), frozen.stored_bytes()));
-        let delta = DeltaSum {
-            keys: (state.running.len() + keys) as u64,
-            bytes: (state.running.stored_bytes() + bytes) as u64,
-        };
-        let reserve = merge_reserve(self.base_reserve, state.tree.node_count, delta);
+        let reserve = merge_reserve(self.base_reserve, state.tree.node_count, state.delta_sum());
         self.alloc.set_metadata_reserve(reserve);
+    }
+
+    /// Blocks that `added` changes add to what is kept for the next checkpoint.
+    pub fn growth_blocks(&self, added: DeltaSum) -> u64 {
+        let state = self.state.read();
+        let now = state.delta_sum();
+        let then = DeltaSum { keys: now.keys + added.keys, bytes: now.bytes + added.bytes };
+        let kept = |delta| merge_reserve(self.base_reserve, state.tree.node_count, delta).blocks();
+        kept(then).saturating_sub(kept(now))
     }
 }
 
@@ -561,6 +564,16 @@ pub(super) fn predecessor(key: Key) -> Option<Key> {
 }
 
 impl State {
+    /// Changes that are not in the tree yet.
+    fn delta_sum(&self) -> DeltaSum {
+        let frozen = self.frozen.as_ref();
+        let (keys, bytes) = frozen.map_or((0, 0), |frozen| (frozen.len(), frozen.stored_bytes()));
+        DeltaSum {
+            keys: (self.running.len() + keys) as u64,
+            bytes: (self.running.stored_bytes() + bytes) as u64,
+        }
+    }
+
     /// The greatest key in `from ..= to` that has a value, in the deltas (`Ok`) or in `in_tree` (`Err`), whose keys descend. Each of the
     /// three is searched once.
     fn greatest<T>(

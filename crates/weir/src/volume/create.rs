@@ -281,9 +281,7 @@ fn write_area(
     let end_bytes = area.end * BLOCK_BYTES_U64;
     while offset_bytes < end_bytes {
         let length = (zeros.len() as u64).min(end_bytes - offset_bytes);
-        device
-            .write(offset_bytes, &[&zeros[..length as usize]], IoClass::Background, false)
-            .map_err(|error| if error.no_space { Error::NoSpace } else { error.into() })?;
+        device.write(offset_bytes, &[&zeros[..length as usize]], IoClass::Background, false)?;
         offset_bytes += length;
         step(length);
     }
