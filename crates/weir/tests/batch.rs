@@ -6,7 +6,7 @@ use common::volatile::Volatile;
 use common::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use weir::check::{CheckOptions, check_device};
 use weir::device::Device;
 use weir::*;
@@ -673,6 +673,18 @@ fn batches_beside_everything_else_end() {
     });
 }
 
+/// In one batch, each with its number in it.
+fn make_files(volume: &Volume, round: u64, names: u64) -> Result<u64> {
+    let mut batch = volume.batch();
+    for number in 0..names {
+        let name = format!("{round}-{number}");
+        let new = NewInode::new(FileType::Regular, 0o644);
+        let ino = batch.create_file(Volume::ROOT, name.as_bytes(), &new)?;
+        batch.write_inode(ino, 0, &number.to_le_bytes())?;
+    }
+    batch.commit()
+}
+
 /// Two thousand names are a megabyte of the tree; on a volume with little room a node of 16 KiB for each was asked for.
 #[test]
 fn a_batch_of_many_names_asks_for_the_room_that_they_take() {
@@ -680,21 +692,11 @@ fn a_batch_of_many_names_asks_for_the_room_that_they_take() {
     let volume = open(&device, manual(8 * MIB));
     let filler = create(&volume, "/filler");
     filler.allocate(AllocateMode::Extend, 0, 36 * MIB).expect("most of the volume");
-    let make = |volume: &Volume, round: u64, names: u64| {
-        let mut batch = volume.batch();
-        for number in 0..names {
-            let name = format!("{round}-{number}");
-            let new = NewInode::new(FileType::Regular, 0o644);
-            let ino = batch.create_file(Volume::ROOT, name.as_bytes(), &new)?;
-            batch.write_inode(ino, 0, &number.to_le_bytes())?;
-        }
-        batch.commit()
-    };
-    make(&volume, 0, 1500).expect("there are 20 MiB for 1,500 files");
+    make_files(&volume, 0, 1500).expect("there are 20 MiB for 1,500 files");
     // To the end, in smaller and smaller batches, and no checkpoint fails.
     let (mut round, mut names) = (1, 800);
     while names > 0 {
-        match make(&volume, round, names) {
+        match make_files(&volume, round, names) {
             Ok(_) => round += 1,
             Err(error) => {
                 assert_eq!(error, Error::NoSpace, "{names} names in round {round}");
@@ -708,6 +710,38 @@ fn a_batch_of_many_names_asks_for_the_room_that_they_take() {
     assert_eq!(contents(&last), 1499_u64.to_le_bytes());
     volume.close().expect("close");
     drop((volume, filler, last));
+    let report = check_device(&device, &CheckOptions::default()).expect("check");
+    assert!(report.is_clean(), "{:#?}", report.problems);
+}
+
+/// Each of them has asked whether there is room before any of them takes it.
+#[test]
+fn batches_of_many_names_at_a_time_leave_a_checkpoint_its_room() {
+    const THREADS: u64 = 8;
+    let device = formatted(64 * MIB, 2048);
+    let volume =
+        open(&device, VolumeOptions { memory_bytes: Some(16 * MIB), ..VolumeOptions::default() });
+    let filler = create(&volume, "/filler");
+    filler.allocate(AllocateMode::Extend, 0, 32 * MIB).expect("most of the volume");
+    let rounds = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                let mut names = 1200;
+                while names > 0 {
+                    let round = rounds.fetch_add(1, Ordering::Relaxed);
+                    if let Err(error) = make_files(&volume, round, names) {
+                        assert_eq!(error, Error::NoSpace, "{names} names in round {round}");
+                        names /= 4;
+                    }
+                }
+            });
+        }
+    });
+    volume.checkpoint().expect("a checkpoint of a full volume");
+    assert!(volume.shutdown_reason().is_none());
+    volume.close().expect("close");
+    drop((volume, filler));
     let report = check_device(&device, &CheckOptions::default()).expect("check");
     assert!(report.is_clean(), "{:#?}", report.problems);
 }

@@ -84,6 +84,21 @@ impl Drop for Newborn<'_> {
     }
 }
 
+/// Blocks promised to the names of a batch until it is committed, when the store's reserve takes over: of several batches that come at a
+/// time, none counts on what another one is about to take.
+struct NamesRoom<'a> {
+    engine: &'a Engine,
+    blocks: u64,
+}
+
+impl Drop for NamesRoom<'_> {
+    fn drop(&mut self) {
+        if self.blocks > 0 {
+            self.engine.alloc.release(self.blocks);
+        }
+    }
+}
+
 /// What locks taken in vain wait for before they are taken again.
 enum Attempt<T> {
     Done(T),
@@ -107,7 +122,7 @@ impl Engine {
         }
         let mut held = Held::for_pages(self, pages)?;
         // Besides what is held for pages.
-        self.check_names_space(batch)?;
+        let names_room = self.keep_names_room(batch)?;
         if way != Way::Log {
             write_whole_pages(batch, &mut held)?;
         }
@@ -119,6 +134,7 @@ impl Engine {
                 Attempt::Done((lsn, newly_dirty, victims)) => {
                     newborn.committed = true;
                     held.committed(newly_dirty);
+                    drop(names_room);
                     for victim in victims {
                         self.purge_or_leave(&victim);
                     }
@@ -130,15 +146,19 @@ impl Engine {
 
     /// Room for the names that `batch` makes and moves: as if each came alone, or what all of them are to the next checkpoint, if that is
     /// less. (Of many, few have a leaf of their own divided.)
-    fn check_names_space(&self, batch: &Batch) -> Result<()> {
+    fn keep_names_room(&self, batch: &Batch) -> Result<NamesRoom<'_>> {
+        let mut room = NamesRoom { engine: self, blocks: 0 };
         let names_put = batch.steps.iter().filter(|step| puts_name(step)).count() as u64;
         if names_put == 0 {
-            return Ok(());
+            return Ok(room);
         }
         let only_moves = !batch.steps.iter().any(adds_name);
         let class = if only_moves { ReserveClass::Tidy } else { ReserveClass::User };
         let together = self.store.growth_blocks(names_sum(&batch.steps)) + OP_SPACE_BLOCKS;
-        self.check_space(together.min(names_put * OP_SPACE_BLOCKS), class)
+        let blocks = together.min(names_put * OP_SPACE_BLOCKS);
+        self.reserve_for(blocks, class)?;
+        room.blocks = blocks;
+        Ok(room)
     }
 
     fn newborn(&self, batch: &Batch) -> Result<Newborn<'_>> {
