@@ -2,7 +2,7 @@
 
 use super::extents::{self, Unmapped};
 use super::writeback::page_range;
-use crate::alloc::AllocKind;
+use crate::alloc::{AllocKind, ReserveClass};
 use crate::background::LogShortage;
 use crate::cache::map::RunFilter;
 use crate::device::IoClass;
@@ -12,7 +12,7 @@ use crate::format::item::Extent;
 use crate::format::{BLOCK_BYTES_U64, Key, MAX_FILE_BYTES};
 use crate::inode::Inode;
 use crate::mutation::{self, Mutation};
-use crate::namespace::OP_RECORD_BYTES;
+use crate::namespace::{OP_RECORD_BYTES, OP_SPACE_BLOCKS};
 use crate::sync::Arc;
 use crate::sync::atomic::Ordering;
 use crate::txn::Op;
@@ -218,6 +218,7 @@ impl Engine {
             return Err(Error::FileTooLarge);
         }
         let first = offset / BLOCK_BYTES_U64;
+        self.check_shift_space(shift)?;
         let mut shortage = LogShortage::default();
         loop {
             if first == 0 {
@@ -241,6 +242,18 @@ impl Engine {
                 // The log is full, and a checkpoint may need this inode's mapping.
                 drop(map);
                 self.relieve_log(&mut shortage)?;
+            }
+        }
+    }
+
+    /// A shift leaves two extents of one that it goes through. What takes away is not refused where a hole is not.
+    fn check_shift_space(&self, shift: Shift) -> Result<()> {
+        match shift {
+            Shift::Up => self.check_space(OP_SPACE_BLOCKS, ReserveClass::User),
+            Shift::Down => {
+                self.reserve_spare(OP_SPACE_BLOCKS)?;
+                self.alloc.release(OP_SPACE_BLOCKS);
+                Ok(())
             }
         }
     }
