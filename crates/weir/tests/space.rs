@@ -410,6 +410,51 @@ fn a_file_of_a_full_volume_is_cut_into_pieces() {
     }
 }
 
+/// A range that is inserted within an extent makes two of it, so the tree grows, on a volume that has no room for that.
+#[test]
+fn ranges_are_inserted_into_a_file_of_a_full_volume_until_there_is_no_room() {
+    let device = formatted(64 * MIB, 2048);
+    let volume = open(&device, manual(64 * MIB));
+    let file = create(&volume, "/f");
+    let mut size = 0;
+    while let Ok(count) = file.write_at(size, &vec![1; 65_536]) {
+        size += count as u64;
+    }
+    fill_up(&volume, 4096);
+    size -= 100 * 4096;
+    file.truncate(size).expect("truncate");
+    let mut pages = vec![1_u8; size as usize / 4096];
+    let mut at = 1;
+    while at + 2 < pages.len() {
+        match file.allocate(AllocateMode::InsertRange, at as u64 * 4096, 4096) {
+            Ok(()) => pages.insert(at, 0),
+            Err(error) => {
+                assert_eq!(error, Error::NoSpace, "at page {at}");
+                break;
+            }
+        }
+        at += 3;
+    }
+    assert!(at > 100, "some have found room");
+    volume.checkpoint().expect("a checkpoint of what was inserted");
+    // What takes away is not refused.
+    while at > 1 {
+        at -= 3;
+        file.allocate(AllocateMode::CollapseRange, at as u64 * 4096, 8192).expect("collapse");
+        pages.drain(at..at + 2);
+    }
+    volume.checkpoint().expect("a checkpoint of what was taken out");
+    volume.close().expect("close");
+    drop((file, volume));
+    assert_clean(&device);
+    let volume = open(&device, manual(MIB));
+    let read = contents(&volume.open_file("/f", OpenFlags::READ).expect("open"));
+    let found = read.chunks(4096).map(|page| page[0]);
+    assert!(found.take(pages.len()).eq(pages), "the pages as they were shifted");
+    remove_all(&volume);
+    volume.close().expect("close");
+}
+
 #[test]
 fn cycles_of_filling_and_deleting_leak_no_block() {
     let (device, mut volume) = volume_of(8 * MIB, 64);

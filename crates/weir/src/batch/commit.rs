@@ -483,6 +483,7 @@ fn cut_op(
     let (number, range) = (work.inode.number, work.cut_pages());
     let mut removed = 0;
     let mut from = Some(range.start);
+    let mut mapping = extents::Mapping::from(number);
     let mut first = true;
     while let Some(start) = from {
         let mut op = Op::new();
@@ -491,7 +492,8 @@ fn cut_op(
             first = false;
         }
         let place = (start, range.end);
-        let (count, next) = extents::cut(overlay, &mut op, number, place, Unmapped::Freed, limit)?;
+        let (count, next) = extents::cut(overlay, &mut op, mapping, place, Unmapped::Freed, limit)?;
+        mapping = mapping.from_its_start();
         overlay.absorb(&op);
         data.ops.push(op);
         removed += count;

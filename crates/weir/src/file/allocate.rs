@@ -1,22 +1,22 @@
 //! The modes of `fallocate(2)`.
 
-use super::extents::{self, Unmapped};
+use super::extents::{self, Piece, Unmapped};
 use super::writeback::page_range;
-use crate::alloc::AllocKind;
+use crate::alloc::{AllocKind, ReserveClass};
 use crate::background::LogShortage;
 use crate::cache::map::RunFilter;
 use crate::device::IoClass;
 use crate::engine::{Engine, Room};
 use crate::error::{Error, Result};
 use crate::format::item::Extent;
+use crate::format::record::{KEY_BYTES, RECORD_HEADER_BYTES};
 use crate::format::{BLOCK_BYTES_U64, Key, MAX_FILE_BYTES};
 use crate::inode::Inode;
 use crate::mutation::{self, Mutation};
-use crate::namespace::OP_RECORD_BYTES;
+use crate::namespace::{OP_RECORD_BYTES, OP_SPACE_BLOCKS};
 use crate::sync::Arc;
 use crate::sync::atomic::Ordering;
-use crate::txn::Op;
-use crate::txn::view::Overlay;
+use crate::txn::{Op, Overlay, View};
 use crate::types::AllocateMode;
 use std::ops::Range;
 
@@ -24,8 +24,15 @@ use std::ops::Range;
 const STEP_BLOCKS: u64 = 16_384;
 /// File blocks of the largest file.
 const MAX_FILE_BLOCKS: u64 = MAX_FILE_BYTES.div_ceil(BLOCK_BYTES_U64);
+/// Holes that are looked for at a time: more than one operation fills.
+const MOST_HOLES: usize = 64;
 /// Extents that one part of a shift moves.
 const SHIFT_EXTENTS: usize = 16;
+
+/// What moving an extent takes of the log besides its item, at least: a key that goes, and one that comes.
+const MOVE_RECORD_BYTES: usize = 2 * (RECORD_HEADER_BYTES + KEY_BYTES);
+const TOO_MANY_EXTENTS: Error =
+    Error::NotSupported("shifting so many extents at once with a log of this size");
 
 /// Whether an allocation is a change of the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,7 +92,7 @@ impl Engine {
     /// Gives every hole of the range unwritten blocks; on a volume without room for all of them, none. The caller holds `ops`.
     fn allocate_blocks(&self, inode: &Arc<Inode>, bytes: Range<u64>, times: Times) -> Result<()> {
         let pages = page_range(bytes.start, bytes.end - bytes.start);
-        let holes = self.holes(inode, pages.clone())?;
+        let holes = self.holes(inode, pages.clone(), usize::MAX)?;
         let blocks = holes.iter().map(|hole| hole.end - hole.start).sum();
         self.with_room(blocks, |left| self.fill_all_holes(inode, pages, left, times))
     }
@@ -112,12 +119,12 @@ impl Engine {
         let mut from = pages.start;
         while from < pages.end {
             let to = from.saturating_add(STEP_BLOCKS).min(pages.end);
-            if self.holes(inode, from..to)?.is_empty() {
+            let Some(first) = self.holes(inode, from..to, 1)?.into_iter().next() else {
                 from = to;
                 continue;
-            }
+            };
             let admission = self.enter(OP_RECORD_BYTES, 0)?;
-            let (reached, added) = self.fill_holes(inode, from..to, admission, times)?;
+            let (reached, added) = self.fill_holes(inode, first.start..to, admission, times)?;
             // They are in use now.
             let taken = added.min(*left);
             *left -= taken;
@@ -127,14 +134,21 @@ impl Engine {
         Ok(())
     }
 
-    fn holes(&self, inode: &Inode, pages: Range<u64>) -> Result<Vec<Range<u64>>> {
+    /// The first `most` holes of `pages`, or a few more.
+    fn holes(&self, inode: &Inode, pages: Range<u64>, most: usize) -> Result<Vec<Range<u64>>> {
         let mut holes = Vec::new();
         let mut at = pages.start;
-        for piece in extents::all_pieces(&self.store, inode, pages.start, pages.end)? {
-            if at < piece.file_block {
-                holes.push(at..piece.file_block);
+        let mut walk = extents::Walk::new(&self.store, inode, (pages.start, pages.end));
+        while let Some(pieces) = walk.pieces()? {
+            for piece in pieces {
+                if at < piece.file_block {
+                    holes.push(at..piece.file_block);
+                }
+                at = piece.end();
             }
-            at = piece.end();
+            if holes.len() >= most {
+                return Ok(holes);
+            }
         }
         if at < pages.end {
             holes.push(at..pages.end);
@@ -153,8 +167,12 @@ impl Engine {
         let _map = inode.map.lock();
         let mut op = Op::new();
         let mut added = 0;
-        let mut reached = pages.end;
-        'holes: for hole in self.holes(inode, pages.clone())? {
+        let holes = self.holes(inode, pages.clone(), MOST_HOLES)?;
+        let mut reached = match holes.last() {
+            Some(last) if holes.len() >= MOST_HOLES => last.end,
+            _ => pages.end,
+        };
+        'holes: for hole in holes {
             let mut at = hole.start;
             while at < hole.end {
                 if op.record_bytes() > OP_RECORD_BYTES / 2 {
@@ -218,6 +236,7 @@ impl Engine {
             return Err(Error::FileTooLarge);
         }
         let first = offset / BLOCK_BYTES_U64;
+        self.check_shift_space(shift)?;
         let mut shortage = LogShortage::default();
         loop {
             if first == 0 {
@@ -241,6 +260,18 @@ impl Engine {
                 // The log is full, and a checkpoint may need this inode's mapping.
                 drop(map);
                 self.relieve_log(&mut shortage)?;
+            }
+        }
+    }
+
+    /// A shift leaves two extents of one that it goes through. What takes away is not refused where a hole is not.
+    fn check_shift_space(&self, shift: Shift) -> Result<()> {
+        match shift {
+            Shift::Up => self.check_space(OP_SPACE_BLOCKS, ReserveClass::User),
+            Shift::Down => {
+                self.reserve_spare(OP_SPACE_BLOCKS)?;
+                self.alloc.release(OP_SPACE_BLOCKS);
+                Ok(())
             }
         }
     }
@@ -289,16 +320,18 @@ impl Engine {
     ) -> Result<()> {
         let number = inode.number;
         let limit = self.options.cut_extents.map_or(SHIFT_EXTENTS, |extents| extents.max(1));
+        let most_bytes = (self.log.fill().ring_blocks * BLOCK_BYTES_U64 / 2) as usize;
         let mut parts = Vec::new();
         let mut overlay = Overlay::new(&self.store);
         let (mut removed_blocks, mut from) = (0, first);
         if matches!(shift, Shift::Down) {
             from += distance;
-            removed_blocks = take_out(number, first..from, limit, (&mut overlay, &mut parts))?;
+            let most = (limit, most_bytes);
+            removed_blocks = take_out(number, first..from, most, (&mut overlay, &mut parts))?;
         }
         let mut op = Op::new();
         // An extent that lies across the first block is split; its rest moves.
-        let pieces = extents::all_pieces(&overlay, number, from, u64::MAX)?;
+        let pieces = pieces_to_move(&overlay, number, from, most_bytes)?;
         if let Some(piece) = pieces.first() {
             let (key, whole) = piece.whole()?;
             if key.offset < first {
@@ -330,10 +363,8 @@ impl Engine {
         }
         let cost = parts.iter().map(Op::record_bytes).sum::<usize>() + op.record_bytes();
         let record_bytes = cost + (parts.len() + 1) * OP_RECORD_BYTES;
-        if record_bytes as u64 > self.log.fill().ring_blocks * BLOCK_BYTES_U64 / 2 {
-            return Err(Error::NotSupported(
-                "shifting so many extents at once with a log of this size",
-            ));
+        if record_bytes > most_bytes {
+            return Err(TOO_MANY_EXTENTS);
         }
         let admission = self.admit(record_bytes, 0, Room::Reserve)?;
         let now = self.now();
@@ -362,19 +393,44 @@ impl Engine {
     }
 }
 
-/// Unmaps `pages` of a file, in operations of their own. Answers how many blocks become free.
+/// What is mapped from file block `from` on. Each extent is logged again where it moves to: nothing is gathered that the log has no room for.
+fn pieces_to_move(
+    store: &dyn View,
+    number: u64,
+    from: u64,
+    most_bytes: usize,
+) -> Result<Vec<Piece>> {
+    let mut walk = extents::Walk::new(store, number, (from, u64::MAX));
+    let (mut pieces, mut bytes) = (Vec::new(), 0);
+    while let Some(more) = walk.pieces()? {
+        bytes += more.iter().map(|piece| piece.item_bytes() + MOVE_RECORD_BYTES).sum::<usize>();
+        if bytes > most_bytes {
+            return Err(TOO_MANY_EXTENTS);
+        }
+        pieces.extend(more);
+    }
+    Ok(pieces)
+}
+
+/// Unmaps `pages` of a file, in operations of their own of `limit` extents. Answers how many blocks become free.
 fn take_out(
     number: u64,
     pages: Range<u64>,
-    limit: usize,
+    (limit, most_bytes): (usize, usize),
     (overlay, parts): (&mut Overlay<'_>, &mut Vec<Op>),
 ) -> Result<u64> {
-    let (mut blocks, mut from) = (0, Some(pages.start));
+    let (mut blocks, mut from, mut bytes) = (0, Some(pages.start), 0);
+    let mut mapping = extents::Mapping::from(number);
     while let Some(start) = from {
         let mut op = Op::new();
         let range = (start, pages.end);
-        let (count, next) = extents::cut(overlay, &mut op, number, range, Unmapped::Freed, limit)?;
+        let (count, next) = extents::cut(overlay, &mut op, mapping, range, Unmapped::Freed, limit)?;
+        mapping = mapping.from_its_start();
         overlay.absorb(&op);
+        bytes += op.record_bytes();
+        if bytes > most_bytes {
+            return Err(TOO_MANY_EXTENTS);
+        }
         if !op.is_empty() {
             parts.push(op);
         }

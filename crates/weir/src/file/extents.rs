@@ -19,6 +19,7 @@ use crate::inode::Inode;
 use crate::mutation::{self, Mutation};
 use crate::sync::atomic::Ordering;
 use crate::tree::Value;
+use crate::txn::mapping_moments::MappingMoment;
 use crate::txn::{Op, View};
 
 /// How many extents one look-up reads at a time.
@@ -231,16 +232,61 @@ pub fn all_pieces_after(
     start: u64,
     end: u64,
 ) -> Result<(Vec<Piece>, Option<Before>)> {
-    let first = overlapping(store, file, (start, end), BATCH_EXTENTS)?;
+    let mut walk = Walk::new(store, file, (start, end));
+    let Some(first) = walk.look()? else { return Ok((Vec::new(), None)) };
     let before = first.before.map(|(key, item)| Before { key, item });
-    let mut found = clipped(first.items, (start, end))?;
-    let mut from = first.next;
-    while let Some(start) = from {
-        let (more, next) = pieces(store, file, start, end)?;
-        found.extend(more);
-        from = next;
+    let mut pieces = clipped(first.items, (start, end))?;
+    while let Some(more) = walk.pieces()? {
+        pieces.extend(more);
     }
-    Ok((found, before))
+    Ok((pieces, before))
+}
+
+/// A walk through what a range of file blocks is mapped to, some extents at a time.
+///
+/// Nothing that it has seen reaches the place where it goes on, so nothing is looked for before that: it would step over whatever was cut there
+/// once for each part of the way. That holds as long as the mapping stays as it was when the walk began to look.
+pub struct Walk<'a> {
+    store: &'a dyn View,
+    file: Mapping,
+    /// Where to go on; none at the end.
+    next: Option<u64>,
+    end: u64,
+    /// Of the mapping, before it was first looked at without knowing what lies before.
+    moment: Option<MappingMoment>,
+}
+
+impl<'a> Walk<'a> {
+    /// Through file blocks `start .. end`.
+    pub fn new(store: &'a dyn View, file: impl Into<Mapping>, (start, end): (u64, u64)) -> Self {
+        Self { store, file: file.into(), next: Some(start), end, moment: None }
+    }
+
+    /// The next pieces, in order, without the holes; perhaps none, where there may be more. `None`: the end.
+    pub fn pieces(&mut self) -> Result<Option<Vec<Piece>>> {
+        let range = (self.next.unwrap_or(self.end), self.end);
+        self.look()?.map(|found| clipped(found.items, range)).transpose()
+    }
+
+    fn look(&mut self) -> Result<Option<Found>> {
+        let Some(start) = self.next else { return Ok(None) };
+        let found = if let Some(found) = self.look_on(start)? {
+            found
+        } else {
+            self.moment = Some(self.store.mapping_moment(self.file.inode));
+            overlapping(self.store, self.file, (start, self.end), BATCH_EXTENTS)?
+        };
+        self.next = found.next;
+        Ok(Some(found))
+    }
+
+    /// What begins at `start` or behind it; `None` if something may reach it from before.
+    fn look_on(&self, start: u64) -> Result<Option<Found>> {
+        let Some(moment) = self.moment else { return Ok(None) };
+        let file = self.file.from_its_start();
+        let found = overlapping(self.store, file, (start, self.end), BATCH_EXTENTS)?;
+        Ok((self.store.mapping_moment(self.file.inode) == moment).then_some(found))
+    }
 }
 
 /// The extent before a place that is not mapped.

@@ -55,13 +55,11 @@ impl Engine {
             return Ok(Some(0));
         }
         let end = in_cache.unwrap_or(end);
-        let mut at = Some(from);
-        while let Some(start) = at {
-            let (pieces, next) = extents::pieces(&self.store, inode, start, end)?;
+        let mut walk = extents::Walk::new(&self.store, inode, (from, end));
+        while let Some(pieces) = walk.pieces()? {
             if let Some(piece) = pieces.iter().find(|piece| !piece.unwritten) {
                 return Ok(Some(piece.file_block));
             }
-            at = next;
         }
         Ok(in_cache)
     }

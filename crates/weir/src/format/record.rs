@@ -16,7 +16,8 @@ pub const PAYLOAD_INDEX_OFFSET: usize = RECORD_HEADER_BYTES + 24;
 /// Where its checksum lies.
 pub const PAYLOAD_CHECKSUM_OFFSET: usize = PAYLOAD_INDEX_OFFSET + 4;
 
-const KEY_BYTES: usize = 17;
+/// Bytes of a key within a record.
+pub const KEY_BYTES: usize = 17;
 const PUT: u8 = 1;
 const DELETE: u8 = 2;
 const ALLOC: u8 = 3;

@@ -1,5 +1,6 @@
 //! Looking items up: in the store as it is, or as it will be when changes that are being put together are committed.
 
+use super::mapping_moments::MappingMoment;
 use super::op::Op;
 use super::store::{Item, Store, predecessor};
 use crate::error::Result;
@@ -17,6 +18,9 @@ pub trait View {
 
     /// The item with the greatest key `<= key` that is `>= floor`.
     fn get_le(&self, key: Key, floor: Key) -> Result<Option<Item>>;
+
+    /// How often the mapping of file `inode` has changed underneath. Take it before looking.
+    fn mapping_moment(&self, inode: u64) -> MappingMoment;
 
     /// About `limit` items with `from <= key <= to` in order, and the key to go on from if there may be more.
     fn collect(&self, from: Key, to: Key, limit: usize) -> Result<(Vec<Item>, Option<Key>)>;
@@ -58,6 +62,9 @@ impl View for Store {
     }
     fn get_le(&self, key: Key, floor: Key) -> Result<Option<Item>> {
         Self::get_le(self, key, floor)
+    }
+    fn mapping_moment(&self, inode: u64) -> MappingMoment {
+        self.mappings.moment(inode)
     }
     fn collect(&self, from: Key, to: Key, limit: usize) -> Result<(Vec<Item>, Option<Key>)> {
         Self::collect(self, from, to, limit)
@@ -130,6 +137,10 @@ impl View for Overlay<'_> {
         })
     }
 
+    fn mapping_moment(&self, inode: u64) -> MappingMoment {
+        self.base.mapping_moment(inode)
+    }
+
     fn collect(&self, from: Key, to: Key, limit: usize) -> Result<(Vec<Item>, Option<Key>)> {
         if from > to {
             return Ok((Vec::new(), None));
@@ -147,6 +158,7 @@ impl View for Overlay<'_> {
 
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
+    use super::super::mapping_moments::MappingMoments;
     use super::*;
     use proptest::prelude::*;
 
@@ -159,6 +171,9 @@ mod tests {
                 return Ok(None);
             }
             Ok(self.range(floor..=key).next_back().map(|(key, value)| (*key, value.clone())))
+        }
+        fn mapping_moment(&self, inode: u64) -> MappingMoment {
+            MappingMoments::default().moment(inode)
         }
         fn collect(&self, from: Key, to: Key, limit: usize) -> Result<(Vec<Item>, Option<Key>)> {
             if from > to {
