@@ -147,46 +147,6 @@ fn runs_of_one_operation_share_an_extent() {
     assert!(contents(&create(&volume, "/f")) == model);
 }
 
-/// What was cut since the last checkpoint is stepped over once, and not once more for each part of the way, also where extents may be long; and
-/// holes are not looked for again behind each few that are filled.
-#[test]
-fn a_range_of_many_holes_is_walked_through_once() {
-    const RUNS: u64 = 40_000;
-    let device = formatted(512 * MIB, 8192);
-    let volume = open(&device, manual(256 * MIB));
-    let file = create(&volume, "/f");
-    for run in 0..RUNS {
-        file.write_at(run * 8192, &[1; 4096]).expect("write");
-    }
-    volume.checkpoint().expect("checkpoint");
-    let size = file.size();
-    let timed = |work: &mut dyn FnMut()| {
-        let began = std::time::Instant::now();
-        work();
-        began.elapsed()
-    };
-    // A look-up or two for each.
-    let each_by_itself = timed(&mut || {
-        for run in 0..RUNS - 1 {
-            assert_eq!(file.seek_hole(run * 8192), Ok(run * 8192 + 4096));
-            assert_eq!(file.seek_data(run * 8192 + 4096), Ok((run + 1) * 8192));
-        }
-    });
-    let filled = timed(&mut || {
-        file.allocate(AllocateMode::KeepSize, 0, size / 2).expect("allocate");
-    });
-    assert!(filled < each_by_itself, "{filled:?} to fill, {each_by_itself:?} to see all");
-    file.allocate(AllocateMode::PunchHole, 0, size - 4096).expect("punch");
-    let stepped_over = timed(&mut || assert_eq!(file.seek_data(0), Ok(size - 4096)));
-    let most = each_by_itself / 4;
-    assert!(stepped_over < most, "{stepped_over:?} for a hole, {each_by_itself:?} to see all");
-    let refilled = timed(&mut || {
-        file.allocate(AllocateMode::KeepSize, 0, size).expect("allocate");
-    });
-    assert!(refilled < most, "{refilled:?} to fill a hole, {each_by_itself:?} to see all");
-    volume.close().expect("close");
-}
-
 /// Of more extents than the log has room for, no more are gathered than it takes to know that.
 #[test]
 fn a_shift_that_the_log_has_no_room_for_is_refused_at_once() {

@@ -704,9 +704,9 @@ impl Overlaid<'_> {
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
-    use crate::BackgroundWork;
     use crate::txn::checkpoint::Phase;
     use crate::txn::volume_with_a_file;
+    use crate::{AllocateMode, BackgroundWork};
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 
@@ -815,6 +815,32 @@ mod tests {
         let steps = STEPS.get() - before;
         assert!(steps >= EXTENTS - 1, "{steps}: the cut is not in the tree yet");
         assert!(steps <= 2 * EXTENTS, "{steps}");
+    }
+
+    /// Where extents may be long, as they are once something was allocated, and for all that is walked through.
+    #[test]
+    fn a_walk_through_many_holes_steps_over_each_a_few_times() {
+        const RUNS: u64 = 1500;
+        let (volume, file) = volume_with_a_file();
+        for number in 0..RUNS {
+            file.write_at(number * 2 * 4096, &[1; 4096]).expect("write");
+            if number % 500 == 0 {
+                volume.checkpoint().expect("checkpoint");
+            }
+        }
+        volume.checkpoint().expect("checkpoint");
+        let size = file.size();
+        let steps = |what: &str, work: &dyn Fn()| {
+            let before = STEPS.get();
+            work();
+            let steps = STEPS.get() - before;
+            assert!((RUNS / 2..16 * RUNS).contains(&steps), "{what}: {steps}");
+        };
+        let allocate = |mode, length| file.allocate(mode, 0, length).expect("allocate");
+        steps("to fill holes", &|| allocate(AllocateMode::KeepSize, size));
+        steps("to cut", &|| allocate(AllocateMode::PunchHole, size - 4096));
+        steps("to find data", &|| assert_eq!(file.seek_data(0), Ok(size - 4096)));
+        steps("to fill what was cut", &|| allocate(AllocateMode::KeepSize, size));
     }
 
     #[test]
