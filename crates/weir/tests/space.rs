@@ -336,6 +336,16 @@ fn a_checkpoint_that_divides_every_leaf_leaves_room_for_the_next_one() {
     }
 }
 
+/// A file of ones as large as the volume has room for, and its size.
+fn file_of_all_room(volume: &Volume) -> (File, u64) {
+    let file = create(volume, "/f");
+    let mut size = 0;
+    while let Ok(count) = file.write_at(size, &vec![1; 65_536]) {
+        size += count as u64;
+    }
+    (file, size)
+}
+
 /// Every page that is overwritten may become an extent of its own, of which none is known before the pages are written.
 #[test]
 fn a_checkpoint_finds_room_for_the_extents_of_a_full_volume() {
@@ -344,11 +354,7 @@ fn a_checkpoint_finds_room_for_the_extents_of_a_full_volume() {
     {
         let device = formatted(size_mib * MIB, size_mib * 16);
         let volume = open(&device, manual(size_mib * MIB));
-        let file = create(&volume, "/f");
-        let mut size = 0;
-        while let Ok(count) = file.write_at(size, &vec![1; 65_536]) {
-            size += count as u64;
-        }
+        let (file, size) = file_of_all_room(&volume);
         volume.checkpoint().expect("a checkpoint of a full volume");
         let pages = size / 4096 - spare_pages;
         file.truncate(pages * 4096).expect("truncate");
@@ -374,11 +380,7 @@ fn a_file_of_a_full_volume_is_cut_into_pieces() {
     for (offset, length) in [(0, 4096), (100, 200), (4000, 4196)] {
         let device = formatted(64 * MIB, 2048);
         let volume = open(&device, manual(64 * MIB));
-        let file = create(&volume, "/f");
-        let mut size = 0;
-        while let Ok(count) = file.write_at(size, &vec![1; 65_536]) {
-            size += count as u64;
-        }
+        let (file, size) = file_of_all_room(&volume);
         fill_up(&volume, 4096);
         for entry in volume.read_dir("/").expect("list") {
             let file = volume.open_inode(entry.ino, true).expect("open");
@@ -415,11 +417,7 @@ fn a_file_of_a_full_volume_is_cut_into_pieces() {
 fn ranges_are_inserted_into_a_file_of_a_full_volume_until_there_is_no_room() {
     let device = formatted(64 * MIB, 2048);
     let volume = open(&device, manual(64 * MIB));
-    let file = create(&volume, "/f");
-    let mut size = 0;
-    while let Ok(count) = file.write_at(size, &vec![1; 65_536]) {
-        size += count as u64;
-    }
+    let (file, mut size) = file_of_all_room(&volume);
     fill_up(&volume, 4096);
     size -= 100 * 4096;
     file.truncate(size).expect("truncate");
@@ -570,11 +568,7 @@ fn appends_are_all_or_nothing_when_space_ends() {
 #[test]
 fn a_full_volume_is_overwritten_page_by_page() {
     let (device, volume) = volume_of(8 * MIB, 64);
-    let file = create(&volume, "/f");
-    let mut size = 0;
-    while let Ok(count) = file.write_at(size, &vec![1; 65_536]) {
-        size += count as u64;
-    }
+    let (file, size) = file_of_all_room(&volume);
     file.fsync().expect("fsync");
     volume.checkpoint().expect("checkpoint");
     let mut expected = vec![1_u8; size as usize];
