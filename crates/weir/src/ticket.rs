@@ -6,7 +6,7 @@
 //!
 //! While nobody waits for a ticket, the log may gather it with others for up to two milliseconds, if tickets have come many at
 //! a time: that is what makes a deep queue share frames and flushes. Whoever waits ends that at once: [`SyncTicket::wait`],
-//! awaiting, a callback, [`CompletionQueue::wait`] before or after the delivery, a second [`CompletionQueue::take`] in vain, or a delivery to a
+//! awaiting, a callback, [`CompletionQueue::wait`] (or `wait_timeout`) before or after the delivery, a second [`CompletionQueue::take`] in vain, or a delivery to a
 //! queue whose file descriptor is in use. [`SyncTicket::poll`] only looks.
 //!
 //! Whoever makes many tickets end at once puts the wake-ups of queues off until the last ([`gather_wakes`]): a thread that waits for
@@ -16,7 +16,7 @@
 
 use crate::error::{Error, PANICKED, Result};
 use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{Arc, Condvar, Mutex, MutexGuard, wait_for};
+use crate::sync::{Arc, Clock, Condvar, Mutex, MutexGuard, SystemClock, wait_for};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::future::Future;
@@ -350,14 +350,47 @@ impl CompletionQueue {
             if let Some(next) = self.next(true) {
                 return next;
             }
-            let mut entries = self.entries.lock();
-            // What was sent here since that look is not gathered either: then it is told before this sleeps.
-            if entries.ended.is_empty() && entries.hurry.is_empty() {
-                entries.waiters += 1;
-                self.arrived.wait(&mut entries);
-                entries.waiters -= 1;
-            }
+            self.sleep(None);
         }
+    }
+
+    /// As [`CompletionQueue::wait`], for at most about `timeout_us` microseconds; `None` if nothing came until then.
+    pub fn wait_timeout(&self, timeout_us: u64) -> Option<Completion> {
+        let clock = SystemClock::default();
+        let began_ns = clock.monotonic_ns();
+        let mut is_over = false;
+        loop {
+            if let Some(next) = self.next(true) {
+                return Some(next);
+            }
+            if is_over {
+                return None;
+            }
+            // Woken is not served: somebody else may have taken what came.
+            let waited_us = clock.monotonic_ns().saturating_sub(began_ns) / 1000;
+            let left_us = timeout_us.saturating_sub(waited_us);
+            is_over = left_us == 0 || self.sleep(Some(left_us));
+        }
+    }
+
+    /// Sleeps until something may have come, at most `most_us` microseconds. True: the time ran out. What was meant to wake this thread may
+    /// have come all the same, so it looks again.
+    fn sleep(&self, most_us: Option<u64>) -> bool {
+        let mut entries = self.entries.lock();
+        // What was sent here since the last look is not gathered either: then it is told before this sleeps.
+        if !entries.ended.is_empty() || !entries.hurry.is_empty() {
+            return false;
+        }
+        entries.waiters += 1;
+        let timed_out = match most_us {
+            Some(most_us) => wait_for(&self.arrived, &mut entries, most_us),
+            None => {
+                self.arrived.wait(&mut entries);
+                false
+            }
+        };
+        entries.waiters -= 1;
+        timed_out
     }
 }
 
@@ -544,6 +577,34 @@ mod tests {
                 waiters.into_iter().map(|waiter| waiter.join().expect("no panic")).collect();
             seen.sort_unstable();
             assert_eq!(seen, [0, 1, 2, 3]);
+        });
+    }
+
+    #[test]
+    fn who_waits_for_a_queue_for_some_time_gets_what_comes_and_otherwise_nothing() {
+        let told = Arc::new(Told::default());
+        let queue = CompletionQueue::new().expect("an eventfd");
+        assert_eq!(queue.wait_timeout(0), None);
+        assert_eq!(queue.wait_timeout(1), None);
+        let (first, promise) = patient(&told);
+        first.deliver(&queue, 1);
+        assert_eq!((queue.wait_timeout(1), told.times()), (None, 1), "who waits says so");
+        assert_eq!(queue.entries.lock().waiters, 0);
+        promise.complete(Err(Error::WouldBlock));
+        let ended = Completion { user_data: 1, result: Err(Error::WouldBlock) };
+        assert_eq!(queue.wait_timeout(0), Some(ended), "what is there needs no time");
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| queue.wait_timeout(u64::MAX));
+            while queue.entries.lock().waiters == 0 {
+                std::thread::yield_now();
+            }
+            // Somebody else is faster: who was woken goes back to sleep.
+            queue.arrived.notify_all();
+            let (second, promise) = ticket(None);
+            second.deliver(&queue, 2);
+            promise.complete(Ok(()));
+            let ended = Some(Completion { user_data: 2, result: Ok(()) });
+            assert_eq!(waiter.join().expect("no panic"), ended);
         });
     }
 
