@@ -369,10 +369,10 @@ impl EngineSession {
             Commit::Relaxed => batch.commit_relaxed().map(|lsn| self.told_lsn = Some(lsn)),
             Commit::Async { ticket, hold } => match batch.commit_async() {
                 Ok(waits) => return self.hold(waits, ticket, hold).map(|()| Outcome::Done),
-                Err(error) => Err(error),
+                Err(failed) => Err(failed),
             },
         };
-        match result {
+        match result.map_err(Error::from) {
             Ok(()) => Ok(Outcome::Done),
             // How much of a batch goes into the log depends on where its data lies: the model cannot foresee it.
             Err(Error::Invalid(text)) if text.starts_with("the batch is too large") => {

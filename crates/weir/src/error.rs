@@ -3,7 +3,7 @@
 use thiserror::Error;
 
 /// Result of every engine call.
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An engine error. [`Error::errno`] gives the POSIX code.
 #[derive(Debug, Clone, Error, PartialEq, Eq)]

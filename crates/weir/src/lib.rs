@@ -87,7 +87,7 @@ mod types;
 mod volume;
 
 pub use background::BackgroundWork;
-pub use batch::Batch;
+pub use batch::{Batch, BatchError, FailedStep};
 pub use error::{Error, Result};
 pub use file::cursor::FileCursor;
 pub use file::fsync::SyncKind;

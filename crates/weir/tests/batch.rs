@@ -370,6 +370,7 @@ fn random_batches_happen_as_a_whole_or_not_at_all() {
                 1 => batch.commit_relaxed(),
                 _ => batch.commit_async().map(|_ticket| volume.last_lsn()),
             };
+            let result = result.map_err(Error::from);
             match (&result, expected) {
                 (Ok(lsn), Ok(after)) => {
                     done += 1;
@@ -515,20 +516,20 @@ fn a_batch_that_fails_leaves_nothing_behind() {
         let mut batch = volume.batch();
         let ino = fill(&mut batch, length);
         batch.link(ino, Volume::ROOT, b"taken").expect("recorded");
-        assert_eq!(batch.commit(), Err(Error::Exists));
+        assert_eq!(batch.commit().map_err(Error::from), Err(Error::Exists));
         assert_eq!(volume.getattr(ino).map(|attr| attr.ino), Err(Error::NotFound));
         check("a name that exists");
     }
     // No space.
     let mut batch = volume.batch();
     fill(&mut batch, 40 << 20);
-    assert_eq!(batch.commit(), Err(Error::NoSpace));
+    assert_eq!(batch.commit(), Err(Error::NoSpace.into()), "no step's fault");
     check("no space");
     // The device.
     let mut batch = volume.batch();
     fill(&mut batch, 3_000_000);
     probe.fail_data_writes.store(true, Ordering::Relaxed);
-    assert!(matches!(batch.commit(), Err(Error::Io(_))));
+    assert!(matches!(batch.commit(), Err(BatchError { step: None, error: Error::Io(_) })));
     probe.fail_data_writes.store(false, Ordering::Relaxed);
     assert!(Model::of(&volume) == before.0);
     // And then it works.
@@ -651,7 +652,7 @@ fn batches_beside_everything_else_end() {
                                             .rename(to, &name, away, b"x", mode)
                                             .expect("recorded");
                                     }
-                                    match batch.commit_async() {
+                                    match batch.commit_async().map_err(Error::from) {
                                         Ok(ticket) if round % 3 == 0 => {
                                             ticket.wait().expect("durable");
                                         }
@@ -682,7 +683,85 @@ fn make_files(volume: &Volume, round: u64, names: u64) -> Result<u64> {
         let ino = batch.create_file(Volume::ROOT, name.as_bytes(), &new)?;
         batch.write_inode(ino, 0, &number.to_le_bytes())?;
     }
-    batch.commit()
+    Ok(batch.commit()?)
+}
+
+/// Somebody who records three hundred steps has to know which one it was.
+#[test]
+fn a_commit_that_fails_names_the_call_it_failed_at() {
+    const ROOT: u64 = Volume::ROOT;
+    let volume = small_volume();
+    let file = create(&volume, "/f");
+    volume.create_dir("/d", 0o755).expect("a directory");
+    let dir = volume.metadata("/d").expect("attributes").ino;
+    create(&volume, "/d/x");
+    let ino = file.ino();
+    let new = NewInode::new(FileType::Regular, 0o644);
+    let replace = RenameMode::Replace;
+    type Record<'a> = Box<dyn Fn(&mut Batch) -> Result<()> + 'a>;
+    let cases: [(Record<'_>, Error, String); 9] = [
+        (
+            Box::new(|batch| batch.create_file(ROOT, b"f", &new).map(drop)),
+            Error::Exists,
+            format!("making \"f\" in directory {ROOT}"),
+        ),
+        (
+            Box::new(|batch| batch.link(ino, dir, b"x")),
+            Error::Exists,
+            format!("linking inode {ino} as \"x\" in directory {dir}"),
+        ),
+        (
+            Box::new(|batch| batch.unlink(ROOT, b"d")),
+            Error::IsDirectory,
+            format!("unlinking \"d\" in directory {ROOT}"),
+        ),
+        (
+            Box::new(|batch| batch.rmdir(ROOT, b"d")),
+            Error::NotEmpty,
+            format!("removing directory \"d\" in directory {ROOT}"),
+        ),
+        (
+            Box::new(|batch| batch.rename(ROOT, b"none", dir, b"\xff", replace)),
+            Error::NotFound,
+            format!("renaming \"none\" in directory {ROOT} to \"\u{fffd}\" in directory {dir}"),
+        ),
+        (
+            Box::new(|batch| batch.rename(ROOT, b"f", dir, b"none", RenameMode::Exchange)),
+            Error::NotFound,
+            format!("exchanging \"f\" in directory {ROOT} with \"none\" in directory {dir}"),
+        ),
+        (
+            Box::new(|batch| batch.setattr(99, &SetAttr { uid: Some(1), ..SetAttr::default() })),
+            Error::NotFound,
+            "changing attributes of inode 99".to_owned(),
+        ),
+        (
+            Box::new(|batch| batch.write_inode(dir, 0, b"x")),
+            Error::IsDirectory,
+            format!("changing content of inode {dir}"),
+        ),
+        (
+            Box::new(|batch| batch.truncate_inode(99, 0)),
+            Error::NotFound,
+            "changing content of inode 99".to_owned(),
+        ),
+    ];
+    for (record, error, description) in cases {
+        let mut batch = volume.batch();
+        batch.write_at(&file, 0, b"a").expect("call 0");
+        batch.write_at(&file, 9, b"b").expect("call 1, of the same step");
+        assert_eq!(batch.unlink(ROOT, b""), Err(Error::NotFound), "a refused call is none");
+        let change = SetAttr { size_bytes: Some(5), uid: Some(1), ..SetAttr::default() };
+        batch.setattr(ino, &change).expect("call 2, two steps");
+        record(&mut batch).expect("call 3");
+        batch.unlink(ROOT, b"later").expect("call 4, which is not come to");
+        let step = FailedStep { number: 3, description: description.clone() };
+        let failed = batch.commit_relaxed().expect_err("call 3 cannot be done");
+        assert_eq!(failed, BatchError { step: Some(step), error: error.clone() });
+        let text = format!("step 3 of the batch, {description}: {error}");
+        assert_eq!(std::io::Error::from(failed).to_string(), text);
+    }
+    assert_eq!(file.size(), 0, "nothing has happened");
 }
 
 /// Two thousand names are a megabyte of the tree; on a volume with little room a node of 16 KiB for each was asked for.

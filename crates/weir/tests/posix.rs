@@ -271,7 +271,7 @@ fn only_what_was_made_without_a_name_gets_a_first_one() {
     assert_eq!(volume.link(file.ino(), ROOT, b"f"), Err(Error::NotFound));
     let mut batch = volume.batch();
     batch.link(file.ino(), ROOT, b"f").expect("recorded");
-    assert_eq!(batch.commit(), Err(Error::NotFound));
+    assert_eq!(batch.commit().map_err(Error::from), Err(Error::NotFound));
     assert_eq!(contents(&unnamed), b"linked");
     assert!(volume.read_dir("/").expect("list").is_empty());
     drop((unnamed, file));

@@ -156,7 +156,7 @@ impl WeirFs {
             facts.changes();
         }
         let mut batch = self.volume.batch();
-        let committed = record(&mut batch, steps).and_then(|()| batch.commit_relaxed());
+        let committed = record(&mut batch, steps).and_then(|()| Ok(batch.commit_relaxed()?));
         for facts in &changing {
             facts.changes();
         }

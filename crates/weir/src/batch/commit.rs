@@ -4,10 +4,11 @@
 //! **Invariant:** log space is admitted under `ops` locks at most. If what has to be logged turns out to be more, all locks inside of
 //! those are given up, and it is admitted anew.
 
+use super::Batch;
 use super::data::{Held, Logged, Old, Pages, Way};
 use super::patch::Patch;
 use super::plan::{self, Ops, Plan, Unplanned};
-use super::{Batch, Step};
+use super::step::{BatchError, Recorded, Step};
 use crate::alloc::{ReserveClass, Run};
 use crate::background::LogShortage;
 use crate::cache::map::{Inserted, PageMap, Removed};
@@ -108,7 +109,7 @@ enum Attempt<T> {
 
 impl Engine {
     /// Makes the changes of `batch`. Answers the LSN of the last part of it.
-    pub(super) fn commit_batch(&self, batch: &Batch) -> Result<Lsn> {
+    pub(super) fn commit_batch(&self, batch: &Batch) -> Result<Lsn, BatchError> {
         self.check_writable()?;
         if batch.steps.is_empty() {
             return Ok(self.log.last_lsn());
@@ -148,11 +149,12 @@ impl Engine {
     /// less. (Of many, few have a leaf of their own divided.)
     fn keep_names_room(&self, batch: &Batch) -> Result<NamesRoom<'_>> {
         let mut room = NamesRoom { engine: self, blocks: 0 };
-        let names_put = batch.steps.iter().filter(|step| puts_name(step)).count() as u64;
+        let names_put =
+            batch.steps.iter().filter(|recorded| puts_name(&recorded.step)).count() as u64;
         if names_put == 0 {
             return Ok(room);
         }
-        let only_moves = !batch.steps.iter().any(adds_name);
+        let only_moves = !batch.steps.iter().any(|recorded| adds_name(&recorded.step));
         let class = if only_moves { ReserveClass::Tidy } else { ReserveClass::User };
         let together = self.store.growth_blocks(names_sum(&batch.steps)) + OP_SPACE_BLOCKS;
         let blocks = together.min(names_put * OP_SPACE_BLOCKS);
@@ -163,7 +165,7 @@ impl Engine {
 
     fn newborn(&self, batch: &Batch) -> Result<Newborn<'_>> {
         let mut newborn = Newborn { engine: self, inodes: Vec::new(), committed: false };
-        for step in &batch.steps {
+        for Recorded { step, .. } in &batch.steps {
             let Step::Make { ino, new, .. } = step else { continue };
             let (inode, dropped) = self.inodes.find_or_load(*ino, || Ok(unborn(*ino, new)))?;
             drop(dropped);
@@ -179,7 +181,7 @@ impl Engine {
         batch: &Batch,
         directories: &BTreeSet<u64>,
         (held, way): (&mut Held<'_>, Way),
-    ) -> Result<Attempt<(Lsn, u64, Vec<Arc<Inode>>)>> {
+    ) -> Result<Attempt<(Lsn, u64, Vec<Arc<Inode>>)>, BatchError> {
         // What cannot be found, or is something else, the plan refuses when it comes to the step that names it.
         let parents: Vec<_> =
             directories.iter().filter_map(|number| self.directory(*number).ok()).collect();
@@ -196,7 +198,7 @@ impl Engine {
         };
         if files.len() < batch.patches.len() {
             // One of them came into being since.
-            return Err(Error::NotFound);
+            return Err(Error::NotFound.into());
         }
         let mut works = Vec::with_capacity(files.len());
         for (inode, patch) in files.iter().cloned().zip(batch.patches.values()) {
@@ -366,7 +368,7 @@ impl Engine {
         data: DataOps,
         now: Timestamp,
         admission: Admission,
-    ) -> Result<(Lsn, u64)> {
+    ) -> Result<(Lsn, u64), BatchError> {
         let mut maps: Vec<_> = works.iter().map(|work| work.inode.pages.write()).collect();
         let concerned: Vec<_> = plan.concerned.values().collect();
         let mut metas = MetaLocks::new(&concerned);
@@ -577,12 +579,12 @@ fn puts_name(step: &Step) -> bool {
 }
 
 /// What names change in the tree at most: entries; inodes, their own, those of directories, and of who loses a name; targets; orphans.
-fn names_sum(steps: &[Step]) -> DeltaSum {
+fn names_sum(steps: &[Recorded]) -> DeltaSum {
     let of = |inodes: usize, others: usize, text: usize| DeltaSum {
         keys: (inodes + others) as u64,
         bytes: (inodes * ITEM_BYTES + others * ENTRY_BYTES + text) as u64,
     };
-    let sums = steps.iter().map(|step| match step {
+    let sums = steps.iter().map(|recorded| match &recorded.step {
         Step::Make { name, target, .. } => {
             of(2, 2, name.len() + target.as_ref().map_or(0, Vec::len))
         }
@@ -620,10 +622,10 @@ fn apply_names(
     mapped: &[Mapped],
     metas: &mut MetaLocks<'_>,
     now: Timestamp,
-) -> Result<Vec<Op>> {
+) -> Result<Vec<Op>, BatchError> {
     let mut ops = Ops::default();
-    for step in &plan.steps {
-        plan::apply(step, metas, ops.next(), now)?;
+    for (recorded, step) in &plan.steps {
+        plan::apply(step, metas, ops.next(), now).map_err(|error| recorded.failed(error))?;
     }
     for (work, mapped) in works.iter().zip(mapped) {
         let item = &mut metas.of(&work.inode).item;

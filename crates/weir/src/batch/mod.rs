@@ -17,6 +17,7 @@ pub(crate) mod commit;
 mod data;
 mod patch;
 mod plan;
+mod step;
 
 use crate::error::{Error, Result};
 use crate::file::handle::File;
@@ -29,52 +30,15 @@ use crate::ticket::SyncTicket;
 use crate::types::{FileType, NewInode, RenameMode, SetAttr};
 use patch::Patch;
 use std::collections::BTreeMap;
-
-/// One recorded change.
-enum Step {
-    Make {
-        dir: u64,
-        name: Vec<u8>,
-        ino: u64,
-        new: NewInode,
-        target: Option<Vec<u8>>,
-    },
-    Link {
-        ino: u64,
-        dir: u64,
-        name: Vec<u8>,
-    },
-    Unlink {
-        dir: u64,
-        name: Vec<u8>,
-    },
-    Rmdir {
-        dir: u64,
-        name: Vec<u8>,
-    },
-    Rename {
-        dir: u64,
-        name: Vec<u8>,
-        new_dir: u64,
-        new_name: Vec<u8>,
-        mode: RenameMode,
-    },
-    Attributes {
-        ino: u64,
-        change: SetAttr,
-    },
-    /// The content changes: see the file's patch.
-    Content {
-        ino: u64,
-    },
-}
+pub use step::{BatchError, FailedStep};
+use step::{Recorded, Step};
 
 /// Changes that happen together or not at all, in memory and across a crash: writes at any offsets of any files, cuts, new
 /// inodes, links, removals, renames, attributes. Recorded by its methods, which check arguments only; made by one of the three commits, in
 /// the order in which they were recorded. Dropping a batch forgets it.
 ///
 /// **Atomic.** An error of a commit means that nothing of the batch happened: a name that exists, a directory that is not
-/// empty, no space, an I/O error. (Only [`Error::Shutdown`] from [`Batch::commit`] leaves open what the next opening finds: all
+/// empty, no space, an I/O error; [`BatchError`] says which step it was. (Only [`Error::Shutdown`] from [`Batch::commit`] leaves open what the next opening finds: all
 /// of it, or nothing.) After a crash all of the batch is there, or nothing.
 ///
 /// **Isolated.** While a batch is being committed, other writers of its files and other changes of names in its directories wait.
@@ -93,7 +57,9 @@ enum Step {
 /// memory until the commit.
 pub struct Batch {
     engine: Arc<Running>,
-    steps: Vec<Step>,
+    /// How many calls have recorded something.
+    calls: usize,
+    steps: Vec<Recorded>,
     patches: BTreeMap<u64, Patch>,
     /// Keeps the files alive until the commit.
     files: BTreeMap<u64, File>,
@@ -108,7 +74,13 @@ impl std::fmt::Debug for Batch {
 /// Content.
 impl Batch {
     pub(crate) fn new(engine: Arc<Running>) -> Self {
-        Self { engine, steps: Vec::new(), patches: BTreeMap::new(), files: BTreeMap::new() }
+        Self {
+            engine,
+            calls: 0,
+            steps: Vec::new(),
+            patches: BTreeMap::new(),
+            files: BTreeMap::new(),
+        }
     }
 
     /// Writes `data` at `offset`; the file grows if need be.
@@ -124,6 +96,7 @@ impl Batch {
     pub fn write_inode(&mut self, ino: u64, offset: u64, data: &[u8]) -> Result<()> {
         self.patches.entry(ino).or_default().write(offset, data)?;
         self.content_changes(ino);
+        self.calls += 1;
         Ok(())
     }
 
@@ -138,6 +111,12 @@ impl Batch {
 
     /// As [`Batch::truncate`], by number.
     pub fn truncate_inode(&mut self, ino: u64, size_bytes: u64) -> Result<()> {
+        self.cut(ino, size_bytes)?;
+        self.calls += 1;
+        Ok(())
+    }
+
+    fn cut(&mut self, ino: u64, size_bytes: u64) -> Result<()> {
         self.patches.entry(ino).or_default().truncate(size_bytes)?;
         self.content_changes(ino);
         Ok(())
@@ -153,9 +132,10 @@ impl Batch {
     }
 
     fn content_changes(&mut self, ino: u64) {
-        let again = matches!(self.steps.last(), Some(Step::Content { ino: last }) if *last == ino);
+        let last = self.steps.last().map(|recorded| &recorded.step);
+        let again = matches!(last, Some(Step::Content { ino: last }) if *last == ino);
         if !again {
-            self.steps.push(Step::Content { ino });
+            self.steps.push(Recorded { call: self.calls, step: Step::Content { ino } });
         }
     }
 }
@@ -209,6 +189,12 @@ impl Batch {
         self.make_any(dir, name, new, Some(target.to_vec()))
     }
 
+    /// One call, one step.
+    fn record(&mut self, step: Step) {
+        self.steps.push(Recorded { call: self.calls, step });
+        self.calls += 1;
+    }
+
     fn make_any(
         &mut self,
         dir: u64,
@@ -218,7 +204,7 @@ impl Batch {
     ) -> Result<u64> {
         check_name(name)?;
         let ino = self.engine.store.allocate_inode();
-        self.steps.push(Step::Make { dir, name: name.to_vec(), ino, new, target });
+        self.record(Step::Make { dir, name: name.to_vec(), ino, new, target });
         Ok(ino)
     }
 
@@ -228,7 +214,7 @@ impl Batch {
     /// A name that cannot be.
     pub fn link(&mut self, ino: u64, dir: u64, name: &[u8]) -> Result<()> {
         check_name(name)?;
-        self.steps.push(Step::Link { ino, dir, name: name.to_vec() });
+        self.record(Step::Link { ino, dir, name: name.to_vec() });
         Ok(())
     }
 
@@ -238,7 +224,7 @@ impl Batch {
     /// A name that cannot be.
     pub fn unlink(&mut self, dir: u64, name: &[u8]) -> Result<()> {
         check_name(name)?;
-        self.steps.push(Step::Unlink { dir, name: name.to_vec() });
+        self.record(Step::Unlink { dir, name: name.to_vec() });
         Ok(())
     }
 
@@ -248,7 +234,7 @@ impl Batch {
     /// A name that cannot be.
     pub fn rmdir(&mut self, dir: u64, name: &[u8]) -> Result<()> {
         check_name(name)?;
-        self.steps.push(Step::Rmdir { dir, name: name.to_vec() });
+        self.record(Step::Rmdir { dir, name: name.to_vec() });
         Ok(())
     }
 
@@ -270,7 +256,7 @@ impl Batch {
             return Err(Error::Invalid("a batch leaves no whiteouts: rename and make one in it"));
         }
         let (name, new_name) = (name.to_vec(), new_name.to_vec());
-        self.steps.push(Step::Rename { dir, name, new_dir, new_name, mode });
+        self.record(Step::Rename { dir, name, new_dir, new_name, mode });
         Ok(())
     }
 
@@ -281,12 +267,13 @@ impl Batch {
     pub fn setattr(&mut self, ino: u64, change: &SetAttr) -> Result<()> {
         check_times(change)?;
         if let Some(size_bytes) = change.size_bytes {
-            self.truncate_inode(ino, size_bytes)?;
+            self.cut(ino, size_bytes)?;
         }
         let change = SetAttr { size_bytes: None, ..change.clone() };
         if change != SetAttr::default() {
-            self.steps.push(Step::Attributes { ino, change });
+            self.steps.push(Recorded { call: self.calls, step: Step::Attributes { ino, change } });
         }
+        self.calls += 1;
         Ok(())
     }
 }
@@ -302,7 +289,7 @@ impl Batch {
     ///
     /// # Errors
     /// See [`Batch`].
-    pub fn commit(self) -> Result<u64> {
+    pub fn commit(self) -> Result<u64, BatchError> {
         let lsn = self.engine.commit_batch(&self)?;
         self.engine.commit_log(lsn)?;
         Ok(lsn)
@@ -313,7 +300,7 @@ impl Batch {
     ///
     /// # Errors
     /// See [`Batch`]; [`Error::WouldBlock`] when too many tickets of the volume have not ended.
-    pub fn commit_async(self) -> Result<SyncTicket> {
+    pub fn commit_async(self) -> Result<SyncTicket, BatchError> {
         let engine = self.engine.clone();
         engine.ticket_after(|| engine.commit_batch(&self))
     }
@@ -322,7 +309,7 @@ impl Batch {
     ///
     /// # Errors
     /// See [`Batch`].
-    pub fn commit_relaxed(self) -> Result<u64> {
+    pub fn commit_relaxed(self) -> Result<u64, BatchError> {
         self.engine.commit_batch(&self)
     }
 }

@@ -4,7 +4,8 @@
 //! tree lock and the `ops` locks of all directories concerned, so what was looked up stays true until the commit; attributes may change
 //! until they are locked, and the same rules are applied to them again then.
 
-use super::{Batch, Step};
+use super::Batch;
+use super::step::{BatchError, Recorded, Step};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::format::Key;
@@ -60,7 +61,8 @@ pub enum Planned<'a> {
 
 /// All steps, looked up.
 pub struct Plan<'a> {
-    pub steps: Vec<Planned<'a>>,
+    /// Each with what was recorded, which its errors name.
+    pub steps: Vec<(&'a Recorded, Planned<'a>)>,
     /// Every inode whose attributes change.
     pub concerned: BTreeMap<u64, Arc<Inode>>,
     /// Inodes that lose a name.
@@ -83,12 +85,28 @@ impl Metas for Copies {
 pub enum Unplanned {
     /// The lock of this directory is needed besides.
     NeedsLock(u64),
+    Failed(BatchError),
+}
+
+/// Why a step cannot be looked up.
+enum Unknown {
+    NeedsLock(u64),
     Failed(Error),
 }
 
-impl From<Error> for Unplanned {
+impl From<Error> for Unknown {
     fn from(error: Error) -> Self {
         Self::Failed(error)
+    }
+}
+
+impl Unknown {
+    /// It was `recorded`.
+    fn of(self, recorded: &Recorded) -> Unplanned {
+        match self {
+            Self::NeedsLock(directory) => Unplanned::NeedsLock(directory),
+            Self::Failed(error) => Unplanned::Failed(recorded.failed(error)),
+        }
     }
 }
 
@@ -185,7 +203,7 @@ fn alive(meta: &mut Meta) -> Result<&mut Meta> {
 /// Directories that the steps of a batch name; those that it makes itself need no lock.
 pub fn directories(batch: &Batch) -> BTreeSet<u64> {
     let mut directories = BTreeSet::new();
-    for step in &batch.steps {
+    for Recorded { step, .. } in &batch.steps {
         match step {
             Step::Make { dir, .. }
             | Step::Link { dir, .. }
@@ -197,7 +215,7 @@ pub fn directories(batch: &Batch) -> BTreeSet<u64> {
             Step::Attributes { .. } | Step::Content { .. } => {}
         }
     }
-    for step in &batch.steps {
+    for Recorded { step, .. } in &batch.steps {
         if let Step::Make { ino, .. } = step {
             directories.remove(ino);
         }
@@ -221,7 +239,7 @@ pub fn plan<'a>(
     batch: &'a Batch,
     locked: &'a BTreeSet<u64>,
     now: Timestamp,
-) -> std::result::Result<Plan<'a>, Unplanned> {
+) -> Result<Plan<'a>, Unplanned> {
     let plan = Plan {
         steps: Vec::new(),
         concerned: BTreeMap::new(),
@@ -231,23 +249,21 @@ pub fn plan<'a>(
     let overlay = Overlay::new(&engine.store);
     let (metas, made) = (Copies::default(), BTreeSet::new());
     let mut planner = Planner { engine, overlay, metas, locked, made, now, plan };
-    for step in &batch.steps {
-        let planned = planner.look_up(step)?;
-        if let Some(planned) = planned {
-            planner.take(planned)?;
-        }
+    for recorded in &batch.steps {
+        planner.take(recorded).map_err(|unknown| unknown.of(recorded))?;
     }
     Ok(planner.plan)
 }
 
 impl<'a> Planner<'a> {
-    /// Tries the step, so that the next ones see what it does.
-    fn take(&mut self, step: Planned<'a>) -> Result<()> {
+    /// Looks the step up and tries it, so that the next ones see what it does.
+    fn take(&mut self, recorded: &'a Recorded) -> Result<(), Unknown> {
+        let Some(step) = self.look_up(&recorded.step)? else { return Ok(()) };
         let mut op = Op::new();
         apply(&step, &mut self.metas, &mut op, self.now)?;
         self.overlay.absorb(&op);
         self.plan.record_bytes += op.record_bytes();
-        self.plan.steps.push(step);
+        self.plan.steps.push((recorded, step));
         Ok(())
     }
 
@@ -266,7 +282,7 @@ impl<'a> Planner<'a> {
     }
 
     /// A directory in which names change.
-    fn parent(&mut self, number: u64) -> std::result::Result<Arc<Inode>, Unplanned> {
+    fn parent(&mut self, number: u64) -> Result<Arc<Inode>, Unknown> {
         let inode = self.inode(number)?;
         if inode.file_type != FileType::Directory {
             return Err(Error::NotDirectory.into());
@@ -275,17 +291,13 @@ impl<'a> Planner<'a> {
         Ok(inode)
     }
 
-    fn needs_lock(&self, number: u64) -> std::result::Result<(), Unplanned> {
+    fn needs_lock(&self, number: u64) -> Result<(), Unknown> {
         let locked = self.locked.contains(&number) || self.made.contains(&number);
-        if locked { Ok(()) } else { Err(Unplanned::NeedsLock(number)) }
+        if locked { Ok(()) } else { Err(Unknown::NeedsLock(number)) }
     }
 
     /// A directory that gets a name more.
-    fn target(
-        &mut self,
-        dir: u64,
-        name: &'a [u8],
-    ) -> std::result::Result<(Arc<Inode>, &'a [u8], Key), Unplanned> {
+    fn target(&mut self, dir: u64, name: &'a [u8]) -> Result<(Arc<Inode>, &'a [u8], Key), Unknown> {
         let parent = self.parent(dir)?;
         if self.metas.of(&parent).item.links == 0 {
             return Err(Error::NotFound.into());
@@ -296,7 +308,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    fn entry(&mut self, dir: u64, name: &'a [u8]) -> std::result::Result<Entry<'a>, Unplanned> {
+    fn entry(&mut self, dir: u64, name: &'a [u8]) -> Result<Entry<'a>, Unknown> {
         let parent = self.parent(dir)?;
         match find(&self.overlay, dir, name)? {
             Lookup::Present(found) => {
@@ -307,7 +319,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    fn look_up(&mut self, step: &'a Step) -> std::result::Result<Option<Planned<'a>>, Unplanned> {
+    fn look_up(&mut self, step: &'a Step) -> Result<Option<Planned<'a>>, Unknown> {
         Ok(Some(match step {
             Step::Make { dir, name, ino, new, target } => {
                 let to = self.target(*dir, name)?;
@@ -359,7 +371,7 @@ impl<'a> Planner<'a> {
         (dir, name): (u64, &'a [u8]),
         (new_dir, new_name): (u64, &'a [u8]),
         mode: RenameMode,
-    ) -> std::result::Result<Option<Planned<'a>>, Unplanned> {
+    ) -> Result<Option<Planned<'a>>, Unknown> {
         let from = self.entry(dir, name)?;
         let parent = self.parent(new_dir)?;
         if self.metas.of(&parent).item.links == 0 {

@@ -132,10 +132,10 @@ impl Engine {
     ///
     /// # Errors
     /// Those of `operation`; [`Error::WouldBlock`] when too many tickets have not ended: then it was not done.
-    pub fn ticket_after(
+    pub fn ticket_after<E: From<Error>>(
         self: &Arc<Self>,
-        operation: impl FnOnce() -> Result<Lsn>,
-    ) -> Result<SyncTicket> {
+        operation: impl FnOnce() -> Result<Lsn, E>,
+    ) -> Result<SyncTicket, E> {
         self.admit_ticket(WhenFull::WouldBlock)?;
         let lsn = operation().inspect_err(|_| {
             if self.give_ticket_back() {

@@ -244,7 +244,8 @@ fn commit(volume: &Volume, files: &[File; 2], parts: &[Op]) -> Result<()> {
             ref other => unreachable!("{other:?} in a batch"),
         }
     }
-    batch.commit_relaxed().map(|_| ())
+    batch.commit_relaxed()?;
+    Ok(())
 }
 
 fn perform(volume: &Volume, files: &[File; 2], op: &Op) -> Result<Outcome> {

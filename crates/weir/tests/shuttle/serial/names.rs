@@ -279,7 +279,8 @@ fn perform(volume: &Volume, op: &Op) -> Result<Outcome> {
             for part in parts {
                 made.extend(record(&mut batch, part)?);
             }
-            batch.commit_relaxed().map(|_| Outcome::Made(made))
+            batch.commit_relaxed()?;
+            Ok(Outcome::Made(made))
         }
         Op::Sync => volume.sync().map(done),
     }
