@@ -7,12 +7,12 @@
 //! again *during* that recovery, and a sample goes on: more operations, syncs, and crashes of the
 //! recovered volume, which must not lose what the recovery showed.
 
+mod execute;
 pub mod failure;
 mod overlap;
 mod recovery;
 
 use std::collections::{BTreeMap, HashSet};
-use std::ops::Range;
 use std::sync::Arc;
 
 use weir::{AtimePolicy, BackgroundWork};
@@ -22,16 +22,16 @@ use crate::device::{Completion, DeviceConfig, SimDevice};
 use crate::disk::{DiskState, Event};
 use crate::fault::FaultPlan;
 use crate::image::Image;
+use crate::model::Model;
 use crate::model::compare::{Strictness, compare};
 use crate::model::found::Found;
 use crate::model::history::{Durable, History};
-use crate::model::times::Span;
-use crate::model::{Model, Outcome, Slot, errno};
-use crate::op::{Commit, Hold, Op, Sync, Target};
+use crate::op::{Op, Sync};
 use crate::rng::Rng;
 use crate::system::{Session, Settings, System, SystemError};
+use execute::Executed;
+use failure::describe;
 pub use failure::{Failure, guard};
-use failure::{describe, first_difference};
 
 /// How much to examine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -468,238 +468,6 @@ impl<S: System> Explorer<'_, S> {
         }
     }
 
-    fn execute(&mut self, run: &mut Run<S::Session>, op: &Op) -> Result<Executed, Failure> {
-        if run.depth == Depth::Workload {
-            self.tally.operations += 1;
-        }
-        if let Op::Overlap { outer, amid, inner } = op {
-            return self.execute_overlap(run, outer, *amid, inner);
-        }
-        let began_ns = run.clock.elapsed_ns();
-        let result = guard(&format!("executing {op}"), || run.session.apply(op))?;
-        let clock = self.span_since(run, began_ns);
-        run.clock.advance_ns(1000);
-        let granted = match &result {
-            Ok(Outcome::Count(count)) => Some(*count),
-            _ => None,
-        };
-        let before = Self::at(run.history.now(), clock);
-        let moment = run.history.moment();
-        let mut next = Model::clone(&before);
-        let expected = next.apply(op, granted);
-        if result.is_ok() {
-            Self::submitted(run, op, &before, &next);
-        }
-        // Some operations have a state in the middle, with its own place in the order.
-        let middle = before.half_way(op);
-        let faulty = !self.case.faults.is_empty();
-        match (&result, &expected) {
-            (Err(error), _) if error.is_environmental() => {
-                if !faulty && !error.is_for_lack_of_room() {
-                    return Err(Failure::new(format!("{op} failed without a fault: {error}")));
-                }
-                let available = run.session.available_blocks().filter(|_| !faulty);
-                if op.most_blocks().zip(available).is_some_and(|(most, left)| left > most)
-                    && error.errno == errno::ENOSPC
-                {
-                    let text = format!("{op}: {error}, with {available:?} blocks available");
-                    return Err(Failure::new(text));
-                }
-                self.tally.refused += 1;
-                // Not done, but a crash meanwhile may leave either state.
-                let effect = expected.is_ok() && !op.is_neutral();
-                let next = Arc::new(next);
-                if effect {
-                    run.history.extend(middle.into_iter().map(Arc::new));
-                    run.history.push(Arc::clone(&next));
-                }
-                self.examine(run)?;
-                if effect {
-                    run.history.back_to(moment);
-                    if error.shutdown && op.waits_for_its_frame() {
-                        run.history.leave_open(Arc::clone(&next));
-                    }
-                    if matches!(op, Op::Append { .. }) {
-                        // A part may have gone home before it was cut off again: each in its place in
-                        // the order.
-                        let part = Model::clone(&next).counted_as(before.step());
-                        let now = Arc::clone(run.history.now());
-                        run.history.extend([Arc::new(part), now]);
-                    }
-                    let read = op.reads_back();
-                    let read = read
-                        .map(|read| guard("reading after an error", || run.session.apply(&read)));
-                    let found = read.transpose()?.and_then(Result::ok);
-                    self.adopt_half(run, op, clock, found.as_ref());
-                    if faulty {
-                        Self::doubt_allocation(run, op, clock);
-                    }
-                }
-                let shutdown = error.shutdown;
-                return Ok(if shutdown {
-                    Executed::Shutdown
-                } else {
-                    Executed::Went(error.to_string())
-                });
-            }
-            (Err(error), Err(expected)) if !op.promises_its_error() || error.errno == *expected => {
-            }
-            (Ok(result), Ok(expected)) if result == expected => {}
-            (Ok(Outcome::Data(found)), Ok(Outcome::Data(expected))) => {
-                return Err(Failure::new(format!("{op} gave wrong data")).with([
-                    format!("found {} bytes: {}", found.len(), first_difference(found, expected)),
-                    format!("expected {} bytes", expected.len()),
-                ]));
-            }
-            _ => {
-                let text = format!("{op}: {}, expected {expected:?}", describe(&result));
-                return Err(Failure::new(text));
-            }
-        }
-        let moves_a_time = matches!(op, Op::Read { .. }) && reading_moves_times(self.case);
-        if (!op.is_neutral() || moves_a_time) && result.is_ok() {
-            run.history.extend(middle.into_iter().map(Arc::new));
-            run.history.push(Arc::new(next));
-        }
-        // An untorn write gets its place in the log with the sync that follows.
-        if result.is_ok() && !matches!(op, Op::Untorn { .. }) {
-            run.note_lsn();
-        }
-        self.examine(run)?;
-        if result.is_ok() {
-            let now = Arc::clone(run.history.now());
-            self.acknowledge(run, op, &now)?;
-            self.acknowledge_write(run, op, (&before, granted))?;
-        }
-        Ok(Executed::Went(describe(&result)))
-    }
-
-    /// When what began then and has ended now may have happened.
-    fn span_since(&self, run: &Run<S::Session>, began_ns: u64) -> Span {
-        if self.system.has_times() { run.clock.span_since(began_ns) } else { Span::ANY }
-    }
-
-    /// `model`, at this time.
-    fn at(model: &Model, clock: Span) -> Arc<Model> {
-        let mut model = model.clone();
-        model.set_clock(clock);
-        Arc::new(model)
-    }
-
-    /// An allocation that has failed may have done a part of it.
-    fn doubt_allocation(run: &mut Run<S::Session>, op: &Op, clock: Span) {
-        if matches!(op, Op::Allocate { .. }) {
-            let mut doubted = Model::clone(&Self::at(run.history.now(), clock));
-            doubted.doubt_allocation(op);
-            run.history.push(Arc::new(doubted));
-        }
-    }
-
-    /// An operation with a state in the middle failed: what its range reads as since tells whether it got there, if that is not
-    /// what it would read as anyway.
-    fn adopt_half(&self, run: &mut Run<S::Session>, op: &Op, clock: Span, found: Option<&Outcome>) {
-        let (Some(zeroing), Some(read), Some(found)) = (op.first_half(), op.reads_back(), found)
-        else {
-            return;
-        };
-        let now = Self::at(run.history.now(), clock);
-        let shows = |model: &Model| model.clone().apply(&read, None).as_ref() == Ok(found);
-        let mut half = Model::clone(&now);
-        if half.apply(&zeroing, None).is_ok() && shows(&half) && !shows(&now) {
-            run.history.push(Arc::new(half));
-        }
-        if reading_moves_times(self.case) {
-            let step = run.history.now().step();
-            let mut looked = Model::clone(&Self::at(run.history.now(), clock));
-            if looked.apply(&read, None).is_ok() {
-                run.history.push(Arc::new(looked.counted_as(step)));
-            }
-        }
-    }
-
-    /// What `sync` of `range` promises when it has succeeded.
-    fn promise(now: &Model, sync: &Sync, range: &Range<u64>) -> Option<Durable> {
-        let data_only = matches!(sync, Sync::Data(_));
-        let Some(target) = sync.target() else { return Some(Durable::All) };
-        let ino = now.target(target).ok()?;
-        let is_file = now.inode(ino).is_some_and(|inode| inode.data().is_some());
-        Some(if is_file && *range != (0..u64::MAX) {
-            Durable::Range { ino, data_only, range: range.clone() }
-        } else {
-            Durable::Inode { ino, data_only }
-        })
-    }
-
-    /// Remembers what a ticket stands for. `before` is the state that `op` has found, `next` the one after it.
-    fn submitted(run: &mut Run<S::Session>, op: &Op, before: &Arc<Model>, next: &Model) {
-        let (then, durable, ticket, hold) = match op {
-            Op::Submit { sync, range, ticket, hold } => {
-                let then = Arc::clone(before);
-                let durable = Self::promise(&then, sync, range);
-                (then, durable, ticket, hold)
-            }
-            Op::Batch { commit: Commit::Async { ticket, hold }, .. } => {
-                (Arc::new(next.clone()), Some(Durable::Prefix), ticket, hold)
-            }
-            _ => return,
-        };
-        if *hold != Hold::Drop
-            && let Some(durable) = durable
-        {
-            let text = format!("{op} (operation count {})", then.step());
-            run.tickets.insert(*ticket, InFlight { then, durable, text });
-        }
-    }
-
-    /// A sync of what there was in `now` returned: from now on more must survive, so all images are looked at again.
-    fn acknowledge(
-        &mut self,
-        run: &mut Run<S::Session>,
-        op: &Op,
-        now: &Arc<Model>,
-    ) -> Result<(), Failure> {
-        let durable = match op {
-            Op::Checkpoint => Some(Durable::All),
-            Op::Batch { commit: Commit::Sync, .. } => Some(Durable::Prefix),
-            Op::Sync(sync) => Self::promise(now, sync, &(0..u64::MAX)),
-            _ => None,
-        };
-        let Some(durable) = durable else { return Ok(()) };
-        let by = format!("{op} (operation count {})", now.step());
-        run.history.acknowledge_at(now, &durable, &by);
-        self.examine_point(run, false, &format!("after the return of {op}"))
-    }
-
-    /// Through a handle of a certain kind every write is durable when it returns. `before` it, and so many bytes were written.
-    fn acknowledge_write(
-        &mut self,
-        run: &mut Run<S::Session>,
-        op: &Op,
-        (before, granted): (&Model, Option<u64>),
-    ) -> Result<(), Failure> {
-        let (Op::Write { target, .. }
-        | Op::Untorn { target, .. }
-        | Op::Append { target, .. }
-        | Op::CopyRange { to: target, .. }) = op
-        else {
-            return Ok(());
-        };
-        let Target::Slot(slot) = target else { return Ok(()) };
-        let Some(Slot { ino, syncs: true, .. }) = before.slots().get(slot).copied() else {
-            return Ok(());
-        };
-        let size = before.inode(ino).and_then(|inode| inode.data()).map_or(0, |data| data.size);
-        let offset = match op {
-            Op::Write { offset, .. } | Op::Untorn { offset, .. } => *offset,
-            Op::CopyRange { to_offset, .. } => *to_offset,
-            _ => size,
-        };
-        let Some(count) = granted.filter(|count| *count > 0) else { return Ok(()) };
-        let durable = Durable::Range { ino, data_only: true, range: offset..offset + count };
-        run.history.acknowledge(&durable, &format!("{op}, by a handle that syncs"));
-        self.examine_point(run, false, &format!("after the return of {op}"))
-    }
-
     /// Walks the device's new events.
     fn examine(&mut self, run: &mut Run<S::Session>) -> Result<(), Failure> {
         self.examine_with(run, &mut |_, _, _| Ok(()))
@@ -950,9 +718,4 @@ impl<S: System> Explorer<'_, S> {
 /// Reading is an operation that leaves something.
 fn reading_moves_times(case: &Case) -> bool {
     case.settings.atime != AtimePolicy::Never
-}
-
-enum Executed {
-    Went(String),
-    Shutdown,
 }

@@ -6,8 +6,9 @@
 
 use std::sync::Arc;
 
+use super::execute::Executed;
 use super::failure::{Failure, describe, guard};
-use super::{Executed, Explorer, Run};
+use super::{Explorer, Run};
 use crate::disk::Event;
 use crate::image::BLOCK_BYTES;
 use crate::model::history::{Durable, Moment};
