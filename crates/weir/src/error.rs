@@ -89,7 +89,7 @@ pub enum Error {
     NotSupported(&'static str),
     /// The host file system (or a thin device) has no blocks for what the volume writes where it has never written before. What was
     /// to be written stays dirty, readable and, if it was acknowledged, in the log; it is tried again.
-    #[error("no space left on the host of the volume ({0}): free some there, and try again")]
+    #[error("no space left on the host of the volume ({0}){HOST_ADVICE}")]
     HostFull(String),
     /// The device failed.
     #[error("I/O error: {0}")]
@@ -112,9 +112,19 @@ pub(crate) const PANICKED: &str = "an internal error ended one of its threads";
 /// Why a volume is shut down that was closed.
 pub(crate) const CLOSED: &str = "closed";
 
+/// What to do about a host without space, while the volume goes on.
+const HOST_ADVICE: &str = ": free some there, and try again";
+
 fn shutdown_text(reason: &str) -> String {
     if reason == CLOSED {
         return "the volume was closed: open it again".to_owned();
+    }
+    if let Some(reason) = reason.strip_suffix(HOST_ADVICE) {
+        // Nothing is wrong with the device, and trying again is not enough.
+        return format!(
+            "the volume was shut down after an error ({reason}): free some there, unmount, and \
+             open it again"
+        );
     }
     format!(
         "the volume was shut down after an error ({reason}): unmount, check the device, run fsck"
@@ -192,6 +202,22 @@ mod tests {
             let inner = outer.get_ref().and_then(|inner| inner.downcast_ref::<Error>());
             assert_eq!(inner, Some(&error));
         }
+    }
+
+    #[test]
+    fn a_shutdown_gives_one_piece_of_advice_and_that_of_its_reason() {
+        let full = Error::HostFull("No space left on device (os error 28)".into());
+        assert_eq!(
+            Error::Shutdown(full.to_string()).to_string(),
+            "the volume was shut down after an error (no space left on the host of the volume \
+             (No space left on device (os error 28))): free some there, unmount, and open it again"
+        );
+        let io = Error::Io("flush: EIO".into());
+        assert_eq!(
+            Error::Shutdown(io.to_string()).to_string(),
+            "the volume was shut down after an error (I/O error: flush: EIO): unmount, check the \
+             device, run fsck"
+        );
     }
 
     #[test]
