@@ -144,6 +144,9 @@ fn every_sync_is_counted_once_on_each_part_of_its_way() {
             assert_eq!(stats.fsyncs, callers * 100, "{what}");
             check_ways(&stats, &what);
             let log = &stats.log;
+            if tickets == 0 {
+                assert_eq!(log.commits_per_flush.sum, log.commits, "{what}");
+            }
             let of_device = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
             assert_eq!((log.flushes, log.flush_ns.count()), {
                 let flushes = of_device(&disk.flushes);

@@ -226,6 +226,8 @@ struct Commit {
     held: Vec<(Lsn, Callback)>,
     /// The operation up to which writers have taken all, and when the round of the last of them began.
     taken: (Lsn, u64),
+    /// What callers wait for that were called to look and have not done so yet: a flush may bring it meanwhile.
+    looking: Vec<Lsn>,
     /// Counts what may interest those who wait for a chain to close.
     chain_moment: u64,
 }
@@ -313,6 +315,7 @@ impl Log {
             owed: None,
             held: Vec::new(),
             taken: (durable, 0),
+            looking: Vec::new(),
             chain_moment: 0,
         };
         Self {

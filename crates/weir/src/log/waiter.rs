@@ -46,6 +46,7 @@ pub(super) struct Own {
 /// queue up for the core lock.
 #[derive(Debug)]
 pub(super) struct Slot {
+    pub goal: Goal,
     pub arrived_ns: u64,
     /// As of [`Own`]. Under the core lock.
     is_queued: AtomicBool,
@@ -54,9 +55,9 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    pub fn new(arrived_ns: u64) -> Self {
+    pub fn new(goal: Goal, arrived_ns: u64) -> Self {
         let is_queued = AtomicBool::new(false);
-        Self { arrived_ns, is_queued, verdict: Mutex::new(None), wake: Condvar::new() }
+        Self { goal, arrived_ns, is_queued, verdict: Mutex::new(None), wake: Condvar::new() }
     }
 
     /// The round that covers the caller has begun.

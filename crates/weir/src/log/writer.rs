@@ -11,7 +11,7 @@ use super::ring::Placement;
 use super::stats::add;
 use super::turns::Company;
 use super::waiter::{Callback, Outbox, Own, Slot, Verdict};
-use super::{Commit, Log};
+use super::{Commit, Log, Lsn};
 use crate::device::{Buffers, IoClass, Operation, Request};
 use crate::error::PANICKED;
 use crate::format::frame::FrameHeader;
@@ -65,7 +65,7 @@ impl Log {
                 }
                 Step::Wait if self.is_held_by_chain(&commit, goal) => break Err(Error::WouldBlock),
                 Step::Wait => {
-                    let slot = Arc::new(Slot::new(arrived_ns));
+                    let slot = Arc::new(Slot::new(goal, arrived_ns));
                     commit.core.park(goal, Arc::clone(&slot));
                     drop(commit);
                     self.tell(&mut out, step);
@@ -75,7 +75,10 @@ impl Log {
                     match verdict {
                         Verdict::Reached => break Ok(()),
                         Verdict::Failed(error) => break Err(error),
-                        Verdict::Look => step = commit.core.look(goal),
+                        Verdict::Look => {
+                            Self::looks(&mut commit, goal);
+                            step = commit.core.look(goal);
+                        }
                     }
                 }
             }
@@ -143,12 +146,25 @@ impl Log {
     pub(super) fn call(commit: &mut Commit, beside: Beside, out: &mut Outbox) {
         while let Some(call) = commit.core.call(beside) {
             match call {
-                Call::Caller(slot) => out.calls.push(slot),
+                Call::Caller(slot) => {
+                    if let Goal::Durable(lsn) = slot.goal {
+                        commit.looking.push(lsn);
+                    }
+                    out.calls.push(slot);
+                }
                 Call::Driver => {
                     commit.driver_calls += 1;
                     out.driver_calls += 1;
                 }
             }
+        }
+    }
+
+    /// A caller that was called is awake.
+    fn looks(commit: &mut Commit, goal: Goal) {
+        let Goal::Durable(lsn) = goal else { return };
+        if let Some(place) = commit.looking.iter().position(|looking| *looking == lsn) {
+            commit.looking.swap_remove(place);
         }
     }
 
@@ -554,12 +570,16 @@ impl Log {
 
     fn publish_durable(&self, commit: &Commit, acknowledged: usize) {
         let durable = commit.core.durable();
-        if self.durable.swap(durable, Ordering::AcqRel) < durable {
+        let before = self.durable.swap(durable, Ordering::AcqRel);
+        if before < durable {
             self.stats.became_durable_ns.store(self.clock.monotonic_ns(), Ordering::Relaxed);
         }
         if commit.watchers > 0 {
             self.durable_changed.notify_all();
         }
+        // Those who are awake, and have not looked yet, hear of this flush as well.
+        let is_reached = |lsn: &&Lsn| before < **lsn && **lsn <= durable;
+        let acknowledged = acknowledged + commit.looking.iter().filter(is_reached).count();
         if acknowledged > 0 {
             self.stats.commits_per_flush.record(acknowledged as u64);
         }
