@@ -2,7 +2,7 @@
 //!
 //! `{"group": {"name": value, ...}, ...}`; a value is a number, a text, or a distribution:
 //! `{"count", "sum", "mean", "p50_below", "p99_below", "max_below", "buckets": {"3": 17, ...}}`, where bucket b counts values of b
-//! significant bits. The member [`METRICS`] lists all of them as `group.name:kind` in the order in which they are to be read; kinds
+//! significant bits; of one that nothing was counted in all are there, and 0. The member [`METRICS`] lists all of them as `group.name:kind` in the order in which they are to be read; kinds
 //! are `count` (only grows), `gauge`, `state` and `distribution`.
 
 use serde_json::{Map, Value, json};
@@ -13,30 +13,28 @@ use weir::stats::report::{Group, Metric};
 /// Member that lists the metrics.
 pub const METRICS: &str = "metrics";
 
-/// A distribution. The bounds are powers of two, so they are within a factor of two.
+/// A distribution. The bounds are powers of two, so they are within a factor of two. Whoever reads finds all members whatever was counted.
 fn distribution(snapshot: &HistogramSnapshot) -> Value {
     let count = snapshot.count();
     let bound = |rank: u64| {
+        if count == 0 {
+            return 0;
+        }
         let mut seen = 0;
         let bucket = snapshot.buckets.iter().position(|in_bucket| {
             seen += in_bucket;
             seen >= rank
         });
-        match bucket {
-            Some(64) | None => u64::MAX,
-            Some(bits) => (1_u64 << bits) - 1,
-        }
+        // The largest values are below no number that there is.
+        bucket.and_then(|bits| 1_u64.checked_shl(bits as u32)).unwrap_or(u64::MAX)
     };
-    if count == 0 {
-        return json!({ "count": 0 });
-    }
     let filled = snapshot.buckets.iter().enumerate().filter(|(_, count)| **count > 0);
     let buckets: Map<String, Value> =
         filled.map(|(bucket, count)| (bucket.to_string(), json!(count))).collect();
     json!({
         "count": count,
         "sum": snapshot.sum,
-        "mean": snapshot.sum / count,
+        "mean": snapshot.sum.checked_div(count).unwrap_or(0),
         "p50_below": bound(count.div_ceil(2)),
         "p99_below": bound((count * 99).div_ceil(100)),
         "max_below": bound(count),
@@ -132,13 +130,25 @@ mod tests {
 
     #[test]
     fn a_distribution_is_bounded_from_above_by_powers_of_two() {
-        let empty = HistogramSnapshot { buckets: [0; BUCKETS], sum: 0 };
-        assert_eq!(distribution(&empty), json!({ "count": 0 }));
         let shown = distribution(&filled());
         assert_eq!(shown["count"], 100);
-        assert_eq!(shown["p50_below"], 7);
-        assert_eq!(shown["p99_below"], 1023);
+        assert_eq!(shown["p50_below"], 8);
+        assert_eq!(shown["p99_below"], 1024);
         assert_eq!(shown["max_below"], u64::MAX);
+        let mut zeros = HistogramSnapshot { buckets: [0; BUCKETS], sum: 0 };
+        zeros.buckets[0] = 5;
+        assert_eq!(distribution(&zeros)["max_below"], 1);
+    }
+
+    #[test]
+    fn a_distribution_has_the_same_members_whatever_was_counted() {
+        let empty = HistogramSnapshot { buckets: [0; BUCKETS], sum: 0 };
+        let names = |value: &Value| -> Vec<String> {
+            value.as_object().map_or_else(Vec::new, |members| members.keys().cloned().collect())
+        };
+        let shown = distribution(&empty);
+        assert_eq!(names(&shown), names(&distribution(&filled())));
+        assert!(shown["p99_below"] == 0 && shown["mean"] == 0 && shown["buckets"] == json!({}));
     }
 
     #[test]

@@ -80,8 +80,10 @@ pub struct Counters {
     pub cache_misses: Counter,
     /// Clean pages taken out of the cache.
     pub evicted_pages: Counter,
-    /// Calls of fsync and fdatasync.
+    /// Syncs of files and directories: calls of fsync and fdatasync, and tickets.
     pub fsyncs: Counter,
+    /// Syncs of the volume.
+    pub volume_syncs: Counter,
     /// Blocks that did not match their checksum.
     pub checksum_errors: Counter,
     /// Pieces of dirty data that could not be written home.
@@ -132,14 +134,21 @@ pub struct Counters {
     pub checkpoint_us: Histogram,
     /// Steps of checkpoints, in microseconds: see [`CHECKPOINT_STEPS`].
     pub checkpoint_step_us: [Histogram; CHECKPOINT_STEPS.len()],
-    /// First half of a sync: until its pages are in the log's open frame, or home. In nanoseconds.
+    /// First half of a sync, of a file, a directory or the volume: from the call, or the submission of a ticket, until what it covers is in the
+    /// log's open frame, or home. In nanoseconds.
     pub data_phase_ns: Histogram,
 }
 
 impl Counters {
-    /// Counts a sync whose first half took so long.
+    /// Counts a sync of a file or directory whose first half took so long.
     pub fn count_sync(&self, data_phase_ns: u64) {
         self.fsyncs.add(1);
+        self.data_phase_ns.record(data_phase_ns);
+    }
+
+    /// The same of a sync of the volume.
+    pub fn count_volume_sync(&self, data_phase_ns: u64) {
+        self.volume_syncs.add(1);
         self.data_phase_ns.record(data_phase_ns);
     }
 }
@@ -153,8 +162,10 @@ pub struct Stats {
     pub cache_misses: u64,
     /// Clean pages taken out of the cache.
     pub evicted_pages: u64,
-    /// Calls of fsync and fdatasync.
+    /// Syncs of files and directories that have got as far as to wait for the log: calls of fsync and fdatasync, and tickets.
     pub fsyncs: u64,
+    /// Syncs of the volume that have got as far, those of checkpoints that are asked for and of closing included.
+    pub volume_syncs: u64,
     /// Blocks that did not match their checksum.
     pub checksum_errors: u64,
     /// Pieces of dirty data that could not be written home.
@@ -215,7 +226,8 @@ pub struct Stats {
     pub checkpoint_step_us: [HistogramSnapshot; CHECKPOINT_STEPS.len()],
     /// How long the running checkpoint has been in its step, in microseconds.
     pub checkpoint_in_step_us: u64,
-    /// First half of a sync: until its pages are in the log's open frame, or home. In nanoseconds.
+    /// First half of a sync, of a file, a directory or the volume: from the call, or the submission of a ticket, until what it covers is in the
+    /// log's open frame, or home. In nanoseconds.
     pub data_phase_ns: HistogramSnapshot,
     /// Tickets that have not ended.
     pub tickets: u64,

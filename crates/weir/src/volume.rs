@@ -451,8 +451,10 @@ impl Volume {
         if self.engine.options.read_only {
             return Ok(0);
         }
+        let clock = &self.engine.clock;
+        let began_ns = clock.monotonic_ns();
         self.engine.commit_attributes(inode, room)?;
-        self.engine.counters.fsyncs.add(1);
+        self.engine.counters.count_sync(clock.monotonic_ns().saturating_sub(began_ns));
         Ok(inode.meta.lock().last_lsn)
     }
 }
@@ -463,7 +465,9 @@ impl Engine {
         if self.options.read_only {
             return self.check_shutdown();
         }
+        let began_ns = self.clock.monotonic_ns();
         let lsn = self.prepare_all()?;
+        self.counters.count_volume_sync(self.clock.monotonic_ns().saturating_sub(began_ns));
         self.commit_log(lsn)
     }
 
@@ -627,6 +631,7 @@ impl Engine {
             cache_misses: counters.cache_misses.get(),
             evicted_pages: counters.evicted_pages.get(),
             fsyncs: counters.fsyncs.get(),
+            volume_syncs: counters.volume_syncs.get(),
             checksum_errors: counters.checksum_errors.get(),
             writeback_errors: counters.writeback_errors.get(),
             purge_errors: counters.purge_errors.get(),

@@ -138,6 +138,23 @@ fn a_range_leaves_other_pages_alone() {
     assert!(bytes[..8 * 4096].iter().all(|&byte| byte == 0), "never written, so never stale");
 }
 
+#[test]
+fn an_empty_range_is_of_no_page() {
+    let manual = options(BackgroundMode::Manual);
+    let volume = Volume::open_device(formatted(64 * MIB), manual).expect("open");
+    let file = volume.open_file("/r", OpenFlags::CREATE).expect("create");
+    file.write_at(0, &vec![7; 4 * 4096]).expect("write");
+    for place in [0, 5, 4096, 4097, 4 * 4096, u64::MAX] {
+        let ticket = file.fsync_async(place..place, SyncKind::Data).expect("submit");
+        file.expire(place..place).expect("expire");
+        while volume.background_step(BackgroundWork::Log).expect("step") {}
+        assert_eq!(ticket.poll(), Some(Ok(())));
+        let stats = volume.stats();
+        let synced = (stats.logged_pages, stats.sync_home_pages, stats.handover_pages);
+        assert_eq!(synced, (0, 0, 0), "at {place}");
+    }
+}
+
 struct Unpark(std::thread::Thread);
 impl Wake for Unpark {
     fn wake(self: Arc<Self>) {

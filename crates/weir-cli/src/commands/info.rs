@@ -138,7 +138,7 @@ pub(super) fn check_free(path: &Path, hint: &str) -> Outcome {
 fn counters_text(counters: &Value) -> String {
     let Some(groups) = counters.as_object() else { return String::new() };
     let one = |name: &str, value: &Value| match value.as_object() {
-        Some(histogram) if histogram.contains_key("mean") => format!(
+        Some(histogram) if histogram.get("count").and_then(Value::as_u64) > Some(0) => format!(
             "{name} {}x mean {} p99<{}",
             histogram.get("count").unwrap_or(&Value::Null),
             histogram.get("mean").unwrap_or(&Value::Null),

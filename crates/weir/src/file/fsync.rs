@@ -86,6 +86,7 @@ impl Engine {
                 || mutation::active(Mutation::TakeLoggedForDurable));
         if is_durable {
             self.note_found_durable(inode);
+            self.log.note_found_durable();
             self.counters.count_sync(self.clock.monotonic_ns().saturating_sub(began_ns));
         }
         is_durable

@@ -41,11 +41,15 @@ pub enum SyncJob {
         range: Range<u64>,
         /// How much of it.
         kind: SyncKind,
+        /// When it was submitted.
+        began_ns: u64,
         /// Whom to tell.
         promise: Promise,
     },
     /// Everything.
     Volume {
+        /// When it was submitted.
+        began_ns: u64,
         /// Whom to tell.
         promise: Promise,
     },
@@ -100,7 +104,7 @@ impl Engine {
             Ok(None) => {
                 let is_small = self.fits_frame(inode, &range);
                 let inode = inode.clone();
-                self.defer(SyncJob::File { inode, range, kind, promise }, is_small);
+                self.defer(SyncJob::File { inode, range, kind, began_ns, promise }, is_small);
             }
             Err(error) => self.end_ticket(promise, Err(error)),
         }
@@ -115,7 +119,8 @@ impl Engine {
             return Ok(self.ended_ticket());
         }
         let (ticket, promise) = ticket(None);
-        self.defer(SyncJob::Volume { promise }, false);
+        let began_ns = self.clock.monotonic_ns();
+        self.defer(SyncJob::Volume { began_ns, promise }, false);
         Ok(ticket)
     }
 
@@ -204,6 +209,7 @@ impl Engine {
     /// As [`Engine::promise_at`]; `patient`: nobody waits for it yet.
     fn promise_patiently(self: &Arc<Self>, lsn: Lsn, patient: bool, promise: Promise) {
         if lsn <= self.log.durable_lsn() {
+            self.log.note_found_durable();
             return self.end_ticket(promise, Ok(()));
         }
         let owner = Arc::<Self>::clone(self);
@@ -222,7 +228,7 @@ impl Engine {
 
     /// The volume has no threads any more that could do `job`.
     pub fn refuse_job(&self, job: SyncJob) {
-        let (SyncJob::File { promise, .. } | SyncJob::Volume { promise }) = job;
+        let (SyncJob::File { promise, .. } | SyncJob::Volume { promise, .. }) = job;
         let reason = "the volume was closed, or dropped, before this sync was done";
         self.end_ticket(promise, Err(Error::Shutdown(reason.to_owned())));
     }
@@ -237,20 +243,22 @@ impl Engine {
     /// What a sync thread does with a request.
     pub fn run_job(self: &Arc<Self>, job: SyncJob) {
         self.wait_for_log(None);
+        let since = |began_ns| self.clock.monotonic_ns().saturating_sub(began_ns);
         match job {
-            SyncJob::File { inode, range, kind, promise } => {
-                let began_ns = self.clock.monotonic_ns();
+            SyncJob::File { inode, range, kind, began_ns, promise } => {
                 match self.prepare_sync(&inode, range, kind) {
                     Ok(lsn) => {
-                        self.counters
-                            .count_sync(self.clock.monotonic_ns().saturating_sub(began_ns));
+                        self.counters.count_sync(since(began_ns));
                         self.promise_at(lsn, promise);
                     }
                     Err(error) => self.end_ticket(promise, Err(error)),
                 }
             }
-            SyncJob::Volume { promise } => match self.prepare_all() {
-                Ok(lsn) => self.promise_at(lsn, promise),
+            SyncJob::Volume { began_ns, promise } => match self.prepare_all() {
+                Ok(lsn) => {
+                    self.counters.count_volume_sync(since(began_ns));
+                    self.promise_at(lsn, promise);
+                }
                 Err(error) => self.end_ticket(promise, Err(error)),
             },
         }

@@ -784,6 +784,10 @@ pub fn owed_filter(up_to: Lsn) -> RunFilter {
 
 /// Pages that cover bytes `offset .. offset + length`.
 pub fn page_range(offset: u64, length: u64) -> Range<u64> {
+    if length == 0 {
+        // Not the page that it lies in.
+        return 0..0;
+    }
     let end = offset.saturating_add(length);
     offset / BLOCK_BYTES_U64..end.div_ceil(BLOCK_BYTES as u64)
 }

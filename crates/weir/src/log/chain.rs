@@ -89,7 +89,7 @@ impl Log {
         drop(append);
         commit.core.release_held();
         for (lsn, callback) in std::mem::take(&mut commit.held) {
-            commit.core.arrive_callback(lsn, callback, false);
+            self.arrive(&mut commit, lsn, callback, false);
         }
         let mut out = Outbox::default();
         Self::call(&mut commit, Beside::All, &mut out);
@@ -159,7 +159,7 @@ impl Log {
     /// What waits for a chain to close hears that the log has failed.
     pub(super) fn fail_chain(&self, commit: &mut super::Commit) {
         for (lsn, callback) in std::mem::take(&mut commit.held) {
-            commit.core.arrive_callback(lsn, callback, false);
+            self.arrive(commit, lsn, callback, false);
         }
         self.chain_closed.notify_all();
     }

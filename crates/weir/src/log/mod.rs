@@ -224,6 +224,10 @@ struct Commit {
     owed: Option<Uncounted>,
     /// Callbacks for LSNs of an open chain: the core hears of them when it is closed.
     held: Vec<(Lsn, Callback)>,
+    /// The operation up to which writers have taken all, and when the round of the last of them began.
+    taken: (Lsn, u64),
+    /// What callers wait for that were called to look and have not done so yet: a flush may bring it meanwhile.
+    looking: Vec<Lsn>,
     /// Counts what may interest those who wait for a chain to close.
     chain_moment: u64,
 }
@@ -310,6 +314,8 @@ impl Log {
             joiner: turns::Waiting::default(),
             owed: None,
             held: Vec::new(),
+            taken: (durable, 0),
+            looking: Vec::new(),
             chain_moment: 0,
         };
         Self {
@@ -491,10 +497,24 @@ impl Log {
             commit.held.push((lsn, callback));
             return;
         }
-        commit.core.arrive_callback(lsn, callback, patient);
+        self.arrive(&mut commit, lsn, callback, patient);
         Self::call(&mut commit, Beside::All, &mut out);
         drop(commit);
         out.send(&self.driver_wake);
+    }
+
+    /// A callback arrives. Who comes when the round that covers it has begun has waited for none.
+    fn arrive(&self, commit: &mut Commit, lsn: Lsn, callback: Callback, patient: bool) {
+        let (taken, began_ns) = commit.taken;
+        if lsn <= taken {
+            self.stats.queue_ns.record(began_ns.saturating_sub(callback.arrived_ns));
+        }
+        commit.core.arrive_callback(lsn, callback, patient);
+    }
+
+    /// Somebody finds everything durable that it would have to wait for.
+    pub fn note_found_durable(&self) {
+        stats::add(&self.stats.commits_found_durable, 1);
     }
 
     /// Somebody waits now for what [`Log::commit_async`] was asked for patiently.

@@ -1,9 +1,12 @@
 //! Those who wait for the log: parked threads and callbacks.
 
 use super::companion::Party;
+use super::core::Goal;
+use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Arc, Condvar, Mutex};
 use crate::ticket::{Promise, PromiseOwner};
 use crate::{Error, Result};
+use std::cell::Cell;
 
 /// What is done once when an LSN is durable, or cannot become so any more: a promise ends, as its owner sees to. Tickets are many, and
 /// this needs no memory of its own.
@@ -31,18 +34,40 @@ pub(super) enum Verdict {
     Look,
 }
 
+/// A blocked caller.
+pub(super) struct Own {
+    pub goal: Goal,
+    pub arrived_ns: u64,
+    /// The round that covers it has begun, and its wait for that is counted.
+    pub is_queued: Cell<bool>,
+}
+
 /// Where one caller sleeps. Each has a lock of its own, so that waking many does not make them
 /// queue up for the core lock.
 #[derive(Debug)]
 pub(super) struct Slot {
+    pub goal: Goal,
     pub arrived_ns: u64,
+    /// As of [`Own`]. Under the core lock.
+    is_queued: AtomicBool,
     verdict: Mutex<Option<Verdict>>,
     wake: Condvar,
 }
 
 impl Slot {
-    pub fn new(arrived_ns: u64) -> Self {
-        Self { arrived_ns, verdict: Mutex::new(None), wake: Condvar::new() }
+    pub fn new(goal: Goal, arrived_ns: u64) -> Self {
+        let is_queued = AtomicBool::new(false);
+        Self { goal, arrived_ns, is_queued, verdict: Mutex::new(None), wake: Condvar::new() }
+    }
+
+    /// The round that covers the caller has begun.
+    pub fn note_queued(&self) {
+        self.is_queued.store(true, Ordering::Relaxed);
+    }
+
+    /// It did while the caller slept.
+    pub fn is_queued(&self) -> bool {
+        self.is_queued.load(Ordering::Relaxed)
     }
 
     fn tell(&self, verdict: Verdict) {

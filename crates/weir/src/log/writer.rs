@@ -10,8 +10,8 @@ use super::op::Frame;
 use super::ring::Placement;
 use super::stats::add;
 use super::turns::Company;
-use super::waiter::{Callback, Outbox, Slot, Verdict};
-use super::{Commit, Log};
+use super::waiter::{Callback, Outbox, Own, Slot, Verdict};
+use super::{Commit, Log, Lsn};
 use crate::device::{Buffers, IoClass, Operation, Request};
 use crate::error::PANICKED;
 use crate::format::frame::FrameHeader;
@@ -21,6 +21,7 @@ use crate::sync::atomic::Ordering;
 use crate::sync::{Arc, MutexGuard, OnPanic, wait_for};
 use crate::ticket::gather_wakes;
 use crate::{Error, Result};
+use std::cell::Cell;
 use std::collections::VecDeque;
 
 /// Attempts to write a frame, each at another place, before the log shuts down.
@@ -45,10 +46,12 @@ impl Log {
             add(&self.stats.commits_found_durable, wants_durable);
             return Ok(());
         }
+        let own = Own { goal, arrived_ns, is_queued: Cell::new(false) };
         let mut out = Outbox::default();
         let mut acted = false;
         let mut step = commit.core.step(goal);
         let result = loop {
+            self.count_queued(&commit, &own);
             Self::call(&mut commit, Beside::Alarm, &mut out);
             match step {
                 Step::Done => break Ok(()),
@@ -57,21 +60,25 @@ impl Log {
                     acted = true;
                     drop(commit);
                     self.tell(&mut out, step);
-                    commit = self.perform(step, Some((goal, arrived_ns)), &mut out);
+                    commit = self.perform(step, Some(&own), &mut out);
                     step = commit.core.step(goal);
                 }
                 Step::Wait if self.is_held_by_chain(&commit, goal) => break Err(Error::WouldBlock),
                 Step::Wait => {
-                    let slot = Arc::new(Slot::new(arrived_ns));
+                    let slot = Arc::new(Slot::new(goal, arrived_ns));
                     commit.core.park(goal, Arc::clone(&slot));
                     drop(commit);
                     self.tell(&mut out, step);
                     let verdict = slot.wait();
                     commit = self.commit.lock();
+                    own.is_queued.set(own.is_queued.get() || slot.is_queued());
                     match verdict {
                         Verdict::Reached => break Ok(()),
                         Verdict::Failed(error) => break Err(error),
-                        Verdict::Look => step = commit.core.look(goal),
+                        Verdict::Look => {
+                            Self::looks(&mut commit, goal);
+                            step = commit.core.look(goal);
+                        }
                     }
                 }
             }
@@ -109,20 +116,14 @@ impl Log {
         }
     }
 
-    /// Performs a step on the calling thread, without the core lock, and books it. `own` is a blocked caller's
-    /// goal, and when it came.
-    fn perform(
-        &self,
-        step: Step,
-        own: Option<(Goal, u64)>,
-        out: &mut Outbox,
-    ) -> MutexGuard<'_, Commit> {
+    /// Performs a step on the calling thread, without the core lock, and books it. `own` is who does, if it is a blocked caller.
+    fn perform(&self, step: Step, own: Option<&Own>, out: &mut Outbox) -> MutexGuard<'_, Commit> {
         let _ends_all = OnPanic::new(|| self.panicked_amid(step));
         match step {
             Step::Write => self.write_queued(false, own, out),
             Step::Join => self.write_queued(true, own, out),
             Step::Flush(flush) => {
-                let asked = matches!(own, Some((Goal::Flushed(_), _)));
+                let asked = own.is_some_and(|own| matches!(own.goal, Goal::Flushed(_)));
                 self.flush_written(flush, asked, out)
             }
             Step::Done | Step::Failed | Step::Wait => self.commit.lock(),
@@ -145,7 +146,12 @@ impl Log {
     pub(super) fn call(commit: &mut Commit, beside: Beside, out: &mut Outbox) {
         while let Some(call) = commit.core.call(beside) {
             match call {
-                Call::Caller(slot) => out.calls.push(slot),
+                Call::Caller(slot) => {
+                    if let Goal::Durable(lsn) = slot.goal {
+                        commit.looking.push(lsn);
+                    }
+                    out.calls.push(slot);
+                }
                 Call::Driver => {
                     commit.driver_calls += 1;
                     out.driver_calls += 1;
@@ -154,12 +160,20 @@ impl Log {
         }
     }
 
+    /// A caller that was called is awake.
+    fn looks(commit: &mut Commit, goal: Goal) {
+        let Goal::Durable(lsn) = goal else { return };
+        if let Some(place) = commit.looking.iter().position(|looking| *looking == lsn) {
+            commit.looking.swap_remove(place);
+        }
+    }
+
     /// As the writer, or as who has joined it: writes everything appended so far, and what makes up for data that could not be written beside
     /// it.
     fn write_queued(
         &self,
         joins: bool,
-        own: Option<(Goal, u64)>,
+        own: Option<&Own>,
         out: &mut Outbox,
     ) -> MutexGuard<'_, Commit> {
         let mut uncounted = Uncounted::default();
@@ -320,25 +334,31 @@ impl Log {
     /// Counts how long the group's commits have waited for this moment, and whether there are any. Answers whether the group becomes durable by
     /// forced unit access alone: it is one frame, somebody waits for it, and nothing else in the device's cache
     /// has to be durable with it. The group is sealed, so data noted from now on belongs to later operations.
-    pub(super) fn begin_group(&self, group: &VecDeque<Frame>, own: Option<(Goal, u64)>) -> bool {
+    pub(super) fn begin_group(&self, group: &VecDeque<Frame>, own: Option<&Own>) -> bool {
         let (Some(first), Some(last)) = (group.front(), group.back()) else { return false };
         let now_ns = self.clock.monotonic_ns();
         let clean =
             self.data_written.load(Ordering::Acquire) == self.data_flushed.load(Ordering::Acquire);
-        let commit = self.commit.lock();
+        let mut commit = self.commit.lock();
         let mut is_awaited = false;
         let mut queued = |arrived_ns| {
             is_awaited = true;
             self.stats.queue_ns.record(now_ns.saturating_sub(arrived_ns));
         };
         let (callers, callbacks) = commit.core.waiting_for(first.first_lsn, last.last_lsn);
-        callers.for_each(|slot| queued(slot.arrived_ns));
+        callers.filter(|slot| !slot.is_queued()).for_each(|slot| {
+            queued(slot.arrived_ns);
+            slot.note_queued();
+        });
         callbacks.for_each(|callback| queued(callback.arrived_ns));
-        if let Some((goal @ Goal::Durable(_), arrived_ns)) = own
-            && commit.core.is_unwritten(goal)
+        if let Some(own) = own
+            && let Goal::Durable(lsn) = own.goal
+            && lsn <= last.last_lsn
+            && !own.is_queued.replace(true)
         {
-            queued(arrived_ns);
+            queued(own.arrived_ns);
         }
+        commit.taken = (last.last_lsn, now_ns);
         if is_awaited {
             add(&self.stats.frames_awaited, group.len() as u64);
         }
@@ -533,6 +553,15 @@ impl Log {
         self.reach(|commit| commit.core.next_flush())
     }
 
+    /// Counts how long a caller that is awake has waited for the round that covers it, if another has begun that, and it is not counted.
+    fn count_queued(&self, commit: &Commit, own: &Own) {
+        let Goal::Durable(lsn) = own.goal else { return };
+        let (taken, began_ns) = commit.taken;
+        if lsn <= taken && !own.is_queued.replace(true) {
+            self.stats.queue_ns.record(began_ns.saturating_sub(own.arrived_ns));
+        }
+    }
+
     /// Somebody is told at `now_ns` that what it waits for is durable.
     fn count_acknowledgement(&self, now_ns: u64) {
         let became_durable_ns = self.stats.became_durable_ns.load(Ordering::Relaxed);
@@ -540,12 +569,18 @@ impl Log {
     }
 
     fn publish_durable(&self, commit: &Commit, acknowledged: usize) {
-        self.durable.store(commit.core.durable(), Ordering::Release);
+        let durable = commit.core.durable();
+        let before = self.durable.swap(durable, Ordering::AcqRel);
+        if before < durable {
+            self.stats.became_durable_ns.store(self.clock.monotonic_ns(), Ordering::Relaxed);
+        }
         if commit.watchers > 0 {
             self.durable_changed.notify_all();
         }
+        // Those who are awake, and have not looked yet, hear of this flush as well.
+        let is_reached = |lsn: &&Lsn| before < **lsn && **lsn <= durable;
+        let acknowledged = acknowledged + commit.looking.iter().filter(is_reached).count();
         if acknowledged > 0 {
-            self.stats.became_durable_ns.store(self.clock.monotonic_ns(), Ordering::Relaxed);
             self.stats.commits_per_flush.record(acknowledged as u64);
         }
     }

@@ -266,6 +266,7 @@ fn durability(stats: &Stats) -> Group {
     let log = &stats.log;
     Collect::new("durability")
         .count("fsyncs", stats.fsyncs)
+        .count("volume_syncs", stats.volume_syncs)
         .count("commits", log.commits)
         .count("async_commits", log.async_commits)
         .count("commits_found_durable", log.commits_found_durable)
