@@ -158,6 +158,11 @@ impl Engine {
         self.background.wake_all();
     }
 
+    /// Since the volume was opened something was read, of data or metadata, that does not match its checksum.
+    pub fn has_met_damage(&self) -> bool {
+        self.counters.checksum_errors.get() > 0 || self.store.nodes.damaged() > 0
+    }
+
     /// See [`crate::Volume::capabilities`].
     pub fn capabilities(&self) -> crate::types::Capabilities {
         let page = BLOCK_BYTES as u32;

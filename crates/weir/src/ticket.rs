@@ -382,12 +382,11 @@ impl CompletionQueue {
             return false;
         }
         entries.waiters += 1;
-        let timed_out = match most_us {
-            Some(most_us) => wait_for(&self.arrived, &mut entries, most_us),
-            None => {
-                self.arrived.wait(&mut entries);
-                false
-            }
+        let timed_out = if let Some(most_us) = most_us {
+            wait_for(&self.arrived, &mut entries, most_us)
+        } else {
+            self.arrived.wait(&mut entries);
+            false
         };
         entries.waiters -= 1;
         timed_out

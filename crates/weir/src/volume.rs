@@ -571,6 +571,7 @@ impl Engine {
         let closed = crate::format::superblock::Superblock {
             generation: superblock.generation + 1,
             clean: true,
+            errors_seen: self.has_met_damage(),
             ..superblock
         };
         self.write_last_superblock(&closed)

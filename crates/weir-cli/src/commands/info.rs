@@ -176,7 +176,11 @@ fn state_text(superblock: &Superblock, in_use: Option<&str>) -> String {
             "not closed: the next open replays what is in the log, if anything".to_owned()
         }
     };
-    if superblock.errors_seen { format!("{state}; errors were seen: run weir fsck") } else { state }
+    if superblock.errors_seen {
+        format!("{state}; damage was met in the last use: run weir fsck")
+    } else {
+        state
+    }
 }
 
 fn as_text(

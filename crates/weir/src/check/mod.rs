@@ -364,7 +364,7 @@ fn check_superblocks(
         }
     }
     if newest.errors_seen {
-        let text = "errors were seen while the volume was in use".to_owned();
+        let text = "damage was met in the last use of the volume".to_owned();
         findings.warn(ProblemKind::Superblock, Place::Volume, text);
     }
 }

@@ -175,7 +175,7 @@ pub struct Superblock {
     pub durable_sequence: u64,
     /// The volume was closed in order.
     pub clean: bool,
-    /// Errors were seen: fsck should run.
+    /// Since the volume was opened, something was read that does not match its checksum: fsck should run.
     pub errors_seen: bool,
 }
 

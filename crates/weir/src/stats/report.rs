@@ -361,6 +361,7 @@ fn cache(stats: &Stats) -> Group {
         .gauge("inodes_in_memory", stats.inodes_in_memory)
         .count("node_hits", stats.nodes.hits)
         .count("node_misses", stats.nodes.misses)
+        .count("damaged_nodes", stats.nodes.damaged)
         .gauge("nodes", stats.nodes.nodes)
         .0
 }

@@ -16,6 +16,7 @@ use crate::device::{Device, IoClass};
 use crate::format::node::{ChildRef, Expectation, MAX_LEVEL, Node};
 use crate::format::{BLOCK_BYTES_U64, NODE_BLOCKS, NODE_BYTES, VolumeId};
 use crate::number_map::spread;
+use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Arc, Mutex, may_wait};
 use crate::{Error, Result};
 
@@ -35,6 +36,8 @@ pub struct CacheStats {
     pub nodes: u64,
     /// Memory of the nodes held.
     pub bytes: u64,
+    /// Nodes that were read and are not what they should be.
+    pub damaged: u64,
 }
 
 /// See the module's head.
@@ -43,6 +46,7 @@ pub struct NodeCache {
     volume_id: VolumeId,
     total_blocks: u64,
     shards: Box<[Mutex<Shard>]>,
+    damaged: AtomicU64,
 }
 
 impl std::fmt::Debug for NodeCache {
@@ -61,7 +65,8 @@ impl NodeCache {
         capacity_bytes: u64,
     ) -> Self {
         let shards = (0..SHARDS).map(|_| Mutex::new(Shard::default())).collect();
-        let cache = Self { device, volume_id, total_blocks, shards };
+        let damaged = AtomicU64::new(0);
+        let cache = Self { device, volume_id, total_blocks, shards, damaged };
         cache.set_capacity(capacity_bytes);
         cache
     }
@@ -101,12 +106,13 @@ impl NodeCache {
             return Err(Error::WouldBlock);
         }
         let device = &*self.device;
-        let node = Arc::new(read_node(
-            device,
-            self.total_blocks,
-            &Expectation { volume_id: self.volume_id, child, level },
-            class,
-        )?);
+        let expected = Expectation { volume_id: self.volume_id, child, level };
+        let read = read_node(device, self.total_blocks, &expected, class);
+        let node = Arc::new(read.inspect_err(|error| {
+            if matches!(error, Error::Corrupt(_)) {
+                self.damaged.fetch_add(1, Ordering::Relaxed);
+            }
+        })?);
         self.insert(Arc::clone(&node));
         Ok(node)
     }
@@ -148,7 +154,13 @@ impl NodeCache {
             stats.nodes += shard.node_count() as u64;
         }
         stats.bytes = stats.nodes * NODE_BYTES as u64;
+        stats.damaged = self.damaged();
         stats
+    }
+
+    /// Nodes that were read and are not what they should be.
+    pub fn damaged(&self) -> u64 {
+        self.damaged.load(Ordering::Relaxed)
     }
 
     /// The volume whose nodes these are.

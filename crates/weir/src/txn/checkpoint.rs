@@ -594,6 +594,7 @@ impl Engine {
             durable_lsn: checkpoint_lsn,
             durable_sequence: self.log.replay_point(checkpoint_lsn + 1).sequence,
             clean: false,
+            errors_seen: self.has_met_damage(),
             ..old
         };
         let keeps_log = oldest <= checkpoint_lsn;

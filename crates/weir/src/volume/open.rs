@@ -351,6 +351,7 @@ fn begin_epoch(
         durable_sequence: recovered.end.sequence,
         durable_lsn: recovered.next_lsn - 1,
         clean: false,
+        errors_seen: false,
         ..old
     };
     for block in superblock.places() {

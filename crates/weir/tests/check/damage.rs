@@ -437,6 +437,36 @@ fn damaged_superblocks_are_warnings_until_too_few_are_left() {
     assert_eq!(check(&image.device).warnings.len(), 1);
 }
 
+/// Who looks after the volume was closed (`weir info`) hears of it, until the next use goes well.
+#[test]
+fn a_use_that_has_met_damage_leaves_word_of_it() {
+    let seen = |device: &Arc<MemoryDevice>| {
+        choose_superblock(&**device).expect("superblock").0.errors_seen
+    };
+    let look = |device: &Arc<MemoryDevice>, path: &str| {
+        let volume = open(device);
+        let file = volume.open_file(path, OpenFlags::READ);
+        let read = file.and_then(|file| file.read_at(0, &mut [0; 4096]));
+        volume.close().expect("close");
+        read
+    };
+    let device = formatted(MIB);
+    let volume = open(&device);
+    for (name, byte) in [("/a", 0xaa), ("/b", 0xbb)] {
+        let file = volume.open_file(name, OpenFlags::CREATE).expect("create");
+        file.write_at(0, &[byte; 8192]).expect("write");
+    }
+    volume.close().expect("close");
+    assert_eq!((look(&device, "/a").map(|_| ()), seen(&device)), (Ok(()), false));
+    let is_last = |block: &[u8]| block.iter().all(|&byte| byte == 0xbb);
+    let last = device.image().chunks(BLOCK_BYTES).rposition(is_last).expect("page 1 of /b");
+    flip(&device, last as u64 - 1, 100);
+    assert_eq!((look(&device, "/a").map(|_| ()), seen(&device)), (Ok(()), false), "not met");
+    assert!(matches!(look(&device, "/b"), Err(Error::Corrupt(_))));
+    assert!(seen(&device));
+    assert_eq!((look(&device, "/a").map(|_| ()), seen(&device)), (Ok(()), false), "not any more");
+}
+
 /// A volume whose log holds one frame, and where that is.
 fn with_one_frame() -> (Arc<MemoryDevice>, u64) {
     let device = formatted(MIB);

@@ -78,6 +78,7 @@ fn damaged_leaf_is_an_error_there_and_nowhere_else() {
             assert_eq!(result.unwrap().as_deref(), Some(value.as_slice()));
         }
     }
+    assert_eq!(volume.cache.damaged(), volume.model.range(from..to).count() as u64, "each time");
     assert!(matches!(get_le(&volume.cache, &volume.root, from), Err(Error::Corrupt(_))));
     let mut cursor = Cursor::seek(&volume.cache, &volume.root, Key::MIN).unwrap();
     let error = loop {
