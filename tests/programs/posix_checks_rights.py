@@ -1,13 +1,15 @@
 """Checks of owners, modes, attributes, times and sizes of the whole file system."""
 
 import os
+import shutil
 import stat
 import struct
 import subprocess
 import time
 
-from posix_support import (ANOTHER_GROUP, ANOTHER_USER, Skip, as_user, call, check, equal,
-                           expect_errno, fallocate, pattern, read_file, write_file)
+from posix_support import (ANOTHER_GROUP, ANOTHER_USER, BLOCK_BYTES, Skip, aligned_buffer,
+                           as_user, call, check, equal, expect_errno, fallocate, pattern,
+                           read_file, write_file)
 
 SECOND_NS = 10**9
 
@@ -126,6 +128,60 @@ def write_by_another_user_clears_suid_and_sgid(top):
 
 
 @check
+def a_program_that_another_user_changed_does_not_run_for_its_owner(top):
+    if os.statvfs(top).f_flag & os.ST_NOSUID:
+        raise Skip("the file system is mounted with nosuid")
+    program = read_file(shutil.which("id"))
+
+    def write(path):
+        with open(path, "r+b") as file:
+            file.write(program[:100])
+
+    def write_past_the_cache(path):
+        fd = os.open(path, os.O_WRONLY | os.O_DIRECT)
+        buffer = aligned_buffer(BLOCK_BYTES)
+        buffer[:] = program[:BLOCK_BYTES]
+        os.pwrite(fd, buffer, 0)
+        os.close(fd)
+
+    def allocate(path):
+        fd = os.open(path, os.O_RDWR)
+        fallocate(fd, 0, 0, len(program))
+        os.close(fd)
+
+    def copy(path):
+        fd = os.open(path, os.O_WRONLY)
+        with open(os.path.join(top, "other"), "rb") as source:
+            os.copy_file_range(source.fileno(), fd, 100)
+        os.close(fd)
+
+    def empty_and_write(path):
+        write_file(path, program)
+
+    def empty_and_write_through_the_cache(path):
+        fd = os.open(path, os.O_RDWR | os.O_TRUNC)
+        os.write(fd, program)
+        os.close(fd)
+
+    def cut(path):
+        os.truncate(path, len(program))
+
+    def change_and_run(change, path):
+        change(path)
+        user = subprocess.run([path, "-u"], stdout=subprocess.PIPE, check=True).stdout
+        equal(int(user), ANOTHER_USER, f"user of a program after {change.__name__}")
+
+    os.chmod(top, 0o777)
+    write_file(os.path.join(top, "other"), program)
+    for change in (write, write_past_the_cache, allocate, copy, empty_and_write,
+                   empty_and_write_through_the_cache, cut):
+        path = os.path.join(top, change.__name__)
+        write_file(path, program)
+        os.chmod(path, 0o6777)
+        as_user(change_and_run, change, path)
+
+
+@check
 def fallocate_by_another_user_clears_suid(top):
     def allocate(path):
         fd = os.open(path, os.O_RDWR)
@@ -149,6 +205,37 @@ def chown_clears_suid_and_sgid(top):
     os.chmod(directory, 0o2755)
     os.chown(directory, 5, 5)
     equal(oct(mode_of(directory)), oct(0o2755), "a directory keeps its setgid bit")
+    for kind in stat.S_IFSOCK, stat.S_IFIFO:
+        path = os.path.join(top, f"kind {kind}")
+        os.mknod(path, kind | 0o755)
+        os.chmod(path, 0o6755)
+        os.chown(path, 5, 5)
+        equal(oct(mode_of(path)), oct(0o755), "mode of a special file after chown")
+
+
+@check
+def an_outsider_does_not_end_privileges(top):
+    def ask_for_nothing(path):
+        try:
+            os.chown(path, -1, -1)
+        except PermissionError:
+            pass
+    path = suid_file(top, 0o6755)
+    as_user(ask_for_nothing, path)
+    os.listdir(top)  # which has the kernel ask what the file is like now
+    equal(oct(mode_of(path)), oct(0o6755), "mode after a request of another user")
+
+
+@check
+def a_new_file_keeps_the_mode_that_it_is_made_with(top):
+    def make(path, flags):
+        os.close(os.open(path, flags | os.O_WRONLY | os.O_CREAT, 0o6755))
+        os.listdir(top)  # which has the kernel ask what the file is like now
+        equal(oct(mode_of(path)), oct(0o6755), "mode of a new file")
+    os.chmod(top, 0o777)
+    as_user(make, os.path.join(top, "new"), 0)
+    as_user(make, os.path.join(top, "truncated"), os.O_TRUNC)
+    as_user(make, os.path.join(top, "exclusive"), os.O_TRUNC | os.O_EXCL)
 
 
 @check

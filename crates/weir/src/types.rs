@@ -137,7 +137,7 @@ pub struct SetAttr {
     /// Modification time.
     pub mtime: Option<SetTime>,
     /// Clear set-user-id, and set-group-id where the group may execute (an unprivileged change of
-    /// size or owner).
+    /// size or owner); a directory keeps both.
     pub kill_suid_sgid: bool,
 }
 

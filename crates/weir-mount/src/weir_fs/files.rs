@@ -24,13 +24,12 @@ impl WeirFs {
         is_new: bool,
     ) -> OpResult<Handle> {
         let handle = self.open_file(ino, open, is_new || open.truncate)?;
-        if open.truncate {
-            let change = SetAttr {
-                size_bytes: Some(0),
-                kill_suid_sgid: !is_privileged(caller),
-                ..SetAttr::default()
-            };
-            if let Err(error) = self.setattr(caller, ino, &change) {
+        // What was just made is empty, and keeps the mode that it was made with.
+        if open.truncate && !is_new {
+            let change = SetAttr { size_bytes: Some(0), ..SetAttr::default() };
+            let facts = self.inodes.facts(ino);
+            let ended = self.end_privileges(ino, &facts, !is_privileged(caller));
+            if let Err(error) = ended.and_then(|()| self.setattr(caller, ino, &change)) {
                 self.handles.remove(handle);
                 return Err(error);
             }
@@ -130,10 +129,12 @@ mod tests {
 
     /// Which files a kernel was told to look at again.
     #[derive(Default)]
-    struct Told(Mutex<Vec<u64>>);
+    struct Told(Mutex<Vec<u64>>, Mutex<Vec<u64>>);
 
     impl KernelCache for Told {
-        fn attributes_changed(&self, _: u64) {}
+        fn attributes_changed(&self, ino: u64) {
+            self.1.lock().push(ino);
+        }
         fn content_changed(&self, ino: u64) {
             self.0.lock().push(ino);
         }
@@ -172,5 +173,38 @@ mod tests {
         }
         assert_eq!(handed_over(&fs), 0);
         fs.close().unwrap();
+    }
+
+    #[test]
+    fn the_kernel_hears_of_the_end_of_privileges_and_a_new_file_has_all_that_it_was_made_with() {
+        let (fs, kernel) = (fs(), Arc::new(Told::default()));
+        let told: Weak<Told> = Arc::downgrade(&kernel);
+        fs.mounted(told);
+        let anybody = Caller { uid: 1000, gid: 1000 };
+        let new = Make { file_type: FileType::Regular, permissions: 0o6755, umask: 0, rdev: 0 };
+        let emptied = Open { write: true, truncate: true, ..Open::default() };
+        let create = |caller| {
+            let (attr, handle) = fs.create(caller, Volume::ROOT, b"f", &new, emptied, false)?;
+            fs.release(handle);
+            Ok::<_, Errno>(attr.ino)
+        };
+        let ino = create(anybody).unwrap();
+        assert_eq!(fs.getattr(ino).unwrap().permissions, 0o6755);
+        create(CALLER).unwrap();
+        assert_eq!(fs.getattr(ino).unwrap().permissions, 0o6755);
+        assert!(kernel.1.lock().is_empty());
+        create(anybody).unwrap();
+        assert_eq!(fs.getattr(ino).unwrap().permissions, 0o755);
+        assert_eq!(*kernel.1.lock(), [ino]);
+        let privileged = SetAttr { permissions: Some(0o4755), ..SetAttr::default() };
+        fs.setattr(CALLER, ino, &privileged).unwrap();
+        let handle = fs.open(anybody, ino, Open { write: true, ..Open::default() }).unwrap();
+        for _ in 0..2 {
+            let mode = WriteMode { kill_suid_sgid: true, ..WriteMode::default() };
+            fs.write(handle, 0, b"x", mode).unwrap();
+        }
+        assert_eq!(fs.getattr(ino).unwrap().permissions, 0o755);
+        assert_eq!(*kernel.1.lock(), [ino, ino]);
+        fs.release(handle);
     }
 }

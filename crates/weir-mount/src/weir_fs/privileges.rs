@@ -1,6 +1,8 @@
 //! Who may do what with a file: access control lists, which are stored as attributes and shown in the permission bits, and privileges of
 //! programs, which end with the first write.
 
+use std::sync::Weak;
+
 use weir::{Attr, Error, FileType, NewInode, SetAttr, XattrMode};
 
 use super::WeirFs;
@@ -122,6 +124,10 @@ impl WeirFs {
         } else if kill_suid_sgid {
             let change = SetAttr { kill_suid_sgid: true, ..SetAttr::default() };
             self.check(self.volume.setattr(ino, &change))?;
+            // The answer to a write or an `open` says nothing of the mode, and by the old one the kernel would run the file for its owner.
+            if let Some(kernel) = self.kernel.get().and_then(Weak::upgrade) {
+                kernel.attributes_changed(ino);
+            }
         }
         Ok(())
     }

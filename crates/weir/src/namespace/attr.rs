@@ -126,7 +126,7 @@ pub(crate) fn apply(meta: &mut Meta, change: &SetAttr, now: Timestamp) -> bool {
         item.gid = gid;
     }
     if change.kill_suid_sgid
-        && item.file_type == FileType::Regular
+        && item.file_type != FileType::Directory
         && let Some(permissions) = killed(item.permissions)
     {
         item.permissions = permissions;
