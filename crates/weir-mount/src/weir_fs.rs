@@ -385,13 +385,14 @@ impl FileSystemOps for WeirFs {
                 made => break (made?, true),
             }
         };
-        match self.open_as(caller, attr.ino, open, is_new) {
-            Ok(handle) => Ok((attr, handle)),
-            Err(error) => {
-                self.forget(attr.ino, 1);
-                Err(error)
-            }
-        }
+        let opened = self.open_as(caller, attr.ino, open, is_new).and_then(|handle| {
+            // Of what was found and emptied, the kernel is to remember the size that it has now.
+            let is_old = open.truncate && !is_new;
+            let attr = if is_old { self.getattr(attr.ino) } else { Ok(attr.clone()) };
+            let attr = attr.inspect_err(|_| drop(self.handles.remove(handle)))?;
+            Ok((attr, handle))
+        });
+        opened.inspect_err(|_| self.forget(attr.ino, 1))
     }
 
     fn tmpfile(&self, caller: Caller, parent: u64, new: &Make) -> OpResult<(Attr, Handle)> {

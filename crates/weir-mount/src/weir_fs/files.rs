@@ -176,6 +176,21 @@ mod tests {
     }
 
     #[test]
+    fn a_file_that_is_found_and_emptied_is_answered_as_an_empty_one() {
+        let fs = fs();
+        let new = Make { file_type: FileType::Regular, permissions: 0o644, umask: 0, rdev: 0 };
+        let open = Open { write: true, ..Open::default() };
+        let (made, handle) = fs.create(CALLER, Volume::ROOT, b"f", &new, open, true).unwrap();
+        fs.write(handle, 0, &[1; 5000], WriteMode::default()).unwrap();
+        let emptied = Open { truncate: true, ..open };
+        let (attr, again) = fs.create(CALLER, Volume::ROOT, b"f", &new, emptied, false).unwrap();
+        assert_eq!((attr.ino, attr.size_bytes, attr.blocks), (made.ino, 0, 0));
+        assert_eq!(fs.getattr(made.ino).unwrap(), attr);
+        fs.release(handle);
+        fs.release(again);
+    }
+
+    #[test]
     fn the_kernel_hears_of_the_end_of_privileges_and_a_new_file_has_all_that_it_was_made_with() {
         let (fs, kernel) = (fs(), Arc::new(Told::default()));
         let told: Weak<Told> = Arc::downgrade(&kernel);
