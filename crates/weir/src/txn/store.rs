@@ -514,6 +514,7 @@ impl Store {
         DeltaSize {
             running_bytes: state.running.memory_bytes(),
             frozen_bytes: state.frozen.as_ref().map_or(0, |frozen| frozen.memory_bytes()),
+            space_bytes: self.alloc.recorded_bytes(),
             running_keys: state.running.len(),
         }
     }
@@ -547,8 +548,17 @@ pub struct DeltaSize {
     pub running_bytes: usize,
     /// Memory of the frozen delta.
     pub frozen_bytes: usize,
+    /// Memory of the changes of space that belong to both.
+    pub space_bytes: u64,
     /// Keys of the running delta.
     pub running_keys: usize,
+}
+
+impl DeltaSize {
+    /// All of it.
+    pub fn bytes(&self) -> u64 {
+        (self.running_bytes + self.frozen_bytes) as u64 + self.space_bytes
+    }
 }
 
 /// The greatest key before `key`.
