@@ -414,6 +414,7 @@ impl Engine {
             let gathering = !self.background.handover.is_empty();
             let timeout_us = if gathering { handover::PATIENCE_US } else { FLUSH_INTERVAL_US };
             let go_on = self.background.wait_asked(Worker::Flusher, &*self.clock, timeout_us);
+            self.look_at_clock();
             self.tell_failures();
             if gathering || self.background.handover.is_due() || !go_on {
                 // An error was noted with the file it concerns.

@@ -28,7 +28,7 @@ use crate::inode::{Inode, InodeTable};
 use crate::log::{Admission, AdmissionClass, Log, OpRecords};
 use crate::reclaim::{Reclaim, Shortage};
 use crate::stats::Counters;
-use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use crate::sync::{Arc, Clock, Mutex, Weak};
 use crate::txn::Store;
 use crate::txn::checkpoint::{Checkpointer, Phase};
@@ -53,6 +53,8 @@ pub struct Engine {
     pub memory_bytes: u64,
     /// Time.
     pub clock: Arc<dyn Clock>,
+    /// Seconds since 1970 when a thread last looked: see [`Engine::recent_s`].
+    pub seen_s: AtomicI64,
     /// Metadata.
     pub store: Store,
     /// The log.
@@ -180,6 +182,20 @@ impl Engine {
     /// Now, for file times.
     pub fn now(&self) -> Timestamp {
         Timestamp::from_ns(self.clock.realtime_ns())
+    }
+
+    /// Seconds since 1970, as of a moment ago: for who asks with every cached read. Without threads nobody looks at the clock meanwhile.
+    pub fn recent_s(&self) -> i64 {
+        if self.background.has_threads() {
+            self.seen_s.load(Ordering::Relaxed)
+        } else {
+            self.now().seconds
+        }
+    }
+
+    /// To be called about once a second.
+    pub fn look_at_clock(&self) {
+        self.seen_s.store(self.now().seconds, Ordering::Relaxed);
     }
 
     /// The gate at the entry of every changing operation: checks that the volume can be written, and gets log space for

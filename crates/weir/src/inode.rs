@@ -24,11 +24,14 @@ use crate::file::known_homes::KnownHomes;
 use crate::file::known_mapping::KnownMapping;
 use crate::format::item::InodeItem;
 use crate::number_map::NumberMap;
-use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Arc, Condvar, Mutex, MutexGuard, RwLock, patiently};
 use crate::txn::Lsn;
 use crate::types::{Attr, FileType, Timestamp};
 use std::collections::VecDeque;
+
+/// The next read has to look at the access time.
+pub const ATIME_UNSETTLED: i64 = i64::MIN;
 
 /// Attributes under the `meta` lock.
 #[derive(Debug, Clone)]
@@ -88,9 +91,9 @@ pub struct Inode {
     pub users: AtomicU32,
     /// On the dirty list.
     pub listed: AtomicBool,
-    /// The relative access time policy has nothing to do until the next change. (A day passing is noticed
-    /// when the inode comes into memory again.)
-    pub atime_settled: AtomicBool,
+    /// The relative access time policy has nothing to do until the next change, or until then, in seconds since 1970;
+    /// [`ATIME_UNSETTLED`].
+    pub atime_settled_until_s: AtomicI64,
     /// May have unwritten extents, which are longer than others. Set under `map`; who reads it without that lock may take
     /// an unwritten extent for a hole, which reads the same.
     pub unwritten: AtomicBool,
@@ -132,7 +135,7 @@ impl Inode {
             io_epoch: Mutex::new(0),
             users: AtomicU32::new(0),
             listed: AtomicBool::new(false),
-            atime_settled: AtomicBool::new(false),
+            atime_settled_until_s: AtomicI64::new(ATIME_UNSETTLED),
             unwritten: AtomicBool::new(item.blocks > 0),
             referenced: AtomicBool::new(false),
             closed: Mark::default(),

@@ -257,6 +257,6 @@ pub struct Stats {
     pub inodes_in_memory: u64,
     /// Inodes on the dirty list.
     pub dirty_inodes: u64,
-    /// Memory of the deltas in bytes.
+    /// Memory of the deltas in bytes, and of the changes of space that belong to them.
     pub delta_bytes: u64,
 }

@@ -311,6 +311,8 @@ impl CompletionQueue {
         entries.looked = false;
         let known = |weak: &Weak<dyn Hurry>| std::ptr::addr_eq(weak.as_ptr(), Arc::as_ptr(hurry));
         if !entries.hurry.iter().any(known) {
+            // Who knows how many come never looks in vain, and one queue may see many volumes come and go: each would keep its memory.
+            entries.hurry.retain(|volume| volume.strong_count() > 0);
             entries.hurry.push(Arc::downgrade(hurry));
         }
     }
@@ -514,6 +516,25 @@ mod tests {
         assert!(left.upgrade().is_some(), "not by whoever completes it");
         assert_eq!(queue.take(), Some(Completion { user_data: 1, result: Ok(()) }));
         assert!(left.upgrade().is_none());
+    }
+
+    /// As with one queue for many volumes, each of which is closed before what came of it is taken.
+    #[test]
+    fn a_queue_forgets_volumes_that_are_gone_also_if_it_is_never_found_empty() {
+        let queue = CompletionQueue::new().expect("an eventfd");
+        let kept: Arc<dyn Hurry> = Arc::new(Told::default());
+        for number in 0..1000 {
+            let volume: Arc<dyn Hurry> = Arc::new(Told::default());
+            for hurry in [&volume, &kept] {
+                let (ticket, promise) = ticket(Some(hurry.clone()));
+                ticket.deliver(&queue, number);
+                promise.complete(Ok(()));
+            }
+            drop(volume);
+            assert!((0..2).all(|_| queue.take().is_some_and(|next| next.user_data == number)));
+            let known = queue.entries.lock().hurry.len();
+            assert!(known <= 2, "{known} volumes are known");
+        }
     }
 
     /// Counts how often it was told that somebody waits.

@@ -680,7 +680,7 @@ impl Engine {
             dirty_pages: self.dirty_pages.load(Ordering::Relaxed),
             inodes_in_memory: self.inodes.count() as u64,
             dirty_inodes: self.dirty.count() as u64,
-            delta_bytes: (delta.running_bytes + delta.frozen_bytes) as u64,
+            delta_bytes: delta.bytes(),
         }
     }
 }

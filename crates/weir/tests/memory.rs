@@ -55,6 +55,22 @@ fn the_cap_holds_while_200_000_files_are_made() {
     check(&volume, memory_bytes, 0);
 }
 
+/// The same few items change again and again, and each time blocks are taken and freed.
+#[test]
+fn the_cap_holds_while_one_file_gets_other_blocks_all_the_time() {
+    let memory_bytes = 2 * MIB;
+    let volume = open(&formatted(1 << 30, 0), manual(memory_bytes));
+    let file = create(&volume, "/f");
+    for number in 0..60_000 {
+        file.allocate(AllocateMode::Extend, 0, 4096).expect("allocate");
+        file.allocate(AllocateMode::PunchHole, 0, 4096).expect("punch");
+        if number % 100 == 0 {
+            check(&volume, memory_bytes, 1);
+        }
+    }
+    assert!(volume.stats().checkpoints > 0);
+}
+
 #[test]
 fn reading_many_files_keeps_no_more_inodes_than_fit() {
     let memory_bytes = 2 * MIB;

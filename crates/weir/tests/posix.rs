@@ -511,6 +511,36 @@ fn access_times_follow_the_policy() {
     }
 }
 
+/// Who clears away what nobody has used for some days looks at access times.
+#[test]
+fn a_file_that_is_always_in_memory_shows_each_day_that_it_is_read() {
+    const DAY_SECONDS: i64 = 86_400;
+    for options in [manual(4 * MIB), threads(8 * MIB)] {
+        let clock = HandClock::at(1000);
+        let options = VolumeOptions { clock: clock.clone(), ..options };
+        let has_threads = options.background == BackgroundMode::Threads;
+        let volume = open(&formatted(32 * MIB, 0), options);
+        let file = create(&volume, "/f");
+        file.write_at(0, b"abc").expect("write");
+        let atime = || {
+            file.read_at(0, &mut [0; 3]).expect("read");
+            file.attr().expect("attr").atime.seconds
+        };
+        clock.advance_s(10);
+        assert_eq!([atime(), atime()], [1010; 2]);
+        for day in 1..4 {
+            clock.advance_s(DAY_SECONDS - 1);
+            assert_eq!(atime(), 1010 + (day - 1) * DAY_SECONDS);
+            clock.advance_s(1);
+            let expected = 1010 + day * DAY_SECONDS;
+            // The threads look at the clock once in a while.
+            with_watchdog(60, || while has_threads && atime() < expected {});
+            assert_eq!(atime(), expected);
+        }
+        volume.close().expect("close");
+    }
+}
+
 #[test]
 fn lazy_access_times_survive_sync_and_close() {
     let device = formatted(32 * MIB, 0);

@@ -140,6 +140,9 @@ pub struct Allocator {
     tidy_reserve: AtomicU64,
     committed: Mutex<Committed>,
     space: Mutex<Space>,
+    /// Memory of the changes of the running transaction, and of the one that a checkpoint has.
+    running_bytes: AtomicU64,
+    frozen_bytes: AtomicU64,
 }
 
 impl std::fmt::Debug for Allocator {
@@ -210,6 +213,8 @@ impl Allocator {
             tidy_reserve: AtomicU64::new(0),
             space: Mutex::new(Space::new(entries.iter().map(|entry| entry.free_blocks))),
             committed: Mutex::new(Committed::new(entries)),
+            running_bytes: AtomicU64::new(0),
+            frozen_bytes: AtomicU64::new(0),
         }
     }
 
@@ -368,6 +373,18 @@ impl Allocator {
             }
         }
         space.changes.extend_from_slice(changes);
+        self.note_recorded(&space);
+    }
+
+    fn note_recorded(&self, space: &Space) {
+        let bytes = space.changes.len() * size_of::<SpaceChange>();
+        self.running_bytes.store(bytes as u64, Relaxed);
+    }
+
+    /// Memory, about, of the recorded changes that are not in a durable checkpoint. Whoever gives the same places other blocks all the time has few
+    /// items that change, and many of these.
+    pub fn recorded_bytes(&self) -> u64 {
+        self.running_bytes.load(Relaxed) + self.frozen_bytes.load(Relaxed)
     }
 
     /// As [`Allocator::record`], for changes that recovery reads from the log: allocated blocks
@@ -391,6 +408,7 @@ impl Allocator {
                 SpaceChange::Free(_) => space.account.expect(run.blocks),
             }
             space.changes.push(*change);
+            self.note_recorded(&space);
         }
         Ok(())
     }
@@ -412,6 +430,7 @@ impl Allocator {
     /// Ends the running transaction's list of changes and begins the next one's. Constant time.
     pub fn freeze(&self) -> FrozenSpace {
         let mut space = self.space.lock();
+        self.frozen_bytes.store(self.running_bytes.swap(0, Relaxed), Relaxed);
         FrozenSpace {
             changes: std::mem::take(&mut space.changes),
             quarantined: std::mem::take(&mut space.quarantined),
@@ -518,6 +537,7 @@ impl Allocator {
         let mut space = self.space.lock();
         let left = space.account.merging();
         space.account.merged(left);
+        self.frozen_bytes.store(0, Relaxed);
     }
 
     /// Promises `blocks` to a later allocation, and says how that leaves the free space.

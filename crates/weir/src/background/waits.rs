@@ -59,7 +59,7 @@ impl Engine {
         let delta = self.store.delta_size();
         Pressure {
             dirty_bytes: self.dirty_bytes(),
-            delta_bytes: (delta.running_bytes + delta.frozen_bytes) as u64,
+            delta_bytes: delta.bytes(),
             log_bytes: self.log_bytes(),
         }
     }

@@ -95,7 +95,7 @@ pub struct Limits {
 pub struct Pressure {
     /// Dirty pages and pages under writeback.
     pub dirty_bytes: u64,
-    /// The running delta and the frozen one.
+    /// The running delta and the frozen one, with their changes of space.
     pub delta_bytes: u64,
     /// Log ring space that cannot be reused yet.
     pub log_bytes: u64,

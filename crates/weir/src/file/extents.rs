@@ -20,7 +20,7 @@ use crate::mutation::{self, Mutation};
 use crate::sync::atomic::Ordering;
 use crate::tree::Value;
 use crate::txn::mapping_moments::MappingMoment;
-use crate::txn::{Op, View};
+use crate::txn::{Op, Store, View};
 
 /// How many extents one look-up reads at a time.
 const BATCH_EXTENTS: usize = 32;
@@ -435,10 +435,10 @@ pub fn left_neighbour(
     Before { key, item }.adjoining(file_block)
 }
 
-/// The last mapped block before `file_block`, however far away: where new blocks are best placed.
-pub fn placement_hint(store: &dyn View, inode: u64, file_block: u64) -> Result<Option<u64>> {
+/// The last mapped block before `file_block`, however far away, if it is not behind many that were cut: where new blocks are best placed.
+pub fn placement_hint(store: &Store, inode: u64, file_block: u64) -> Result<Option<u64>> {
     let lowest = Key::extent(inode, 0);
-    let Some((key, value)) = store.get_le(Key::extent(inode, file_block), lowest)? else {
+    let Some((key, value)) = store.guess_le(Key::extent(inode, file_block), lowest)? else {
         return Ok(None);
     };
     let (block, blocks, _) = head(key, &value)?;

@@ -18,7 +18,7 @@ use crate::device::IoClass;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64, MAX_FILE_BYTES};
-use crate::inode::Inode;
+use crate::inode::{ATIME_UNSETTLED, Inode};
 use crate::mutation::{self, Mutation};
 use crate::prefetch::overwrite_far;
 use crate::reclaim::{BATCH_PAGES, Shortage};
@@ -204,7 +204,7 @@ impl Engine {
                     meta.item.ctime = before;
                 }
             }
-            inode.atime_settled.store(false, Ordering::Relaxed);
+            inode.atime_settled_until_s.store(ATIME_UNSETTLED, Ordering::Relaxed);
             self.dirty.add(inode);
             if matches!(charge, Charge::InPlace { .. }) {
                 self.settle_in_place(inode, offset..offset + done as u64);

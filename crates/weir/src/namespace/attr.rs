@@ -59,7 +59,9 @@ impl Engine {
         match self.options.atime {
             AtimePolicy::Never => false,
             AtimePolicy::Strict => true,
-            AtimePolicy::Relative => !inode.atime_settled.load(Ordering::Relaxed),
+            AtimePolicy::Relative => {
+                self.recent_s() >= inode.atime_settled_until_s.load(Ordering::Relaxed)
+            }
         }
     }
 
@@ -77,7 +79,9 @@ impl Engine {
             || item.atime <= item.ctime
             || now.seconds.saturating_sub(item.atime.seconds) >= DAY_SECONDS;
         if self.options.atime == AtimePolicy::Relative {
-            inode.atime_settled.store(true, Ordering::Relaxed);
+            let read_s = if due { now.seconds } else { item.atime.seconds };
+            let until_s = read_s.saturating_add(DAY_SECONDS);
+            inode.atime_settled_until_s.store(until_s, Ordering::Relaxed);
         }
         if !due || meta.purged || meta.item.atime == now {
             return;

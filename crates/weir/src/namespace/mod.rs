@@ -29,7 +29,7 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::format::Key;
 use crate::format::item::InodeItem;
-use crate::inode::{Inode, Meta};
+use crate::inode::{ATIME_UNSETTLED, Inode, Meta};
 use crate::log::Admission;
 use crate::sync::atomic::Ordering;
 use crate::sync::{Arc, MutexGuard};
@@ -98,7 +98,7 @@ impl<'a> MetaLocks<'a> {
     /// The items of all of them were committed as of `lsn`.
     pub fn logged(&mut self, lsn: Lsn) {
         for (inode, meta, _) in self.all_mut() {
-            inode.atime_settled.store(false, Ordering::Relaxed);
+            inode.atime_settled_until_s.store(ATIME_UNSETTLED, Ordering::Relaxed);
             meta.logged(lsn, true);
         }
     }

@@ -176,21 +176,32 @@ impl Store {
     /// The item with the greatest key `<= key` that is `>= floor`. The tree's items that a delta hides are stepped over one
     /// by one: a floor that is near bounds that.
     pub fn get_le(&self, key: Key, floor: Key) -> Result<Option<(Key, Value)>> {
+        self.get_le_over((key, floor), usize::MAX)
+    }
+
+    /// As [`Store::get_le`], but perhaps none, though there is one, where much before `key` was deleted since the last checkpoint: for who
+    /// would like to know, and can do without.
+    pub fn guess_le(&self, key: Key, floor: Key) -> Result<Option<(Key, Value)>> {
+        self.get_le_over((key, floor), MOST_HIDDEN)
+    }
+
+    fn get_le_over(&self, range: (Key, Key), most_hidden: usize) -> Result<Option<(Key, Value)>> {
         self.settle(|| {
             let root = self.state.read().tree;
-            (root, self.get_le_in(&root, key, floor))
+            (root, self.get_le_in(&root, range, most_hidden))
         })
     }
 
-    /// As [`Store::get_le`], from this tree.
+    /// As [`Store::get_le_over`], from this tree.
     fn get_le_in(
         &self,
         root: &TreeRoot,
-        key: Key,
-        floor: Key,
+        (key, floor): (Key, Key),
+        most_hidden: usize,
     ) -> Result<Attempt<Option<(Key, Value)>>> {
         let is_mapping = floor.kind == Kind::Extent && floor.inode == key.inode;
         let mut upper = key;
+        let mut left = most_hidden;
         let mut moment = self.mappings.moment(key.inode);
         loop {
             let span = tree::span_le(&self.nodes, root, upper)?;
@@ -207,11 +218,12 @@ impl Store {
             let in_tree = items().rev().take_while(|(found, _)| *found >= floor);
             // What the deltas have before this leaf is compared with the leaf before.
             let known_from = lowest.map_or(floor, |lowest| lowest.max(floor));
-            if let Some((found, value)) = state.greatest(in_tree, known_from, last) {
+            let greatest = state.greatest(in_tree, (known_from, last), &mut left);
+            if let Some((found, value)) = greatest {
                 let value = value.map_or_else(InLeaf::to_value, |newer| Some(Value::from(newer)));
                 return Ok(Attempt::Answer(value.map(|value| (found, value))));
             }
-            match lowest.and_then(predecessor).filter(|next| *next >= floor) {
+            match lowest.and_then(predecessor).filter(|next| *next >= floor && left > 0) {
                 // All of this leaf is hidden.
                 Some(next) => upper = next,
                 None => return Ok(Attempt::Answer(None)),
@@ -514,6 +526,7 @@ impl Store {
         DeltaSize {
             running_bytes: state.running.memory_bytes(),
             frozen_bytes: state.frozen.as_ref().map_or(0, |frozen| frozen.memory_bytes()),
+            space_bytes: self.alloc.recorded_bytes(),
             running_keys: state.running.len(),
         }
     }
@@ -547,8 +560,17 @@ pub struct DeltaSize {
     pub running_bytes: usize,
     /// Memory of the frozen delta.
     pub frozen_bytes: usize,
+    /// Memory of the changes of space that belong to both.
+    pub space_bytes: u64,
     /// Keys of the running delta.
     pub running_keys: usize,
+}
+
+impl DeltaSize {
+    /// All of it.
+    pub fn bytes(&self) -> u64 {
+        (self.running_bytes + self.frozen_bytes) as u64 + self.space_bytes
+    }
 }
 
 /// The greatest key before `key`.
@@ -575,12 +597,12 @@ impl State {
     }
 
     /// The greatest key in `from ..= to` that has a value, in the deltas (`Ok`) or in `in_tree` (`Err`), whose keys descend. Each of the
-    /// three is searched once.
+    /// three is searched once. `left`: so many that are deleted may be stepped over.
     fn greatest<T>(
         &self,
         in_tree: impl Iterator<Item = (Key, T)>,
-        from: Key,
-        to: Key,
+        (from, to): (Key, Key),
+        left: &mut usize,
     ) -> Option<(Key, Layered<'_, T>)> {
         let mut running = self.running.range(from, to).rev().peekable();
         let frozen = self.frozen.iter();
@@ -591,6 +613,7 @@ impl State {
             if let Some(value) = value {
                 return Some((key, value));
             }
+            *left = left.checked_sub(1)?;
         }
     }
 
@@ -759,7 +782,8 @@ mod tests {
             let (first, last) = (Key::extent(INODE, from), Key::extent(INODE, to));
             let in_range = in_tree.iter().rev().filter(|at| (from..=to).contains(*at));
             let in_range = in_range.map(|at| (Key::extent(INODE, *at), *at));
-            let found = state.greatest(in_range, first, last);
+            let mut left = usize::MAX;
+            let found = state.greatest(in_range, (first, last), &mut left);
             let found = found.map(|(key, value)| {
                 let (says, is_changed) = match value {
                     Ok(bytes) => (u64::from(bytes[0]), true),
@@ -815,6 +839,30 @@ mod tests {
         let steps = STEPS.get() - before;
         assert!(steps >= EXTENTS - 1, "{steps}: the cut is not in the tree yet");
         assert!(steps <= 2 * EXTENTS, "{steps}");
+    }
+
+    /// Where a new extent is best placed is worth a short look, and not one over all that was ever cut.
+    #[test]
+    fn who_allocates_behind_what_was_cut_does_not_step_over_all_of_it() {
+        const EXTENTS: u64 = 4000;
+        /// Farther from what was cut than an extent is long.
+        const FAR_BLOCKS: u64 = 100_000;
+        let (volume, file) = volume_with_a_file();
+        for number in 0..EXTENTS {
+            file.write_at(number * 2 * 4096, &[1; 4096]).expect("write");
+            if number % 500 == 0 {
+                volume.checkpoint().expect("checkpoint");
+            }
+        }
+        volume.checkpoint().expect("checkpoint");
+        file.truncate(4096).expect("cut");
+        let before = STEPS.get();
+        for place in FAR_BLOCKS..FAR_BLOCKS + 10 {
+            file.allocate(AllocateMode::Extend, place * 4096, 4096).expect("allocate");
+            file.allocate(AllocateMode::PunchHole, place * 4096, 4096).expect("punch");
+        }
+        let steps = STEPS.get() - before;
+        assert!(steps < 10 * 2 * MOST_HIDDEN as u64, "{steps}");
     }
 
     /// Where extents may be long, as they are once something was allocated, and for all that is walked through.

@@ -26,14 +26,14 @@ use crate::mutation::{self, Mutation};
 use crate::namespace::OP_SPACE_BLOCKS;
 use crate::reclaim::Reclaim;
 use crate::stats::Counters;
-use crate::sync::atomic::{AtomicBool, AtomicU64};
+use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
 use crate::sync::{Arc, Mutex};
 use crate::tree::{NodeCache, TreeRoot};
 use crate::txn::Store;
 use crate::txn::checkpoint::{Checkpointer, loaded_tree, with_attempts};
 use crate::txn::names::CACHED_NAME_BYTES;
 use crate::txn::store::Memory;
-use crate::types::{BackgroundMode, VolumeOptions};
+use crate::types::{BackgroundMode, Timestamp, VolumeOptions};
 use std::path::Path;
 
 /// Largest default memory cap.
@@ -160,11 +160,13 @@ pub(super) fn assemble(
     let checkpointer = Checkpointer::default();
     checkpointer.set_covered(log.last_lsn());
     let page_bytes = shares.pages as usize;
+    let seen_s = AtomicI64::new(Timestamp::from_ns(clock.realtime_ns()).seconds);
     Arc::new_cyclic(|me| Engine {
         me: me.clone(),
         geometry,
         volume_id,
         clock,
+        seen_s,
         store,
         log,
         alloc,
