@@ -3,7 +3,7 @@
 mod common;
 
 use common::survives_within;
-use weir::{AllocateMode, BackgroundWork, OpenFlags, Timestamp};
+use weir::{AllocateMode, AtimePolicy, BackgroundWork, OpenFlags, Timestamp};
 use weir_sim::explore::{Limits, Tally};
 use weir_sim::fault::{Fault, FaultKind, FaultPlan};
 use weir_sim::op::{Amid, At, Commit, Hold, Op, Sync, Target};
@@ -371,4 +371,23 @@ fn an_empty_file_that_is_opened_to_be_cut_gives_back_what_was_allocated() {
         Op::Sync(Sync::All),
     ];
     survives(Settings::SMALL, ops);
+}
+
+/// What was read after a refusal moved the access time, later than the oracle allowed: it took the time of the call that was refused.
+#[test]
+fn reading_after_a_refused_allocation_moves_the_access_time_then() {
+    let other = || Target::Path("/g".to_owned());
+    let (mode, offset, length) = (AllocateMode::ZeroRangeKeepSize, 5000, 100_000);
+    let mut ops = vec![
+        create(),
+        Op::Write { target: file(), offset: 0, length: 110_000, tag: 1 },
+        Op::Sync(Sync::All),
+        Op::Create { path: "/g".to_owned(), permissions: 0o644 },
+    ];
+    for (bytes, tag) in [(100_000, 2), (30_000, 3), (8192, 4)] {
+        ops.extend(vec![Op::Append { target: other(), length: bytes, tag }; 6]);
+    }
+    ops.push(Op::Allocate { target: file(), mode, offset, length });
+    ops.push(Op::Sync(Sync::All));
+    survives(Settings { atime: AtimePolicy::Relative, ..Settings::SMALL }, ops);
 }

@@ -127,10 +127,12 @@ impl<S: System> Explorer<'_, S> {
                 run.history.extend([Arc::new(part), now]);
             }
             let read = op.reads_back();
+            let began_ns = run.clock.elapsed_ns();
             let read =
                 read.map(|read| guard("reading after an error", || run.session.apply(&read)));
             let found = read.transpose()?.and_then(Result::ok);
-            self.adopt_half(run, op, clock, found.as_ref());
+            let looked = self.span_since(run, began_ns);
+            self.adopt_half(run, op, (clock, looked), found.as_ref());
             if !self.case.faults.is_empty() {
                 Self::doubt_allocation(run, op, clock);
             }
@@ -183,12 +185,12 @@ impl<S: System> Explorer<'_, S> {
     }
 
     /// An operation with a state in the middle failed: what its range reads as since tells whether it got there, if that is not
-    /// what it would read as anyway.
+    /// what it would read as anyway. The one was done in the first span of time, and the other in the second.
     pub(super) fn adopt_half(
         &self,
         run: &mut Run<S::Session>,
         op: &Op,
-        clock: Span,
+        (clock, looked): (Span, Span),
         found: Option<&Outcome>,
     ) {
         let (Some(zeroing), Some(read), Some(found)) = (op.first_half(), op.reads_back(), found)
@@ -203,9 +205,9 @@ impl<S: System> Explorer<'_, S> {
         }
         if reading_moves_times(self.case) {
             let step = run.history.now().step();
-            let mut looked = Model::clone(&Self::at(run.history.now(), clock));
-            if looked.apply(&read, None).is_ok() {
-                run.history.push(Arc::new(looked.counted_as(step)));
+            let mut read_back = Model::clone(&Self::at(run.history.now(), looked));
+            if read_back.apply(&read, None).is_ok() {
+                run.history.push(Arc::new(read_back.counted_as(step)));
             }
         }
     }

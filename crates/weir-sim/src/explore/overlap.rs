@@ -267,7 +267,8 @@ impl<S: System> Explorer<'_, S> {
             self.tally.refused += 1;
             Self::take_back(run, op, error, begun, doubt);
             if begun.expected.is_ok() {
-                self.adopt_half(run, op, outer.clock, read_back.as_ref());
+                let clocks = (outer.clock, outer.clock);
+                self.adopt_half(run, op, clocks, read_back.as_ref());
                 if !self.case.faults.is_empty() {
                     Self::doubt_allocation(run, op, outer.clock);
                 }
