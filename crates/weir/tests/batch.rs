@@ -690,6 +690,7 @@ fn make_files(volume: &Volume, round: u64, names: u64) -> Result<u64> {
 #[test]
 fn a_commit_that_fails_names_the_call_it_failed_at() {
     const ROOT: u64 = Volume::ROOT;
+    type Record<'a> = Box<dyn Fn(&mut Batch) -> Result<()> + 'a>;
     let volume = small_volume();
     let file = create(&volume, "/f");
     volume.create_dir("/d", 0o755).expect("a directory");
@@ -698,7 +699,6 @@ fn a_commit_that_fails_names_the_call_it_failed_at() {
     let ino = file.ino();
     let new = NewInode::new(FileType::Regular, 0o644);
     let replace = RenameMode::Replace;
-    type Record<'a> = Box<dyn Fn(&mut Batch) -> Result<()> + 'a>;
     let cases: [(Record<'_>, Error, String); 9] = [
         (
             Box::new(|batch| batch.create_file(ROOT, b"f", &new).map(drop)),

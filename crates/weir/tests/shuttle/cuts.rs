@@ -48,7 +48,9 @@ fn a_read_beside_a_cut_finds_the_file_as_it_was_before_or_is_after() {
         let cutter = file.clone();
         both(
             move || {
-                [5000, PAGE as u64].into_iter().for_each(|to| cutter.truncate(to).expect("cut"))
+                for to in [5000, PAGE as u64] {
+                    cutter.truncate(to).expect("cut");
+                }
             },
             move || {
                 let bytes = read(&file, 2 * PAGE);

@@ -114,7 +114,7 @@ impl Files {
             AllocateMode::InsertRange => {
                 content.splice(at..at, std::iter::repeat_n(0, end - at));
             }
-            other => unreachable!("{other:?}"),
+            other @ AllocateMode::ZeroRangeKeepSize => unreachable!("{other:?}"),
         }
         Outcome::Done
     }

@@ -69,11 +69,9 @@ fn describe<M: Model>(threads: &Threads<M>) -> String {
         .flat_map(|(thread, calls)| calls.iter().map(move |call| (thread, call)))
         .collect();
     calls.sort_by_key(|(_, call)| call.began);
-    calls
-        .iter()
-        .map(|(thread, call)| {
-            let Call { op, outcome, began, ended } = call;
-            format!("{began:3} to {ended:3}, thread {thread}: {op:?} -> {outcome:?}\n")
-        })
-        .collect()
+    let lines = calls.iter().map(|(thread, call)| {
+        let Call { op, outcome, began, ended } = call;
+        format!("{began:3} to {ended:3}, thread {thread}: {op:?} -> {outcome:?}\n")
+    });
+    lines.collect::<Vec<_>>().concat()
 }

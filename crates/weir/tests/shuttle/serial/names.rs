@@ -29,7 +29,7 @@ impl Model for Tree {
 struct Cuts {
     inner: MemoryDevice,
     moments: Arc<Moments>,
-    cuts: Mutex<Vec<(u64, Vec<u8>)>>,
+    images: Mutex<Vec<(u64, Vec<u8>)>>,
 }
 
 impl Device for Cuts {
@@ -46,7 +46,7 @@ impl Device for Cuts {
         // Whatever is written while the flush is on its way may be lost.
         let image = self.inner.image();
         shuttle::thread::yield_now();
-        self.cuts.lock().expect("lock").push((self.moments.next(), image));
+        self.images.lock().expect("lock").push((self.moments.next(), image));
         Ok(())
     }
     fn discard(&self, offset: u64, length: u64) -> DeviceResult<()> {
@@ -72,7 +72,7 @@ impl World {
     fn new() -> Self {
         let moments = Arc::new(Moments::default());
         let inner = MemoryDevice::new(2 << 20);
-        let device = Arc::new(Cuts { inner, moments: moments.clone(), cuts: Mutex::default() });
+        let device = Arc::new(Cuts { inner, moments: moments.clone(), images: Mutex::default() });
         let generic: Arc<dyn Device> = device.clone();
         let options = CreateOptions {
             volume_id: Some([7; 16]),
@@ -93,7 +93,7 @@ impl World {
         volume.sync().expect("sync");
         let holds = [&files[..], &dirs[1..]].concat();
         let holds = holds.iter().map(|&number| volume.hold(number).expect("hold")).collect();
-        device.cuts.lock().expect("lock").clear();
+        device.images.lock().expect("lock").clear();
         Self { volume, moments, device, dirs, files, holds }
     }
 
@@ -289,7 +289,7 @@ fn perform(volume: &Volume, op: &Op) -> Result<Outcome> {
 /// A look-up finds a number, and then its attributes: what others do may come in between. But what it finds has a name.
 fn steps(op: Op, outcome: Outcome) -> Vec<(Op, Outcome)> {
     match (op, outcome) {
-        (Op::LookUp(place), Outcome::Found(number, links, ..)) if links == 0 => {
+        (Op::LookUp(place), Outcome::Found(number, 0, ..)) => {
             panic!("{place:?} names {number}, which has no name")
         }
         (Op::LookUp(place), found @ Outcome::Found(number, ..)) => {
@@ -327,7 +327,7 @@ fn scenario(calls_each: usize, threads: usize) {
     );
 
     let end = world.moments.next();
-    let mut cuts = std::mem::take(&mut *world.device.cuts.lock().expect("lock"));
+    let mut cuts = std::mem::take(&mut *world.device.images.lock().expect("lock"));
     // The process dies, and the disk stays up.
     cuts.push((end, world.device.inner.image()));
     world.holds.clear();
