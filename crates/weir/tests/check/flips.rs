@@ -393,6 +393,27 @@ fn apply_edits(items: &mut BTreeMap<Key, Vec<u8>>, edits: &[(u32, Edit)]) {
     }
 }
 
+/// A batch asked for the lock of what it names again and again: the name says that it is a directory, and it is a file.
+#[test]
+fn a_batch_ends_where_a_name_lies_about_what_it_names() {
+    watched(|| {
+        let mut image = Image::load(&Arc::new(MemoryDevice::from_image(&images()[0])));
+        let item = image.items[&Key::inode(image.find("/small"))].clone();
+        image.items.insert(Key::inode(image.find("/empty")), item);
+        image.store();
+        let volume = Volume::open_device(image.device.clone(), manual()).expect("open");
+        let root = Volume::ROOT;
+        let mut batch = volume.batch();
+        batch.rmdir(root, b"empty").expect("recorded");
+        assert_eq!(batch.commit().map_err(Error::from), Err(Error::NotDirectory));
+        let mut batch = volume.batch();
+        batch.rename(root, b"dir", root, b"empty", RenameMode::Replace).expect("recorded");
+        // As what it is or as what it is called: it ends.
+        let _ = batch.commit();
+        assert!(volume.shutdown_reason().is_none());
+    });
+}
+
 proptest! {
     #![proptest_config(cases())]
 
