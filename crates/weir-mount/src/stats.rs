@@ -2,8 +2,8 @@
 //!
 //! `{"group": {"name": value, ...}, ...}`; a value is a number, a text, or a distribution:
 //! `{"count", "sum", "mean", "p50_below", "p99_below", "max_below", "buckets": {"3": 17, ...}}`, where bucket b counts values of b
-//! significant bits; of one that nothing was counted in all are there, and 0. The member [`METRICS`] lists all of them as `group.name:kind` in the order in which they are to be read; kinds
-//! are `count` (only grows), `gauge`, `state` and `distribution`.
+//! significant bits; of one that nothing was counted in all are there, and 0. The member [`METRICS`] lists all of them as
+//! `group.name:kind` in the order in which they are to be read; kinds are `count` (only grows), `gauge`, `state` and `distribution`.
 
 use serde_json::{Map, Value, json};
 use weir::log::stats::{BUCKETS, HistogramSnapshot};

@@ -131,12 +131,7 @@ impl Engine {
         let mut directories = plan::directories(batch);
         loop {
             match self.try_commit(batch, &directories, (&mut held, way))? {
-                Attempt::Lock(directory) => {
-                    if !directories.insert(directory) {
-                        // A name says that it is one, and it could not be locked as one: it is damaged, or cannot be read.
-                        self.directory(directory)?;
-                    }
-                }
+                Attempt::Lock(directory) => drop(directories.insert(directory)),
                 Attempt::Done((lsn, newly_dirty, victims)) => {
                     newborn.committed = true;
                     held.committed(newly_dirty);

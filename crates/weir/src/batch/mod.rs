@@ -38,8 +38,8 @@ use step::{Recorded, Step};
 /// the order in which they were recorded. Dropping a batch forgets it.
 ///
 /// **Atomic.** An error of a commit means that nothing of the batch happened: a name that exists, a directory that is not
-/// empty, no space, an I/O error; [`BatchError`] says which step it was. (Only [`Error::Shutdown`] from [`Batch::commit`] leaves open what the next opening finds: all
-/// of it, or nothing.) After a crash all of the batch is there, or nothing.
+/// empty, no space, an I/O error; [`BatchError`] says which step it was. (Only [`Error::Shutdown`] from [`Batch::commit`] leaves
+/// open what the next opening finds: all of it, or nothing.) After a crash all of the batch is there, or nothing.
 ///
 /// **Isolated.** While a batch is being committed, other writers of its files and other changes of names in its directories wait.
 /// Readers do not, but for the moment in which it is applied in memory: that happens with the content and the attributes of

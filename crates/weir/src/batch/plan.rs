@@ -81,26 +81,23 @@ impl Metas for Copies {
     }
 }
 
-/// Why a plan cannot be made.
-pub enum Unplanned {
+/// Why a plan cannot be made, or one step of it.
+pub enum Unplanned<E = BatchError> {
     /// The lock of this directory is needed besides.
     NeedsLock(u64),
-    Failed(BatchError),
+    Failed(E),
 }
 
-/// Why a step cannot be looked up.
-enum Unknown {
-    NeedsLock(u64),
-    Failed(Error),
-}
+/// Of one step.
+type LookedUp<T> = Result<T, Unplanned<Error>>;
 
-impl From<Error> for Unknown {
+impl From<Error> for Unplanned<Error> {
     fn from(error: Error) -> Self {
         Self::Failed(error)
     }
 }
 
-impl Unknown {
+impl Unplanned<Error> {
     /// It was `recorded`.
     fn of(self, recorded: &Recorded) -> Unplanned {
         match self {
@@ -250,14 +247,14 @@ pub fn plan<'a>(
     let (metas, made) = (Copies::default(), BTreeSet::new());
     let mut planner = Planner { engine, overlay, metas, locked, made, now, plan };
     for recorded in &batch.steps {
-        planner.take(recorded).map_err(|unknown| unknown.of(recorded))?;
+        planner.take(recorded).map_err(|unplanned| unplanned.of(recorded))?;
     }
     Ok(planner.plan)
 }
 
 impl<'a> Planner<'a> {
     /// Looks the step up and tries it, so that the next ones see what it does.
-    fn take(&mut self, recorded: &'a Recorded) -> Result<(), Unknown> {
+    fn take(&mut self, recorded: &'a Recorded) -> LookedUp<()> {
         let Some(step) = self.look_up(&recorded.step)? else { return Ok(()) };
         let mut op = Op::new();
         apply(&step, &mut self.metas, &mut op, self.now)?;
@@ -282,7 +279,7 @@ impl<'a> Planner<'a> {
     }
 
     /// A directory in which names change.
-    fn parent(&mut self, number: u64) -> Result<Arc<Inode>, Unknown> {
+    fn parent(&mut self, number: u64) -> LookedUp<Arc<Inode>> {
         let inode = self.inode(number)?;
         if inode.file_type != FileType::Directory {
             return Err(Error::NotDirectory.into());
@@ -291,13 +288,17 @@ impl<'a> Planner<'a> {
         Ok(inode)
     }
 
-    fn needs_lock(&self, number: u64) -> Result<(), Unknown> {
-        let locked = self.locked.contains(&number) || self.made.contains(&number);
-        if locked { Ok(()) } else { Err(Unknown::NeedsLock(number)) }
+    /// Refuses what is no directory, whatever its name says: it would be asked for again and again.
+    fn needs_lock(&self, number: u64) -> LookedUp<()> {
+        if self.locked.contains(&number) || self.made.contains(&number) {
+            return Ok(());
+        }
+        self.engine.directory(number)?;
+        Err(Unplanned::NeedsLock(number))
     }
 
     /// A directory that gets a name more.
-    fn target(&mut self, dir: u64, name: &'a [u8]) -> Result<(Arc<Inode>, &'a [u8], Key), Unknown> {
+    fn target(&mut self, dir: u64, name: &'a [u8]) -> LookedUp<(Arc<Inode>, &'a [u8], Key)> {
         let parent = self.parent(dir)?;
         if self.metas.of(&parent).item.links == 0 {
             return Err(Error::NotFound.into());
@@ -308,7 +309,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    fn entry(&mut self, dir: u64, name: &'a [u8]) -> Result<Entry<'a>, Unknown> {
+    fn entry(&mut self, dir: u64, name: &'a [u8]) -> LookedUp<Entry<'a>> {
         let parent = self.parent(dir)?;
         match find(&self.overlay, dir, name)? {
             Lookup::Present(found) => {
@@ -319,7 +320,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    fn look_up(&mut self, step: &'a Step) -> Result<Option<Planned<'a>>, Unknown> {
+    fn look_up(&mut self, step: &'a Step) -> LookedUp<Option<Planned<'a>>> {
         Ok(Some(match step {
             Step::Make { dir, name, ino, new, target } => {
                 let to = self.target(*dir, name)?;
@@ -371,7 +372,7 @@ impl<'a> Planner<'a> {
         (dir, name): (u64, &'a [u8]),
         (new_dir, new_name): (u64, &'a [u8]),
         mode: RenameMode,
-    ) -> Result<Option<Planned<'a>>, Unknown> {
+    ) -> LookedUp<Option<Planned<'a>>> {
         let from = self.entry(dir, name)?;
         let parent = self.parent(new_dir)?;
         if self.metas.of(&parent).item.links == 0 {

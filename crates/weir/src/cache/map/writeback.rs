@@ -111,25 +111,27 @@ impl PageMap {
 
     /// The log has the mapping of these pages' versions on their way home: whoever makes that durable does so with the pages.
     pub fn note_mapped(&mut self, indices: impl Iterator<Item = u64>, token: u64) {
-        for index in indices {
-            let (number, bit) = split(index);
-            let mask = 1_u64 << bit;
-            self.update(number, false, |chunk| {
-                if chunk.marks.writeback & mask != 0 && chunk.token(bit) == Some(token) {
-                    chunk.marks.mapped |= mask;
-                }
-            });
-        }
+        self.note_under_way(indices, token, |marks| &mut marks.mapped);
     }
 
     /// These pages' versions on their way home are in the log, durably, and go to where the pages live.
     pub fn note_in_place(&mut self, indices: impl Iterator<Item = u64>, token: u64) {
+        self.note_under_way(indices, token, |marks| &mut marks.in_place);
+    }
+
+    /// Sets a mark of those pages whose writeback has this token.
+    fn note_under_way(
+        &mut self,
+        indices: impl Iterator<Item = u64>,
+        token: u64,
+        mark: impl Fn(&mut Marks) -> &mut u64,
+    ) {
         for index in indices {
             let (number, bit) = split(index);
             let mask = 1_u64 << bit;
             self.update(number, false, |chunk| {
                 if chunk.marks.writeback & mask != 0 && chunk.token(bit) == Some(token) {
-                    chunk.marks.in_place |= mask;
+                    *mark(&mut chunk.marks) |= mask;
                 }
             });
         }
