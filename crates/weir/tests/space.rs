@@ -723,6 +723,55 @@ fn a_full_volume_is_overwritten_in_any_pieces() {
     }
 }
 
+/// First writes here and there of what was allocated make the tree grow, which is refused when what is spare is used up. What is written by
+/// then needs nothing of that.
+#[test]
+fn what_is_written_is_overwritten_when_nothing_is_spare() {
+    const ALLOCATED_PAGES: u64 = 6144;
+    for round_pages in [1, 7, 31] {
+        let (device, volume) = (formatted(64 * MIB, 512), manual(4 * MIB));
+        let volume = open(&device, volume);
+        let file = create(&volume, "/f");
+        file.write_at(0, &vec![1; 4 << 20]).expect("write");
+        let allocated = create(&volume, "/allocated");
+        let length = ALLOCATED_PAGES * 4096;
+        allocated.allocate(AllocateMode::Extend, 0, length).expect("allocate");
+        fill_up(&volume, 100_000);
+        let refused = (0..ALLOCATED_PAGES / 2)
+            .find(|page| allocated.write_at(page * 8192, &[7; 4096]) == Err(Error::NoSpace));
+        let refused = refused.expect("the tree has no room to grow that much");
+        let mut expected = vec![1; 4 << 20];
+        let mut random = Random::seeded(round_pages);
+        for round in 0..300 {
+            let pages = 1 + random.below(round_pages) as usize;
+            let skew = if round % 3 == 0 { random.below(4096) as usize } else { 0 };
+            let offset = random.below(1024 - pages as u64) as usize * 4096 + skew;
+            let data = pattern(round, pages * 4096 - skew / 2);
+            let written = file.write_at(offset as u64, &data);
+            assert_eq!(written, Ok(data.len()), "{round}: {:?}", volume.stats().space);
+            expected[offset..offset + data.len()].copy_from_slice(&data);
+            match random.below(30) {
+                0 => file.fsync().expect("fsync"),
+                1 => volume.checkpoint().expect("checkpoint"),
+                _ => {}
+            }
+        }
+        for page in 0..refused {
+            assert_eq!(allocated.write_at(page * 8192, &[9; 4096]), Ok(4096), "page {page}");
+        }
+        drop((file, allocated));
+        volume.close().expect("close");
+        assert_clean(&device);
+        let volume = open(&device, manual(MIB));
+        assert!(contents(&volume.open_file("/f", OpenFlags::READ).expect("open")) == expected);
+        let read = contents(&volume.open_file("/allocated", OpenFlags::READ).expect("open"));
+        for (page, bytes) in read.chunks_exact(4096).enumerate() {
+            let is_written = page % 2 == 0 && (page as u64) < 2 * refused;
+            assert!(bytes.iter().all(|byte| *byte == if is_written { 9 } else { 0 }), "{page}");
+        }
+    }
+}
+
 #[test]
 fn many_overwrite_a_full_volume_at_the_same_time() {
     with_watchdog(120, || {
@@ -731,8 +780,9 @@ fn many_overwrite_a_full_volume_at_the_same_time() {
         let files: Vec<File> =
             (0..4).map(|number| create(&volume, &format!("/own{number}"))).collect();
         for file in &files {
-            file.write_at(0, &vec![0; 3 << 20]).expect("write");
-            file.allocate(AllocateMode::Extend, 3 * MIB, MIB).expect("allocate");
+            file.write_at(0, &vec![0; 7 << 19]).expect("write");
+            // So little that the extents it becomes at worst, every other page one, find room in what users leave.
+            file.allocate(AllocateMode::Extend, 7 * MIB / 2, MIB / 2).expect("allocate");
         }
         create(&volume, "/own4");
         fill_up(&volume, 100_000);

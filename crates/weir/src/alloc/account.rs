@@ -11,6 +11,9 @@
 //! A page that is overwritten can become an extent of its own in the middle of another, which nobody knows before it is
 //! written: for every [`PAGES_PER_METADATA_BLOCK`] promised blocks, one more is kept for the tree.
 //!
+//! Dirty pages that go to blocks which they have ([`Account::count_in_place`]) are counted with the promises, since
+//! whoever pays for a page does not know: that errs on the safe side, too.
+//!
 //! **Invariant:** `promise` succeeds only while all that is promised, what is kept for its extents, and what its class leaves of the
 //! metadata reserve, `<= free`.
 //! No counter goes below zero: taking back more than there is would be a bug of the caller, is
@@ -21,7 +24,7 @@ use crate::{Error, Result};
 
 /// Two extents more (40 bytes of a leaf each) and a checksum for each page, twice over as everything that a checkpoint has to find room for, are less
 /// than 256 bytes.
-const PAGES_PER_METADATA_BLOCK: u64 = 16;
+pub const PAGES_PER_METADATA_BLOCK: u64 = 16;
 /// So much has to wait for a checkpoint before one is made for it: 4 MiB.
 const WORTH_A_CHECKPOINT_BLOCKS: u64 = 1024;
 
@@ -201,6 +204,12 @@ impl Account {
         Ok(())
     }
 
+    /// Counts dirty pages as if they had been promised blocks, of which they will take none: whoever pays for them gives the promise
+    /// back. Meanwhile others are promised less than there is.
+    pub(super) fn count_in_place(&mut self, blocks: u64) {
+        self.reserved += blocks;
+    }
+
     pub(super) fn release(&mut self, blocks: u64) {
         subtract(&mut self.reserved, blocks);
     }
@@ -280,6 +289,17 @@ mod tests {
         assert_eq!(account.promise(10, ReserveClass::Logged, checkpoints(u64::MAX)), Ok(()));
         account.release(10);
         assert_eq!(account.reserved(), 0);
+    }
+
+    #[test]
+    fn pages_that_take_no_blocks_keep_others_from_promises_and_are_never_refused() {
+        let mut account = Account::new(10);
+        assert_eq!(account.promise(4, ReserveClass::User, checkpoints(3)), Ok(()));
+        account.count_in_place(32);
+        assert_eq!((account.free(), account.reserved(), account.room(0)), (10, 36, 0));
+        assert_eq!(account.promise(1, ReserveClass::Logged, checkpoints(0)), Err(Error::NoSpace));
+        account.release(32);
+        assert_eq!(account.promise(3, ReserveClass::User, checkpoints(3)), Ok(()));
     }
 
     #[test]

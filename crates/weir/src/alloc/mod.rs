@@ -40,7 +40,7 @@ use crate::mutation::{self, Mutation};
 use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use crate::sync::{Arc, Mutex};
 use crate::{Error, Result};
-pub use account::{MetadataReserve, ReserveClass, SpaceTotals, Supply};
+pub use account::{MetadataReserve, PAGES_PER_METADATA_BLOCK, ReserveClass, SpaceTotals, Supply};
 use bitmap::BITS;
 use committed::{Committed, EAGER_GROUPS, Owner};
 pub use policy::AllocKind;
@@ -553,6 +553,11 @@ impl Allocator {
         }
         space.account.promise(blocks, class, reserve)?;
         Ok(space.account.supply(reserve.blocks(), space.cells() * NODE_BLOCKS))
+    }
+
+    /// Counts dirty pages that go to blocks which they have: see [`Allocator::release`] for when they are home.
+    pub fn count_in_place(&self, blocks: u64) {
+        self.space.lock().account.count_in_place(blocks);
     }
 
     /// What could be promised to `class` at this moment.

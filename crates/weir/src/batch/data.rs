@@ -13,7 +13,6 @@ use crate::engine::Engine;
 use crate::error::Result;
 use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64, checksum};
 use crate::inode::Inode;
-use crate::reclaim::Shortage;
 use crate::sync::Arc;
 use crate::sync::atomic::Ordering;
 use std::ops::Range;
@@ -210,31 +209,12 @@ impl Old<'_> {
     pub fn fill(&self, patch: &Patch, index: u64, page: &mut [u8]) -> Result<()> {
         let start = index * BLOCK_BYTES_U64;
         if start < self.end {
-            self.read(index, page)?;
+            self.engine.copy_page_out(self.inode, index, page)?;
             let kept = (self.end - start).min(BLOCK_BYTES_U64) as usize;
             page[kept..].fill(0);
         }
         patch.apply(index, page);
         Ok(())
-    }
-
-    fn read(&self, index: u64, page: &mut [u8]) -> Result<()> {
-        let mut shortage = Shortage::default();
-        let mut was_filled = false;
-        loop {
-            if let Some(old) = self.inode.pages.read().peek(index) {
-                page.copy_from_slice(old);
-                return Ok(());
-            }
-            self.engine.fill(self.inode, index..index + 1, IoClass::SyncRead)?;
-            if self.inode.pages.read().peek(index).is_none() {
-                // It was evicted again, or there was no memory for it.
-                if was_filled {
-                    self.engine.make_room(&mut shortage)?;
-                }
-                was_filled = true;
-            }
-        }
     }
 
     /// The page as a page frame.

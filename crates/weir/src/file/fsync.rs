@@ -507,7 +507,7 @@ pub(super) const UNLOGGED: RunFilter =
 pub(super) const CHOSEN: RunFilter = RunFilter { only_towrite: true, ..UNLOGGED };
 
 /// How much of a file that is `size` long a sync of `pages` covers: 0 if they lie behind its end.
-fn covered_size(size: u64, pages: &Range<u64>) -> u64 {
+pub(super) fn covered_size(size: u64, pages: &Range<u64>) -> u64 {
     if pages.start.saturating_mul(BLOCK_BYTES as u64) >= size {
         return 0;
     }
@@ -570,7 +570,7 @@ fn unlogged_runs(inode: &Inode, pages: &Range<u64>, most: usize) -> Vec<Range<u6
 }
 
 /// The block that page `index` is mapped to, 0 if none holds data of it.
-fn home_of(homes: &[MappedRun], index: u64) -> u64 {
+pub(super) fn home_of(homes: &[MappedRun], index: u64) -> u64 {
     let place = homes.partition_point(|home| home.end() <= index);
     match homes.get(place) {
         Some(home) if home.file_block <= index && home.block != 0 => {

@@ -2,13 +2,19 @@
 //!
 //! Data goes to new blocks as a rule, and a full volume has none to give. What a file has is its own, though: what was
 //! allocated can be written for the first time, and what was written can be overwritten, as on file systems that know no
-//! other way. Such a write goes the way of a synced one, piece by piece: into the log, which is made durable, and then to where it
-//! lives. That takes no block, so the pages hold a promise for as long as that lasts only, and one that draws on what is kept for who tidies
-//! up and on what is spare.
+//! other way. Such a write goes piece by piece, the way of a synced one: into the log, which is made durable, and then to where it
+//! lives. It is in the log for good before the cache has it (`in_place/overwrite.rs`), so that nobody can take its pages elsewhere, and
+//! they need no promise of blocks. Where all of a piece is written already it needs no room at all: the tree has as many items as before,
+//! and as large ones. First writes here and there make the tree grow: what they can add is promised for as long as the piece lasts, out of
+//! what is kept for who tidies up and of what is spare, and they are refused when that is used up.
+//!
+//! Small files in their inodes, files that have met errors, and logs too small for a piece are left: these have their pages in the cache
+//! first, which hold a promise of blocks for as long as the piece lasts, out of the same.
 //!
 //! **Invariant:** a piece is all that one call writes of a unit ([`Engine::untorn_pages`]), or nothing of it: a crash does not tear it.
 
-use super::extents;
+mod overwrite;
+
 use super::writeback::page_range;
 use crate::alloc::ReserveClass;
 use crate::cache::map::RunFilter;
@@ -16,10 +22,12 @@ use crate::device::IoClass;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::file::fsync::SyncKind;
+use crate::format::BLOCK_BYTES_U64;
 use crate::inode::Inode;
 use crate::mutation::{self, Mutation};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Arc, Mutex, MutexGuard};
+use overwrite::Mapping;
 use std::ops::Range;
 
 /// A checkpoint that frees so many blocks for each that is wanted is worth waiting for; otherwise a write goes in place.
@@ -31,6 +39,8 @@ pub(super) enum Charge<'a> {
     Blocks,
     /// Only until they are home: so many of the first pages, which have blocks.
     InPlace { pages: u64, _underway: Underway<'a> },
+    /// Nothing: so many of the first bytes are where they live already.
+    Written { bytes: usize },
 }
 
 /// How many pieces there are, and whose turn it is when what is spare is not enough for all. Lock order: `turn` is taken after `ops`, and
@@ -108,21 +118,34 @@ impl Engine {
         }
     }
 
-    /// Promises blocks to the pages of a write, or lets those of its first unit go in place when there are none. The caller holds
-    /// `ops`, and no other lock.
+    /// Promises blocks to the pages of a write, or lets those of its first unit go in place when there are none: `data` at `offset`. The
+    /// caller holds `ops`, and no other lock.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] if the volume is full, and of the pages in the first unit some have no block.
-    pub(super) fn charge_write(&self, inode: &Inode, bytes: Range<u64>) -> Result<Charge<'_>> {
-        let pages = page_range(bytes.start, bytes.end - bytes.start);
+    /// [`Error::NoSpace`] if the volume is full, and of the pages in the first unit some have no block; or if some are written for the
+    /// first time, and the tree has no room to grow. Those of [`Engine::overwrite`].
+    pub(super) fn charge_write(
+        &self,
+        inode: &Arc<Inode>,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<Charge<'_>> {
+        let end = offset + data.len() as u64;
+        let pages = page_range(offset, data.len() as u64);
         let tears = mutation::active(Mutation::TearInPlace);
         let unit = if tears { 1 } else { self.untorn_pages() };
         let first_unit = pages.start..pages.end.min((pages.start / unit + 1) * unit);
-        let has_place = || self.has_place(inode, &first_unit, bytes.end);
+        let has_place = || self.has_place(inode, &first_unit, end);
         if self.reserve_unless(pages.end - pages.start, has_place)? {
             return Ok(Charge::Blocks);
         }
-        self.charge_in_place(first_unit.end - first_unit.start)
+        let fits = first_unit.end * BLOCK_BYTES_U64 - offset;
+        let bytes = data.len().min(fits as usize);
+        if self.overwrite(inode, offset, &data[..bytes])? {
+            return Ok(Charge::Written { bytes });
+        }
+        let pages = first_unit.end - first_unit.start;
+        Ok(Charge::InPlace { pages, _underway: self.promise_piece(pages)? })
     }
 
     /// Promises `blocks` to an append of `bytes`, if they do not all have them. True: they are promised. The caller holds
@@ -156,39 +179,26 @@ impl Engine {
         }
     }
 
-    /// A promise for a piece of so many pages.
-    fn charge_in_place(&self, pages: u64) -> Result<Charge<'_>> {
+    /// Promises `blocks` to a piece, which begins with that.
+    fn promise_piece(&self, blocks: u64) -> Result<Underway<'_>> {
         let underway = self.begin_piece();
         // It is soon given back: no reason to wait for a checkpoint.
         let at_once = [ReserveClass::Tidy, ReserveClass::Cut];
-        if at_once.into_iter().any(|class| self.reserve_at_once(pages, class).is_ok()) {
-            return Ok(Charge::InPlace { pages, _underway: underway });
+        if at_once.into_iter().any(|class| self.reserve_at_once(blocks, class).is_ok()) {
+            return Ok(underway);
         }
         drop(underway);
         let alone = self.without_pieces();
-        self.reserve_spare_alone(pages, &alone)?;
-        Ok(Charge::InPlace { pages, _underway: Underway::begin(self) })
+        self.reserve_spare_alone(blocks, &alone)?;
+        Ok(Underway::begin(self))
     }
 
     /// Whether all of `pages` have blocks, or are a small file in its inode that does not grow beyond byte `end`.
     fn has_place(&self, inode: &Inode, pages: &Range<u64>, end: u64) -> Result<bool> {
-        {
-            let meta = inode.meta.lock();
-            if meta.item.is_inline() {
-                return Ok(*pages == (0..1) && end <= inode.size());
-            }
-            if meta.item.blocks == 0 {
-                return Ok(false);
-            }
+        if inode.meta.lock().item.is_inline() {
+            return Ok(*pages == (0..1) && end <= inode.size());
         }
-        let mut mapped_to = pages.start;
-        for piece in extents::all_pieces(&self.store, inode, pages.start, pages.end)? {
-            if piece.file_block > mapped_to {
-                break;
-            }
-            mapped_to = piece.end();
-        }
-        Ok(mapped_to >= pages.end)
+        Ok(self.mapping_of(inode, pages)? != Mapping::Elsewhere)
     }
 
     /// Brings `bytes`, just written into the cache, to where they live. An error leaves them dirty, and is one of the device or of

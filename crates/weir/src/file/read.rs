@@ -12,6 +12,7 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64, Key, checksum};
 use crate::inode::Inode;
+use crate::reclaim::Shortage;
 use crate::sync::{Arc, Condvar, Mutex, OnPanic};
 use crate::types::BackgroundMode;
 use std::ops::Range;
@@ -76,6 +77,26 @@ impl Engine {
         }
         self.counters.cache_misses.add(1);
         Err(Error::WouldBlock)
+    }
+
+    /// Fills `page` with what page `index` holds, read from the device if need be.
+    pub fn copy_page_out(&self, inode: &Arc<Inode>, index: u64, page: &mut [u8]) -> Result<()> {
+        let mut shortage = Shortage::default();
+        let mut was_filled = false;
+        loop {
+            if let Some(cached) = inode.pages.read().peek(index) {
+                page.copy_from_slice(cached);
+                return Ok(());
+            }
+            self.fill(inode, index..index + 1, IoClass::SyncRead)?;
+            if inode.pages.read().peek(index).is_none() {
+                // It was evicted again, or there was no memory for it.
+                if was_filled {
+                    self.make_room(&mut shortage)?;
+                }
+                was_filled = true;
+            }
+        }
     }
 
     fn miss_pages(&self) -> u64 {

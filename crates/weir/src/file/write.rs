@@ -13,7 +13,7 @@
 
 use super::in_place::Charge;
 use crate::cache::map::{Inserted, OldContents, PageMap, UNTORN_PAGES, WriteRefused};
-use crate::cache::page::{Growth, PageMut};
+use crate::cache::page::{Growth, PageMut, PageRef};
 use crate::device::IoClass;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
@@ -156,12 +156,16 @@ impl Engine {
                 *left -= pages;
                 Charge::Blocks
             }
-            None => self.charge_write(inode, offset..offset + data.len() as u64)?,
+            None => self.charge_write(inode, offset, data)?,
         };
-        if let Charge::InPlace { pages: count, .. } = charge {
-            pages = count;
-            let fits = (first + count) * BLOCK_BYTES_U64 - offset;
-            data = &data[..data.len().min(fits as usize)];
+        match charge {
+            Charge::Blocks => {}
+            Charge::InPlace { pages: count, .. } => {
+                pages = count;
+                let fits = (first + count) * BLOCK_BYTES_U64 - offset;
+                data = &data[..data.len().min(fits as usize)];
+            }
+            Charge::Written { bytes } => return Ok(bytes),
         }
         // Counted as if all became dirty: writeback may end before this write has.
         self.dirty_pages.fetch_add(pages, Ordering::AcqRel);
@@ -268,7 +272,7 @@ impl Engine {
             let part = &data[*done..*done + count];
             if let Some(filled) = frames.filled.next() {
                 debug_assert!(part.len() == BLOCK_BYTES && index < frames.reach);
-                let inserted = self.put_in(&mut pages, inode, index, filled);
+                let inserted = self.put_in(&mut pages, inode, index, filled.freeze());
                 replaced.extend(inserted.replaced);
                 *newly_dirty += u64::from(inserted.newly_dirty);
                 *done += count;
@@ -356,12 +360,18 @@ impl Engine {
         } else {
             page[within..within + part.len()].copy_from_slice(part);
         }
-        Ok(self.put_in(pages, inode, index, page).newly_dirty)
+        Ok(self.put_in(pages, inode, index, page.freeze()).newly_dirty)
     }
 
     /// Puts a page with new contents into the map.
-    fn put_in(&self, pages: &mut PageMap, inode: &Inode, index: u64, page: PageMut) -> Inserted {
-        let inserted = pages.insert_dirty(index, page.freeze());
+    pub(super) fn put_in(
+        &self,
+        pages: &mut PageMap,
+        inode: &Inode,
+        index: u64,
+        page: PageRef,
+    ) -> Inserted {
+        let inserted = pages.insert_dirty(index, page);
         if inserted.new_chunk {
             self.note_resident(inode.number, index);
         }
