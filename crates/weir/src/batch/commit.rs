@@ -497,7 +497,10 @@ fn cut_op(
         let (count, next) = extents::cut(overlay, &mut op, mapping, place, Unmapped::Freed, limit)?;
         mapping = mapping.from_its_start();
         overlay.absorb(&op);
-        data.ops.push(op);
+        // All that was looked at may have been cut before.
+        if !op.is_empty() {
+            data.ops.push(op);
+        }
         removed += count;
         from = next;
     }
@@ -509,8 +512,15 @@ fn home_op(inode: &Inode, home: &super::data::Home, overlay: &Overlay<'_>) -> Re
     let number = inode.number;
     let mut op = Op::new();
     let pages = home.pages();
-    let range = (pages.start, pages.end);
-    let (removed, _) = extents::cut(overlay, &mut op, number, range, Unmapped::Freed, usize::MAX)?;
+    let mut removed = 0;
+    let mut from = Some(pages.start);
+    while let Some(start) = from {
+        let range = (start, pages.end);
+        let (count, next) =
+            extents::cut(overlay, &mut op, number, range, Unmapped::Freed, usize::MAX)?;
+        removed += count;
+        from = next;
+    }
     op.allocated(Run { start: home.run.start, blocks: home.run.blocks });
     op.wrote(home.run.start, &home.checksums);
     let extent = Extent {

@@ -289,11 +289,14 @@ impl Engine {
             match next {
                 Some(next) if is_hole && needed < most_blocks => {
                     overlay.absorb(&op);
-                    packed.add(&op, self.max_part_blocks());
-                    needed = packed.blocks() + last_blocks;
                     mapping = mapping.from_its_start();
                     from = next;
-                    ops.push(op);
+                    // All that was looked at may have been cut before.
+                    if !op.is_empty() {
+                        packed.add(&op, self.max_part_blocks());
+                        needed = packed.blocks() + last_blocks;
+                        ops.push(op);
+                    }
                 }
                 _ if is_hole && needed > admitted => return Ok(Unmap::NeedsRoom(needed)),
                 next => {

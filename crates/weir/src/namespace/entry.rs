@@ -128,7 +128,7 @@ impl Engine {
         let last = Key::new(dir.number, Kind::Dirent, u64::MAX);
         let mut next = Some(Key::new(dir.number, Kind::Dirent, start));
         while let Some(from) = next {
-            let (entries, more) = self.store.collect_some(from, last, LIST_BATCH)?;
+            let (entries, more) = self.store.collect(from, last, LIST_BATCH)?;
             for (key, value) in entries {
                 let entry = Dirent::decode(&value)?;
                 let shown = DirEntry {

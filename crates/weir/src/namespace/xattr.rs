@@ -52,14 +52,20 @@ impl Engine {
         let first = Key::new(number, Kind::Xattr, hash);
         let last = Key::new(number, Kind::Xattr, hash | 0xff);
         let mut free = hash;
-        for (key, item) in self.store.collect(first, last, 257)?.0 {
-            let xattr = Xattr::decode(&item)?;
+        let mut found = None;
+        self.store.scan(first, last, &mut |key, item| {
+            let xattr = Xattr::decode(item)?;
             if xattr.name == name {
-                return Ok((key, Some(xattr.value.to_vec())));
+                found = Some((key, Some(xattr.value.to_vec())));
+                return Ok(false);
             }
             if key.offset == free {
                 free += 1;
             }
+            Ok(true)
+        })?;
+        if let Some(found) = found {
+            return Ok(found);
         }
         if free & !0xff != hash {
             return Err(Error::NoSpace);

@@ -30,8 +30,8 @@ use crate::sync::{Arc, RwLock};
 use crate::tree::{self, InLeaf, LeafSpan, Span, TreeRoot, Value, cache::NodeCache};
 use std::iter::Peekable;
 
-/// Most deleted keys that a listing steps over while it holds the deltas: whoever commits waits for that, and a directory may have had a
-/// million names since the last checkpoint.
+/// Most deleted keys that a walk steps over while it holds the deltas: whoever commits waits for that, and a directory may have had a
+/// million names since the last checkpoint, a file as many extents.
 const MOST_HIDDEN: usize = 512;
 
 /// A look-up that checkpoints have outrun so often keeps the next from being published.
@@ -306,32 +306,12 @@ impl Store {
         })
     }
 
-    /// Up to about `limit` items with `from <= key <= to` in order, and the key to go on from if there may be
-    /// more.
+    /// Up to about `limit` items with `from <= key <= to` in order, and the key to go on from if there may be more. Perhaps fewer, or
+    /// none, where there are more: those who commit do not wait until all that was deleted since the last checkpoint is stepped over.
     pub fn collect(&self, from: Key, to: Key, limit: usize) -> Result<(Vec<Item>, Option<Key>)> {
-        self.collect_over((from, to), limit, usize::MAX)
-    }
-
-    /// As [`Store::collect`], but perhaps fewer, or none, where there may be more: those who commit do not wait until all that was
-    /// deleted since the last checkpoint is stepped over.
-    pub fn collect_some(
-        &self,
-        from: Key,
-        to: Key,
-        limit: usize,
-    ) -> Result<(Vec<Item>, Option<Key>)> {
-        self.collect_over((from, to), limit, MOST_HIDDEN)
-    }
-
-    fn collect_over(
-        &self,
-        (from, to): (Key, Key),
-        limit: usize,
-        most_hidden: usize,
-    ) -> Result<(Vec<Item>, Option<Key>)> {
         let narrow = self.overlaid(from, to, |state, in_tree| {
             let mut items = Vec::new();
-            let next = state.overlay(in_tree, (from, to), most_hidden, |key, value| {
+            let next = state.overlay(in_tree, (from, to), MOST_HIDDEN, |key, value| {
                 let room = items.len() < limit;
                 if room {
                     items.extend(value.to_value().map(|value| (key, value)));
@@ -353,8 +333,7 @@ impl Store {
             if state.tree.generation != root.generation {
                 return (root, Ok(Attempt::Outrun));
             }
-            let most = (limit, most_hidden);
-            (root, Ok(Attempt::Answer(state.merge(in_tree, (from, to), tree_end, most))))
+            (root, Ok(Attempt::Answer(state.merge(in_tree, (from, to), tree_end, limit))))
         })
     }
 
@@ -626,11 +605,11 @@ impl State {
         in_tree: Vec<(Key, Value)>,
         (from, to): (Key, Key),
         tree_end: Key,
-        (limit, most_hidden): (usize, usize),
+        limit: usize,
     ) -> (Vec<Item>, Option<Key>) {
         let mut merged = Vec::with_capacity(in_tree.len());
         let range = (from, tree_end);
-        let stopped = self.overlay_items(in_tree.into_iter(), range, most_hidden, |key, value| {
+        let stopped = self.overlay_items(in_tree.into_iter(), range, MOST_HIDDEN, |key, value| {
             let room = merged.len() < limit;
             if room {
                 merged.push((key, value.map_or_else(|in_tree| in_tree, Value::from)));

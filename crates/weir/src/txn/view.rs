@@ -22,7 +22,8 @@ pub trait View {
     /// How often the mapping of file `inode` has changed underneath. Take it before looking.
     fn mapping_moment(&self, inode: u64) -> MappingMoment;
 
-    /// About `limit` items with `from <= key <= to` in order, and the key to go on from if there may be more.
+    /// About `limit` items with `from <= key <= to` in order, and the key to go on from if there may be more. Perhaps fewer, or none, where
+    /// there are more.
     fn collect(&self, from: Key, to: Key, limit: usize) -> Result<(Vec<Item>, Option<Key>)>;
 
     /// Shows the items with `from <= key <= to` in order to `visit` until it answers false.

@@ -157,6 +157,42 @@ fn a_walk_through_many_holes_steps_over_each_a_few_times() {
     steps("to fill what was cut", &|| allocate(AllocateMode::KeepSize, size));
 }
 
+/// Whoever commits waits for who steps over what came and went since the last checkpoint.
+#[test]
+fn what_was_cut_is_stepped_over_a_part_at_a_time() {
+    const RUNS: u64 = 1500;
+    let (volume, file) = volume_with_a_file();
+    let scatter = |first: u64| {
+        for number in 0..RUNS {
+            file.write_at((first + number * 2) * 4096, &[1; 4096]).expect("write");
+        }
+        while volume.background_step(BackgroundWork::Writeback).expect("writeback") {}
+    };
+    scatter(0);
+    let size = file.size();
+    let allocate = |mode, length| file.allocate(mode, 0, length).expect("allocate");
+    MOST_STEPS.set(0);
+    allocate(AllocateMode::PunchHole, size - 4096);
+    assert_eq!(file.seek_data(0), Ok(size - 4096));
+    allocate(AllocateMode::KeepSize, size);
+    allocate(AllocateMode::PunchHole, size);
+    assert_eq!(file.seek_data(0), Err(crate::Error::NoSuchExtent));
+    scatter(1);
+    let mut batch = volume.batch();
+    batch.truncate(&file, 4096).expect("truncate");
+    batch.write_at(&file, 8192, &vec![1; 4 << 20]).expect("write");
+    batch.commit().expect("commit");
+    assert_eq!(file.seek_data(0), Ok(8192));
+    scatter(2000);
+    file.truncate(0).expect("cut");
+    let number = file.ino();
+    drop(file);
+    volume.remove_file("/f").expect("remove");
+    while volume.background_step(BackgroundWork::Purge).expect("purge") {}
+    assert_eq!(volume.getattr(number).err(), Some(crate::Error::NotFound));
+    assert_eq!(MOST_STEPS.get(), MOST_HIDDEN);
+}
+
 #[test]
 fn a_look_up_ends_however_often_checkpoints_outrun_it() {
     let (volume, file) = volume_with_a_file();
