@@ -190,8 +190,10 @@ impl Model {
         to: &(u64, Vec<u8>),
         mode: RenameMode,
     ) -> Result<()> {
-        let source = self.find(from.0, &from.1)?;
+        // As a call: both directories, then the names.
+        self.dir(from.0)?;
         let target = self.dir(to.0)?.get(&to.1).copied();
+        let source = self.find(from.0, &from.1)?;
         let below = Err(Error::Invalid(""));
         if self.is_dir(source) && self.holds(source, to.0) {
             return below;
@@ -823,4 +825,72 @@ fn batches_of_many_names_at_a_time_leave_a_checkpoint_its_room() {
     drop((volume, filler));
     let report = check_device(&device, &CheckOptions::default()).expect("check");
     assert!(report.is_clean(), "{:#?}", report.problems);
+}
+
+/// Neither refused calls nor calls that do nothing are any trouble of a batch's other steps.
+#[test]
+fn a_call_that_was_refused_is_not_part_of_the_batch() {
+    let volume = small_volume();
+    let file = create(&volume, "/f");
+    let (before, missing) = (volume.metadata("/f").expect("attributes"), file.ino() + 1000);
+    let mut batch = volume.batch();
+    assert_eq!(batch.write_at(&file, u64::MAX - 1, b"x"), Err(Error::FileTooLarge));
+    assert_eq!(batch.write_at(&file, u64::MAX - 1, b""), Err(Error::FileTooLarge));
+    assert_eq!(batch.truncate(&file, u64::MAX), Err(Error::FileTooLarge));
+    assert_eq!(batch.write_inode(missing, u64::MAX, b"x"), Err(Error::FileTooLarge));
+    assert_eq!(batch.truncate_inode(Volume::ROOT, u64::MAX), Err(Error::FileTooLarge));
+    batch.make_dir(Volume::ROOT, b"d", 0o755).expect("recorded");
+    batch.commit().expect("commit");
+    assert!(volume.metadata("/d").is_ok());
+    assert_eq!(volume.metadata("/f"), Ok(before));
+}
+
+/// What a batch costs grows with it, not with its square: these took minutes.
+#[test]
+fn many_directories_and_many_small_writes_into_a_large_one_are_no_trouble() {
+    with_watchdog(60, || {
+        let volume = open(&formatted(128 * MIB, 4096), manual(16 * MIB));
+        let name = |number: u64| format!("d{number}").into_bytes();
+        let (count, length) = (6000, 12 << 20);
+        let mut batch = volume.batch();
+        for number in 0..count {
+            batch.make_dir(Volume::ROOT, &name(number), 0o755).expect("recorded");
+        }
+        batch.commit().expect("commit");
+        let mut batch = volume.batch();
+        for number in 0..count {
+            batch.rmdir(Volume::ROOT, &name(number)).expect("recorded");
+        }
+        let new = NewInode::new(FileType::Regular, 0o644);
+        let ino = batch.create_file(Volume::ROOT, b"f", &new).expect("recorded");
+        let mut expected = pattern(1, length);
+        batch.write_inode(ino, 0, &expected).expect("recorded");
+        for at in (0..length - 20).step_by(500) {
+            expected[at + 3..at + 13].fill(7);
+            batch.write_inode(ino, at as u64 + 3, &[7; 10]).expect("recorded");
+        }
+        batch.commit().expect("commit");
+        assert_eq!(names(&volume, "/"), [b"f"]);
+        assert!(contents(&volume.open_inode(ino, false).expect("open")) == expected);
+    });
+}
+
+/// As calls that take away: they need no room.
+#[test]
+fn what_only_takes_away_works_on_a_full_volume() {
+    let volume = open(&formatted(16 * MIB, 64), manual(2 * MIB));
+    let (first, second) = (create(&volume, "/first"), create(&volume, "/second"));
+    for file in [&first, &second] {
+        file.write_all_at(0, &pattern(1, MIB as usize)).expect("write");
+    }
+    volume.sync().expect("sync");
+    let filler = create(&volume, "/filler");
+    while filler.append(&pattern(2, 4096)).is_ok() {}
+    assert_eq!(filler.append(&[1]), Err(Error::NoSpace));
+    let mut batch = volume.batch();
+    batch.truncate(&first, 0).expect("recorded");
+    batch.truncate(&second, 8192).expect("recorded");
+    batch.commit().expect("what only takes away needs no room");
+    assert_eq!((first.size(), second.size()), (0, 8192));
+    assert!(contents(&second) == pattern(1, MIB as usize)[..8192]);
 }

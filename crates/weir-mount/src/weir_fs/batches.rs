@@ -31,6 +31,7 @@ struct Touched {
     content: BTreeSet<u64>,
     attributes: BTreeSet<u64>,
     permissions: BTreeSet<u64>,
+    owners: BTreeSet<u64>,
     /// Directories that get new inodes.
     parents: BTreeSet<u64>,
     names: BTreeSet<(u64, Vec<u8>)>,
@@ -60,6 +61,8 @@ impl Touched {
 
     fn add(&mut self, step: &Step) {
         match step {
+            // As a write(2) of nothing.
+            Step::Write { data, .. } if data.is_empty() => {}
             Step::Write { ino, .. } | Step::Truncate { ino, .. } => {
                 Self::inode(&mut self.content, *ino);
             }
@@ -82,6 +85,9 @@ impl Touched {
                 Self::inode(&mut self.attributes, *ino);
                 if change.permissions.is_some() {
                     Self::inode(&mut self.permissions, *ino);
+                }
+                if change.uid.is_some() || change.gid.is_some() {
+                    Self::inode(&mut self.owners, *ino);
                 }
             }
         }
@@ -149,6 +155,10 @@ impl WeirFs {
         }
         for ino in &touched.content {
             self.end_privileges(*ino, &self.inodes.facts(*ino), target.caller.uid != 0)?;
+        }
+        // What the mode says of privileges, a new owner's step ends itself.
+        for ino in &touched.owners {
+            self.end_privileges(*ino, &self.inodes.facts(*ino), false)?;
         }
         let changing: Vec<Arc<Facts>> =
             touched.permissions.iter().map(|ino| self.inodes.facts(*ino)).collect();
@@ -247,8 +257,11 @@ fn tell(kernel: &dyn KernelCache, touched: &Touched) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::Caller;
-    use weir::SetAttr;
+    use crate::ops::{Caller, FileSystemOps as _};
+    use crate::weir_fs::privileges::CAPABILITY;
+    use weir::device::Device;
+    use weir::device::memory::MemoryDevice;
+    use weir::{BackgroundMode, CreateOptions, SetAttr, Volume, VolumeOptions, XattrMode};
 
     #[test]
     fn the_kernel_is_told_of_all_that_it_may_remember_and_of_nothing_that_is_new() {
@@ -277,10 +290,34 @@ mod tests {
             content: [5].into(),
             attributes: [1, 2, 6].into(),
             permissions: [6].into(),
+            owners: BTreeSet::new(),
             parents: [1].into(),
             names: [(1, b"d".to_vec()), (2, b"a".to_vec())].into(),
         };
         assert_eq!(Touched::of(&steps), expected);
+    }
+
+    #[test]
+    fn a_new_owner_ends_capabilities_and_a_write_of_nothing_does_not() {
+        let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(64 << 20));
+        Volume::format_device(&device, &CreateOptions::default()).unwrap();
+        let options =
+            VolumeOptions { background: BackgroundMode::Manual, ..VolumeOptions::default() };
+        let volume = Volume::open_device(device, options).unwrap();
+        let new = weir::NewInode::new(weir::FileType::Regular, 0o4755);
+        let ino = volume.make(Volume::ROOT, b"f", &new).unwrap().ino;
+        volume.setxattr(ino, CAPABILITY, b"some", XattrMode::Set).unwrap();
+        let fs = WeirFs::new(volume, true, Box::new(|_| {})).unwrap();
+        let caller = Caller { uid: rustix::process::geteuid().as_raw(), gid: 0 };
+        let target = ControlTarget { ino, handle: None, caller, thread: std::process::id() };
+        let nothing = Step::Write { ino: Node::Ino(ino), offset: 5, data: Vec::new() };
+        fs.apply_batch(target, &[nothing]).unwrap();
+        assert!(fs.optional_xattr(ino, CAPABILITY).unwrap().is_some());
+        // As a chown(2) that comes by the ioctl.
+        let change = SetAttr { uid: Some(5), kill_suid_sgid: true, ..SetAttr::default() };
+        fs.apply_batch(target, &[Step::SetAttr { ino: Node::Ino(ino), change }]).unwrap();
+        assert_eq!(fs.optional_xattr(ino, CAPABILITY).unwrap(), None);
+        assert_eq!(fs.getattr(ino).unwrap().permissions, 0o755);
     }
 
     #[test]

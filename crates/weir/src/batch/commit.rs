@@ -103,8 +103,8 @@ impl Drop for NamesRoom<'_> {
 /// What locks taken in vain wait for before they are taken again.
 enum Attempt<T> {
     Done(T),
-    /// This directory's lock is needed besides.
-    Lock(u64),
+    /// These directories' locks are needed besides.
+    Lock(BTreeSet<u64>),
 }
 
 impl Engine {
@@ -131,7 +131,7 @@ impl Engine {
         let mut directories = plan::directories(batch);
         loop {
             match self.try_commit(batch, &directories, (&mut held, way))? {
-                Attempt::Lock(directory) => drop(directories.insert(directory)),
+                Attempt::Lock(missed) => directories.extend(missed),
                 Attempt::Done((lsn, newly_dirty, victims)) => {
                     newborn.committed = true;
                     held.committed(newly_dirty);
@@ -193,7 +193,7 @@ impl Engine {
         let now = self.now();
         let plan = match plan::plan(self, batch, &locked, now) {
             Ok(plan) => plan,
-            Err(Unplanned::NeedsLock(directory)) => return Ok(Attempt::Lock(directory)),
+            Err(Unplanned::NeedsLocks(missed)) => return Ok(Attempt::Lock(missed)),
             Err(Unplanned::Failed(error)) => return Err(error),
         };
         if files.len() < batch.patches.len() {
@@ -321,7 +321,7 @@ impl Engine {
                 mapped.removed += cut_op(work, self.cut_extents(), &mut overlay, &mut data)?;
                 mapped.drops_inline |= is_inline && work.cut_pages().start == 0;
             }
-            for home in held.homes.iter().filter(|home| home.ino == work.inode.number) {
+            for home in held.homes_of(work.inode.number) {
                 let (op, removed) = home_op(&work.inode, home, &overlay)?;
                 overlay.absorb(&op);
                 data.ops.push(op);
@@ -349,9 +349,13 @@ impl Engine {
             for (place, logged) in chunk.iter().enumerate() {
                 let index = logged.index;
                 let ino = work.inode.number;
-                let (pieces, _) = extents::pieces(overlay, ino, index, index + 1)?;
-                let home = pieces.first().filter(|piece| !piece.unwritten);
-                op.payload(ino, index, home.map_or(0, |piece| piece.block), logged.page.clone());
+                let mut home = None;
+                // What was cut away has none: it is not looked for, since that would step over all that was cut, once for each page.
+                if !work.cut_pages().contains(&index) {
+                    let (pieces, _) = extents::pieces(overlay, ino, index, index + 1)?;
+                    home = pieces.first().filter(|piece| !piece.unwritten).map(|piece| piece.block);
+                }
+                op.payload(ino, index, home.unwrap_or(0), logged.page.clone());
                 data.payloads.push((number, chunk_number * limit + place, data.ops.len()));
             }
             data.ops.push(op);
@@ -545,8 +549,7 @@ fn remove_old(work: &FileWork<'_>, held: &Held<'_>, map: &mut PageMap, removed: 
 
 /// Pages whose mapping the batch changes: that it has written home, or cuts. Of others only the content changes.
 fn remapped(work: &FileWork<'_>, held: &Held<'_>) -> Vec<Range<u64>> {
-    let number = work.inode.number;
-    let homes = held.homes.iter().filter(|home| home.ino == number).map(super::data::Home::pages);
+    let homes = held.homes_of(work.inode.number).iter().map(super::data::Home::pages);
     homes.chain(work.cut.map(|_| work.cut_pages())).collect()
 }
 
@@ -724,7 +727,7 @@ fn names_blocks(plan: &Plan<'_>, limit: u64) -> u64 {
 /// A first guess of the log space for all of it.
 fn log_blocks(plan: &Plan<'_>, works: &[FileWork<'_>], held: &Held<'_>) -> u64 {
     let payload: u64 = works.iter().map(|work| work.logged.len() as u64).sum();
-    let mapping: usize = held.homes.iter().map(|home| 512 + 12 * home.run.blocks as usize).sum();
+    let mapping: usize = held.homes().map(|home| 512 + 12 * home.run.blocks as usize).sum();
     let bytes = mapping + payload as usize * 64 + works.len() * 64;
     OpRecords::blocks_for(bytes, payload) + names_blocks(plan, u64::MAX) + 2
 }

@@ -15,6 +15,7 @@ use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64, checksum};
 use crate::inode::Inode;
 use crate::sync::Arc;
 use crate::sync::atomic::Ordering;
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// Most pages of a batch that travel in the log, whatever the log's size.
@@ -24,7 +25,6 @@ const WRITE_PAGES: u64 = 256;
 
 /// Consecutive pages of a file that were written to new blocks.
 pub struct Home {
-    pub ino: u64,
     pub file_block: u64,
     pub run: Run,
     pub checksums: Vec<u32>,
@@ -49,7 +49,10 @@ pub struct Held<'a> {
     reserved: u64,
     /// Pages counted as dirty, each with a block promised.
     dirty: u64,
-    pub homes: Vec<Home>,
+    /// By the inode that they are of.
+    homes: BTreeMap<u64, Vec<Home>>,
+    /// Where the last one ends.
+    homes_end: Option<u64>,
 }
 
 /// Which pages of a batch travel in the log.
@@ -102,9 +105,8 @@ impl Pages {
                 pages.all += run.end - run.start;
                 pages.partial += if whole { 0 } else { run.end - run.start };
             }
-            // The page that a cut goes through.
-            pages.all += u64::from(patch.cuts());
-            pages.partial += u64::from(patch.cuts());
+            pages.all += u64::from(patch.cuts_within_a_page());
+            pages.partial += u64::from(patch.cuts_within_a_page());
         }
         pages
     }
@@ -125,7 +127,18 @@ impl<'a> Held<'a> {
         if pages.all > 0 {
             engine.reserve(pages.all)?;
         }
-        Ok(Self { engine, reserved: pages.all, dirty: 0, homes: Vec::new() })
+        let (homes, homes_end) = (BTreeMap::new(), None);
+        Ok(Self { engine, reserved: pages.all, dirty: 0, homes, homes_end })
+    }
+
+    /// What was written to new blocks of inode `ino`.
+    pub fn homes_of(&self, ino: u64) -> &[Home] {
+        self.homes.get(&ino).map_or(&[], Vec::as_slice)
+    }
+
+    /// The same of all of them.
+    pub fn homes(&self) -> impl Iterator<Item = &Home> {
+        self.homes.values().flatten()
     }
 
     /// Writes pages `range` of inode `ino` to new blocks; `content` fills each.
@@ -144,7 +157,7 @@ impl<'a> Held<'a> {
             }
             let mut done = 0;
             while done < pages {
-                let hint = self.homes.last().map(|home| home.run.end());
+                let hint = self.homes_end;
                 let run = self.engine.alloc.allocate(pages - done, 1, hint, AllocKind::Data)?;
                 let bytes =
                     &buffer[done as usize * BLOCK_BYTES..][..run.blocks as usize * BLOCK_BYTES];
@@ -156,7 +169,9 @@ impl<'a> Held<'a> {
                     return Err(error);
                 }
                 let checksums = bytes.chunks_exact(BLOCK_BYTES).map(checksum).collect();
-                self.homes.push(Home { ino, file_block: from + done, run, checksums });
+                let home = Home { file_block: from + done, run, checksums };
+                self.homes_end = Some(run.end());
+                self.homes.entry(ino).or_default().push(home);
                 let paid = run.blocks.min(self.reserved);
                 self.reserved -= paid;
                 self.engine.alloc.release(paid);
@@ -186,7 +201,7 @@ impl<'a> Held<'a> {
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        for home in &self.homes {
+        for home in self.homes() {
             self.engine.alloc.cancel(home.run);
         }
         self.engine.pages_paid(self.dirty);

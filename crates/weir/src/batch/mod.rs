@@ -30,6 +30,7 @@ use crate::ticket::SyncTicket;
 use crate::types::{FileType, NewInode, RenameMode, SetAttr};
 use patch::Patch;
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 pub use step::{BatchError, FailedStep};
 use step::{Recorded, Step};
 
@@ -94,8 +95,14 @@ impl Batch {
 
     /// As [`Batch::write_at`], by number: for files that this batch makes.
     pub fn write_inode(&mut self, ino: u64, offset: u64, data: &[u8]) -> Result<()> {
-        self.patches.entry(ino).or_default().write(offset, data)?;
-        self.content_changes(ino);
+        if data.is_empty() {
+            // As a write of nothing: it finds the file, and changes nothing of it.
+            Patch::default().write(offset, data)?;
+            self.record_content(ino, false);
+        } else {
+            self.patch(ino, |patch| patch.write(offset, data))?;
+            self.record_content(ino, true);
+        }
         self.calls += 1;
         Ok(())
     }
@@ -117,9 +124,22 @@ impl Batch {
     }
 
     fn cut(&mut self, ino: u64, size_bytes: u64) -> Result<()> {
-        self.patches.entry(ino).or_default().truncate(size_bytes)?;
-        self.content_changes(ino);
+        self.patch(ino, |patch| patch.truncate(size_bytes))?;
+        self.record_content(ino, true);
         Ok(())
+    }
+
+    /// A change that is refused leaves no patch behind: each belongs to a step.
+    fn patch(&mut self, ino: u64, change: impl FnOnce(&mut Patch) -> Result<()>) -> Result<()> {
+        match self.patches.entry(ino) {
+            Entry::Occupied(mut known) => change(known.get_mut()),
+            Entry::Vacant(place) => {
+                let mut patch = Patch::default();
+                change(&mut patch)?;
+                place.insert(patch);
+                Ok(())
+            }
+        }
     }
 
     fn keep(&mut self, file: &File) -> Result<()> {
@@ -131,11 +151,15 @@ impl Batch {
         Ok(())
     }
 
-    fn content_changes(&mut self, ino: u64) {
-        let last = self.steps.last().map(|recorded| &recorded.step);
-        let again = matches!(last, Some(Step::Content { ino: last }) if *last == ino);
-        if !again {
-            self.steps.push(Recorded { call: self.calls, step: Step::Content { ino } });
+    fn record_content(&mut self, ino: u64, changes: bool) {
+        match self.steps.last_mut().map(|recorded| &mut recorded.step) {
+            Some(Step::Content { ino: last, changes: has_changed }) if *last == ino => {
+                *has_changed |= changes;
+            }
+            _ => {
+                let step = Step::Content { ino, changes };
+                self.steps.push(Recorded { call: self.calls, step });
+            }
         }
     }
 }
@@ -269,8 +293,10 @@ impl Batch {
         if let Some(size_bytes) = change.size_bytes {
             self.cut(ino, size_bytes)?;
         }
+        let is_cut = change.size_bytes.is_some();
         let change = SetAttr { size_bytes: None, ..change.clone() };
-        if change != SetAttr::default() {
+        // One that changes nothing finds the inode all the same.
+        if !is_cut || change != SetAttr::default() {
             self.steps.push(Recorded { call: self.calls, step: Step::Attributes { ino, change } });
         }
         self.calls += 1;

@@ -36,17 +36,47 @@ impl Patch {
         if data.is_empty() {
             return Ok(());
         }
-        self.clear(offset, end);
+        for gap in self.overwrite(offset, data) {
+            let at = (gap.start - offset) as usize;
+            self.put(gap.start, &data[at..at + (gap.end - gap.start) as usize]);
+        }
         self.reach = self.reach.max(end);
         self.size = self.size.map(|size| size.max(end));
+        Ok(())
+    }
+
+    /// Puts `data` into the new bytes that are there already. Answers where there are none. (None is moved: many small writes into a large one
+    /// cost what they bring.)
+    fn overwrite(&mut self, offset: u64, data: &[u8]) -> Vec<Range<u64>> {
+        let end = offset + data.len() as u64;
+        let first = self.pieces.range(..=offset).next_back().map_or(offset, |(first, _)| *first);
+        let (mut gaps, mut at) = (Vec::new(), offset);
+        for (&start, piece) in self.pieces.range_mut(first..end) {
+            let (from, to) = (start.max(offset), (start + piece.len() as u64).min(end));
+            if from < to {
+                piece[(from - start) as usize..(to - start) as usize]
+                    .copy_from_slice(&data[(from - offset) as usize..(to - offset) as usize]);
+                if at < from {
+                    gaps.push(at..from);
+                }
+                at = to;
+            }
+        }
+        if at < end {
+            gaps.push(at..end);
+        }
+        gaps
+    }
+
+    /// New bytes where there are none.
+    fn put(&mut self, offset: u64, data: &[u8]) {
         if let Some((start, last)) = self.pieces.range_mut(..offset).next_back()
             && start + last.len() as u64 == offset
         {
             last.extend_from_slice(data);
-            return Ok(());
+        } else {
+            self.pieces.insert(offset, data.to_vec());
         }
-        self.pieces.insert(offset, data.to_vec());
-        Ok(())
     }
 
     /// The file has this size from here on.
@@ -58,33 +88,28 @@ impl Patch {
         let page_end = (page + 1) * BLOCK_BYTES_U64;
         let last = self.pieces.range(..page_end).next_back();
         let loses = last.is_some_and(|(start, piece)| start + piece.len() as u64 > size);
-        self.emptied.retain(|&emptied| emptied * BLOCK_BYTES_U64 < size);
+        while self.emptied.last().is_some_and(|&emptied| emptied * BLOCK_BYTES_U64 >= size) {
+            self.emptied.pop_last();
+        }
         if loses && !size.is_multiple_of(BLOCK_BYTES_U64) {
             self.emptied.insert(page);
         }
-        self.clear(size, u64::MAX);
+        self.cut_pieces(size);
         self.cut = self.cut.min(size);
         self.size = Some(size);
         self.reach = self.reach.min(size);
         Ok(())
     }
 
-    /// Takes the new bytes of `start .. end` away.
-    fn clear(&mut self, start: u64, end: u64) {
-        if let Some((&first, piece)) = self.pieces.range_mut(..start).next_back()
-            && first + piece.len() as u64 > start
-        {
-            let tail = piece.split_off((start - first) as usize);
-            self.pieces.insert(start, tail);
-        }
-        while let Some((&first, piece)) = self.pieces.range(start..end).next() {
-            let length = piece.len() as u64;
-            let gone = self.pieces.remove(&first);
-            if first + length > end
-                && let Some(mut gone) = gone
-            {
-                self.pieces.insert(end, gone.split_off((end - first) as usize));
+    /// Takes the new bytes from `size` on away.
+    fn cut_pieces(&mut self, size: u64) {
+        while let Some(mut last) = self.pieces.last_entry() {
+            if *last.key() < size {
+                let kept = (size - last.key()) as usize;
+                last.get_mut().truncate(kept);
+                return;
             }
+            last.remove();
         }
     }
 
@@ -105,19 +130,23 @@ impl Patch {
         (self.cut < old).then_some(self.cut)
     }
 
-    /// Something of the old content may go.
-    pub fn cuts(&self) -> bool {
-        self.cut < u64::MAX
+    /// Something of the old content may go, and a part of a page stay.
+    pub fn cuts_within_a_page(&self) -> bool {
+        self.cut < u64::MAX && !self.cut.is_multiple_of(BLOCK_BYTES_U64)
     }
 
     /// The pages that were written and are left, as runs in order, each either of pages that are new as a whole (true) or not.
     pub fn runs(&self) -> Vec<(Range<u64>, bool)> {
         let mut runs = self.runs_of_pieces();
+        let with_bytes = runs.len();
         for &page in &self.emptied {
-            let place = runs.partition_point(|(run, _)| run.end <= page);
-            if runs.get(place).is_none_or(|(run, _)| run.start > page) {
-                runs.insert(place, (page..page + 1, false));
+            let place = runs[..with_bytes].partition_point(|(run, _)| run.end <= page);
+            if runs[..with_bytes].get(place).is_none_or(|(run, _)| run.start > page) {
+                runs.push((page..page + 1, false));
             }
+        }
+        if runs.len() > with_bytes {
+            runs.sort_unstable_by_key(|(run, _)| run.start);
         }
         runs
     }

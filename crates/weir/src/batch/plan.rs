@@ -56,7 +56,8 @@ pub enum Planned<'a> {
     },
     Exchange(Entry<'a>, Entry<'a>),
     Attributes(Arc<Inode>, &'a SetAttr),
-    Content(Arc<Inode>),
+    /// Whether it changes.
+    Content(Arc<Inode>, bool),
 }
 
 /// All steps, looked up.
@@ -81,30 +82,11 @@ impl Metas for Copies {
     }
 }
 
-/// Why a plan cannot be made, or one step of it.
-pub enum Unplanned<E = BatchError> {
-    /// The lock of this directory is needed besides.
-    NeedsLock(u64),
-    Failed(E),
-}
-
-/// Of one step.
-type LookedUp<T> = Result<T, Unplanned<Error>>;
-
-impl From<Error> for Unplanned<Error> {
-    fn from(error: Error) -> Self {
-        Self::Failed(error)
-    }
-}
-
-impl Unplanned<Error> {
-    /// It was `recorded`.
-    fn of(self, recorded: &Recorded) -> Unplanned {
-        match self {
-            Self::NeedsLock(directory) => Unplanned::NeedsLock(directory),
-            Self::Failed(error) => Unplanned::Failed(recorded.failed(error)),
-        }
-    }
+/// Why a plan cannot be made.
+pub enum Unplanned {
+    /// The locks of these directories are needed besides.
+    NeedsLocks(BTreeSet<u64>),
+    Failed(BatchError),
 }
 
 /// Operations put together one after the other, none of them too large.
@@ -186,8 +168,11 @@ pub fn apply(step: &Planned<'_>, metas: &mut dyn Metas, op: &mut Op, now: Timest
             attr::apply(meta, change, now);
             Ok(())
         }
-        Planned::Content(inode) => {
-            alive(metas.of(inode))?.touch_data(now);
+        Planned::Content(inode, changes) => {
+            let meta = alive(metas.of(inode))?;
+            if *changes {
+                meta.touch_data(now);
+            }
             Ok(())
         }
     }
@@ -225,6 +210,8 @@ struct Planner<'a> {
     overlay: Overlay<'a>,
     metas: Copies,
     locked: &'a BTreeSet<u64>,
+    /// Directories that are to be locked as well. From the first one on, what is found is a guess.
+    missed: BTreeSet<u64>,
     made: BTreeSet<u64>,
     now: Timestamp,
     plan: Plan<'a>,
@@ -244,17 +231,27 @@ pub fn plan<'a>(
         record_bytes: 0,
     };
     let overlay = Overlay::new(&engine.store);
-    let (metas, made) = (Copies::default(), BTreeSet::new());
-    let mut planner = Planner { engine, overlay, metas, locked, made, now, plan };
+    let (metas, missed, made) = (Copies::default(), BTreeSet::new(), BTreeSet::new());
+    let mut planner = Planner { engine, overlay, metas, locked, missed, made, now, plan };
     for recorded in &batch.steps {
-        planner.take(recorded).map_err(|unplanned| unplanned.of(recorded))?;
+        if let Err(error) = planner.take(recorded) {
+            if planner.missed.is_empty() {
+                return Err(Unplanned::Failed(recorded.failed(error)));
+            }
+            break;
+        }
     }
-    Ok(planner.plan)
+    // All at once: if each were asked for alone, a batch of many were planned as many times.
+    if planner.missed.is_empty() {
+        Ok(planner.plan)
+    } else {
+        Err(Unplanned::NeedsLocks(planner.missed))
+    }
 }
 
 impl<'a> Planner<'a> {
     /// Looks the step up and tries it, so that the next ones see what it does.
-    fn take(&mut self, recorded: &'a Recorded) -> LookedUp<()> {
+    fn take(&mut self, recorded: &'a Recorded) -> Result<()> {
         let Some(step) = self.look_up(&recorded.step)? else { return Ok(()) };
         let mut op = Op::new();
         apply(&step, &mut self.metas, &mut op, self.now)?;
@@ -279,48 +276,54 @@ impl<'a> Planner<'a> {
     }
 
     /// A directory in which names change.
-    fn parent(&mut self, number: u64) -> LookedUp<Arc<Inode>> {
+    fn parent(&mut self, number: u64) -> Result<Arc<Inode>> {
         let inode = self.inode(number)?;
         if inode.file_type != FileType::Directory {
-            return Err(Error::NotDirectory.into());
+            return Err(Error::NotDirectory);
         }
         self.needs_lock(number)?;
         Ok(inode)
     }
 
     /// Refuses what is no directory, whatever its name says: it would be asked for again and again.
-    fn needs_lock(&self, number: u64) -> LookedUp<()> {
+    fn needs_lock(&mut self, number: u64) -> Result<()> {
         if self.locked.contains(&number) || self.made.contains(&number) {
             return Ok(());
         }
         self.engine.directory(number)?;
-        Err(Unplanned::NeedsLock(number))
+        self.missed.insert(number);
+        Ok(())
     }
 
     /// A directory that gets a name more.
-    fn target(&mut self, dir: u64, name: &'a [u8]) -> LookedUp<(Arc<Inode>, &'a [u8], Key)> {
+    fn target(&mut self, dir: u64, name: &'a [u8]) -> Result<(Arc<Inode>, &'a [u8], Key)> {
         let parent = self.parent(dir)?;
         if self.metas.of(&parent).item.links == 0 {
-            return Err(Error::NotFound.into());
+            return Err(Error::NotFound);
         }
         match find(&self.overlay, dir, name)? {
-            Lookup::Present(_) => Err(Error::Exists.into()),
+            Lookup::Present(_) => Err(Error::Exists),
             Lookup::Absent(place) => Ok((parent, name, place)),
         }
     }
 
-    fn entry(&mut self, dir: u64, name: &'a [u8]) -> LookedUp<Entry<'a>> {
+    fn entry(&mut self, dir: u64, name: &'a [u8]) -> Result<Entry<'a>> {
         let parent = self.parent(dir)?;
+        self.entry_of(parent, name)
+    }
+
+    fn entry_of(&mut self, parent: Arc<Inode>, name: &'a [u8]) -> Result<Entry<'a>> {
+        let dir = parent.number;
         match find(&self.overlay, dir, name)? {
             Lookup::Present(found) => {
                 let inode = self.inode(found.inode)?;
                 Ok(Entry { parent, name, found, inode })
             }
-            Lookup::Absent(_) => Err(Error::NotFound.into()),
+            Lookup::Absent(_) => Err(Error::NotFound),
         }
     }
 
-    fn look_up(&mut self, step: &'a Step) -> LookedUp<Option<Planned<'a>>> {
+    fn look_up(&mut self, step: &'a Step) -> Result<Option<Planned<'a>>> {
         Ok(Some(match step {
             Step::Make { dir, name, ino, new, target } => {
                 let to = self.target(*dir, name)?;
@@ -329,16 +332,17 @@ impl<'a> Planner<'a> {
                 Planned::Make { to, inode, new, target: target.as_deref() }
             }
             Step::Link { ino, dir, name } => {
+                self.parent(*dir)?;
                 let inode = self.inode(*ino)?;
                 if inode.file_type == FileType::Directory {
-                    return Err(Error::NotPermitted.into());
+                    return Err(Error::NotPermitted);
                 }
                 Planned::Link { to: self.target(*dir, name)?, inode }
             }
             Step::Unlink { dir, name } => {
                 let entry = self.entry(*dir, name)?;
                 if entry.found.file_type == FileType::Directory {
-                    return Err(Error::IsDirectory.into());
+                    return Err(Error::IsDirectory);
                 }
                 self.plan.victims.push(entry.inode.clone());
                 Planned::Unlink(entry)
@@ -346,7 +350,7 @@ impl<'a> Planner<'a> {
             Step::Rmdir { dir, name } => {
                 let entry = self.entry(*dir, name)?;
                 if entry.found.file_type != FileType::Directory {
-                    return Err(Error::NotDirectory.into());
+                    return Err(Error::NotDirectory);
                 }
                 self.needs_lock(entry.found.inode)?;
                 self.plan.victims.push(entry.inode.clone());
@@ -356,12 +360,12 @@ impl<'a> Planner<'a> {
                 return self.rename((*dir, name), (*new_dir, new_name), *mode);
             }
             Step::Attributes { ino, change } => Planned::Attributes(self.inode(*ino)?, change),
-            Step::Content { ino } => {
+            Step::Content { ino, changes } => {
                 let inode = self.inode(*ino)?;
                 match inode.file_type {
-                    FileType::Regular => Planned::Content(inode),
-                    FileType::Directory => return Err(Error::IsDirectory.into()),
-                    _ => return Err(Error::Invalid("only regular files have content").into()),
+                    FileType::Regular => Planned::Content(inode, *changes),
+                    FileType::Directory => return Err(Error::IsDirectory),
+                    _ => return Err(Error::Invalid("only regular files have content")),
                 }
             }
         }))
@@ -372,16 +376,16 @@ impl<'a> Planner<'a> {
         (dir, name): (u64, &'a [u8]),
         (new_dir, new_name): (u64, &'a [u8]),
         mode: RenameMode,
-    ) -> LookedUp<Option<Planned<'a>>> {
-        let from = self.entry(dir, name)?;
-        let parent = self.parent(new_dir)?;
+    ) -> Result<Option<Planned<'a>>> {
+        let (from_parent, parent) = (self.parent(dir)?, self.parent(new_dir)?);
         if self.metas.of(&parent).item.links == 0 {
-            return Err(Error::NotFound.into());
+            return Err(Error::NotFound);
         }
+        let from = self.entry_of(from_parent, name)?;
         self.check_no_loop(&from.found, new_dir)?;
         let present = match find(&self.overlay, new_dir, new_name)? {
             Lookup::Absent(_) if mode == RenameMode::Exchange => {
-                return Err(Error::NotFound.into());
+                return Err(Error::NotFound);
             }
             Lookup::Absent(place) => {
                 let to = (parent, new_name, place);
@@ -391,7 +395,7 @@ impl<'a> Planner<'a> {
         };
         let inode = self.inode(present.inode)?;
         match mode {
-            RenameMode::NoReplace => return Err(Error::Exists.into()),
+            RenameMode::NoReplace => return Err(Error::Exists),
             _ if present.inode == from.found.inode => return Ok(None),
             RenameMode::Exchange => {
                 self.check_no_loop(&present, dir)?;
@@ -403,7 +407,7 @@ impl<'a> Planner<'a> {
         rules::check_replace(from.found.file_type, present.file_type)?;
         if inode.number == dir {
             // The victim holds the source, so it is not empty.
-            return Err(Error::NotEmpty.into());
+            return Err(Error::NotEmpty);
         }
         if inode.file_type == FileType::Directory {
             self.needs_lock(inode.number)?;

@@ -37,9 +37,10 @@ pub enum Step {
         ino: u64,
         change: SetAttr,
     },
-    /// The content changes: see the file's patch.
+    /// The content changes: see the file's patch. Or nothing was written, at any place.
     Content {
         ino: u64,
+        changes: bool,
     },
 }
 
@@ -83,7 +84,7 @@ impl fmt::Display for Step {
                 write!(formatter, " in directory {dir} {word} {to} in directory {new_dir}")
             }
             Self::Attributes { ino, .. } => write!(formatter, "changing attributes of inode {ino}"),
-            Self::Content { ino } => write!(formatter, "changing content of inode {ino}"),
+            Self::Content { ino, .. } => write!(formatter, "changing content of inode {ino}"),
         }
     }
 }
