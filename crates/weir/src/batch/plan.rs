@@ -352,6 +352,7 @@ impl<'a> Planner<'a> {
                 if entry.found.file_type != FileType::Directory {
                     return Err(Error::NotDirectory);
                 }
+                rules::check_not_itself(&entry.parent, &entry.inode)?;
                 self.needs_lock(entry.found.inode)?;
                 self.plan.victims.push(entry.inode.clone());
                 Planned::Rmdir(entry)
@@ -409,6 +410,7 @@ impl<'a> Planner<'a> {
             // The victim holds the source, so it is not empty.
             return Err(Error::NotEmpty);
         }
+        rules::check_not_itself(&parent, &inode)?;
         if inode.file_type == FileType::Directory {
             self.needs_lock(inode.number)?;
         }

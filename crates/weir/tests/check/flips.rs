@@ -519,11 +519,19 @@ fn a_directory_that_contains_itself_is_neither_removed_nor_replaced() {
         let (key, _) = image.entry(dir, "sub");
         let entry = Dirent { inode: dir, file_type: FileType::Directory, name: b"sub" };
         image.items.insert(key, entry.encode().to_vec());
+        // As if there were nothing in it.
+        image.edit_inode(dir, |item| item.size = 0);
         image.store();
         let volume = open(&image.device);
         let itself = |result| assert!(matches!(result, Err(Error::Corrupt(_))), "{result:?}");
         itself(volume.remove_dir("/dir/sub"));
         itself(volume.rename_path("/empty", "/dir/sub"));
+        let mut batch = volume.batch();
+        batch.rmdir(dir, b"sub").expect("a step");
+        itself(batch.commit().map(drop).map_err(Error::from));
+        let mut batch = volume.batch();
+        batch.rename(Volume::ROOT, b"empty", dir, b"sub", RenameMode::Replace).expect("a step");
+        itself(batch.commit().map(drop).map_err(Error::from));
         assert!(volume.read_dir("/empty").is_ok(), "nothing has changed");
     });
 }
