@@ -35,6 +35,7 @@ impl EngineSession {
         let log = &stats.log_fill;
         let held = [
             ("blocks promised", stats.space.reserved_blocks),
+            ("blocks freed and not free", stats.space.pending_free_blocks),
             ("pages counted as dirty", stats.dirty_pages),
             ("dirty inodes", stats.dirty_inodes),
             ("pages owed by the log", stats.logged_pages),
