@@ -821,11 +821,18 @@ impl Session for EngineSession {
         self.disagreements(found)
     }
 
-    fn close(mut self) -> Result<()> {
+    fn free_blocks(&self) -> Option<u64> {
+        let space = self.volume.stats().space;
+        Some(space.free_blocks + space.pending_free_blocks)
+    }
+
+    fn close(mut self) -> Result<Option<u64>> {
         self.slots.clear();
         self.holds.clear();
         let closed = self.volume.close().map_err(SystemError::from);
         let early = self.early.lock().take();
-        early.map_or(closed, |text| Err(SystemError::new(0, text)))
+        let wrong = early.or_else(|| closed.is_ok().then(|| self.still_held()).flatten());
+        wrong.map_or(closed, |text| Err(SystemError::new(0, text)))?;
+        Ok(self.free_blocks())
     }
 }

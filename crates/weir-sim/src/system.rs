@@ -153,6 +153,11 @@ pub trait Session {
         None
     }
 
+    /// Blocks that are in use by nobody, or will be once what is durable says so, for systems that tell.
+    fn free_blocks(&self) -> Option<u64> {
+        None
+    }
+
     /// Reads everything back.
     ///
     /// # Errors
@@ -165,11 +170,11 @@ pub trait Session {
     }
 
     /// Unmounts: everything is durable afterwards. (Dropping a session without this is a crash of the
-    /// process: nothing more is written.)
+    /// process: nothing more is written.) Answers [`Session::free_blocks`] afterwards.
     ///
     /// # Errors
-    /// The system's.
-    fn close(self) -> Result<(), SystemError>;
+    /// The system's. Also if it still holds something for somebody: after this nobody is left who would give it back.
+    fn close(self) -> Result<Option<u64>, SystemError>;
 }
 
 /// A file system.

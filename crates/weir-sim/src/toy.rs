@@ -173,8 +173,9 @@ impl Session for ToySession {
         Ok(Found::from_model(&self.model))
     }
 
-    fn close(self) -> Result<(), SystemError> {
-        self.device.flush().map_err(|error| io(&error))
+    fn close(self) -> Result<Option<u64>, SystemError> {
+        self.device.flush().map_err(|error| io(&error))?;
+        Ok(None)
     }
 }
 

@@ -105,6 +105,9 @@ fn a_cut_that_is_owed_is_done_before_anything_shows_what_was_cut_off() {
         vec![Op::Append { target: at("/a"), length: 9000, tag: 7 }, sync(), purge(), sync()],
         vec![allocate(AllocateMode::Extend, 30 * PAGE, 9 * PAGE), read(), sync()],
         vec![allocate(AllocateMode::ZeroRange, 30 * PAGE + 5, 9 * PAGE), read(), sync()],
+        // What is left of it lies near the old end.
+        vec![allocate(AllocateMode::Extend, whole - 9 * PAGE, 9 * PAGE), read(), sync()],
+        vec![allocate(AllocateMode::ZeroRange, whole - 5, 9 * PAGE), read(), sync()],
         vec![allocate(AllocateMode::InsertRange, 4 * PAGE, 2 * PAGE), read(), sync()],
         vec![allocate(AllocateMode::CollapseRange, 4 * PAGE, 2 * PAGE), sync(), read()],
         vec![batch([write("/a", whole, 5000, 7), truncate(at("/a"), whole)]), read(), sync()],

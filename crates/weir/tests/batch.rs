@@ -469,6 +469,30 @@ fn a_batch_far_beyond_a_frame_is_all_or_nothing() {
     }
 }
 
+/// Where one frame is forced to the medium, and nothing is flushed for it, the data that a batch has written home is not there.
+#[test]
+fn a_batch_that_has_written_data_home_is_durable_also_on_a_disk_with_forced_unit_access() {
+    let device = Volatile::with_fua(32 * MIB, true);
+    let dynamic: Arc<dyn Device> = device.clone();
+    format(&dynamic, 128);
+    let volume = open(&dynamic, manual(8 * MIB));
+    let file = create(&volume, "/f");
+    volume.sync().expect("sync");
+    // (Behind data that goes home another frame does without a flush.)
+    for (round, length) in [(1, 4096), (2, 75 * 4096), (3, 4096)] {
+        let before = volume.stats().log;
+        let mut batch = volume.batch();
+        batch.write_at(&file, 0, &pattern(round, length)).expect("recorded");
+        batch.commit().expect("commit");
+        let log = volume.stats().log;
+        let forced = (log.flushes - before.flushes, log.fua_writes - before.fua_writes);
+        assert_eq!(forced, if length > 4096 { (1, 0) } else { (0, 1) });
+        let volume = open(&device.after_crash_with(|_| 0), manual(8 * MIB));
+        let file = volume.open_file("/f", OpenFlags::READ).expect("open");
+        assert!(contents(&file).starts_with(&pattern(round, length)), "round {round}");
+    }
+}
+
 #[test]
 fn a_small_batch_of_several_files_is_one_write_and_one_flush() {
     let device = Volatile::new(32 * MIB);

@@ -28,6 +28,29 @@ impl EngineSession {
         lines
     }
 
+    /// What a volume that was closed still promises, counts or keeps for somebody: nothing is dirty any more, and nobody is there. While it is
+    /// open, what is never given back is missed by others, until nothing goes on.
+    pub(super) fn still_held(&self) -> Option<String> {
+        let stats = self.volume.stats();
+        let log = &stats.log_fill;
+        let held = [
+            ("blocks promised", stats.space.reserved_blocks),
+            ("blocks freed and not free", stats.space.pending_free_blocks),
+            ("pages counted as dirty", stats.dirty_pages),
+            ("dirty inodes", stats.dirty_inodes),
+            ("pages owed by the log", stats.logged_pages),
+            ("blocks of the log in use", log.used_blocks),
+            ("blocks of the log queued", log.queued_blocks),
+            ("blocks of the log let in", log.admitted_blocks),
+            ("holders of log space", log.writers),
+            ("blocks beside frames", log.companion_blocks),
+            ("tickets", stats.tickets),
+        ];
+        let texts = held.iter().filter(|(_, count)| *count > 0);
+        let texts: Vec<_> = texts.map(|(what, count)| format!("{count} {what}")).collect();
+        (!texts.is_empty()).then(|| format!("after closing there are {}", texts.join(", ")))
+    }
+
     fn of_directory(&self, ino: u64, node: &FoundNode, lines: &mut Vec<String>) {
         let FoundBody::Directory(entries) = &node.body else { return };
         if node.attr.size != entries.len() as u64 {

@@ -680,12 +680,20 @@ impl<S: System> Explorer<'_, S> {
                 return Err(Failure::new(format!("the live volume cannot be read: {error}")));
             }
         }
-        if faulty {
+        if self.case.silent_faults {
             return let_go(run.session);
         }
+        // The disk is well again: what had failed can be done, and what was held for it is given back.
+        run.device.set_faults(FaultPlan::default());
         let clock = Arc::new(SimClock::starting_at(run.clock.elapsed_ns()));
         let closed = guard("unmounting", || Leaky::into_inner(run.session).close())?;
-        closed.map_err(|error| Failure::new(format!("unmounting failed: {error}")))?;
+        let free_blocks = match closed {
+            // By what failed before: nobody goes on with that.
+            Err(error) if faulty && error.shutdown => return Ok(()),
+            closed => {
+                closed.map_err(|error| Failure::new(format!("unmounting failed: {error}")))?
+            }
+        };
         model.close_all();
         let mut disk = run.disk;
         for event in run.device.take_events() {
@@ -699,6 +707,14 @@ impl<S: System> Explorer<'_, S> {
         let mut session =
             guard("mounting again", || self.system.open(&device, &clock, &self.case.settings))?
                 .map_err(|error| Failure::new(format!("mounting again failed: {error}")))?;
+        if session.free_blocks() != free_blocks {
+            let after = session.free_blocks();
+            let text = "blocks are free that were not when the volume was closed, or the other way";
+            return Err(Failure::new(text).with([format!("{free_blocks:?}, then {after:?}")]));
+        }
+        if faulty {
+            return let_go(Leaky::new(session));
+        }
         let found = guard("reading the volume mounted again", || session.found())?
             .map_err(|error| Failure::new(format!("the volume cannot be read: {error}")))?;
         if reading_moves_times(self.case) {

@@ -504,6 +504,10 @@ impl Engine {
                         again = Some(inode);
                         break;
                     }
+                    if collected.pages == 0 {
+                        // A cut may have made it clean, or whatever has logged its attributes: nobody else takes it off the list.
+                        self.dirty.remove_if_clean(&inode);
+                    }
                 }
                 Err(error) => {
                     again = Some(inode);
@@ -699,8 +703,9 @@ pub fn loaded_tree(stored: &crate::format::root::TreeRoot) -> TreeRoot {
 
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
-    use crate::BackgroundWork;
+    use crate::sync::atomic::Ordering;
     use crate::txn::volume_with_a_file;
+    use crate::{AllocateMode, BackgroundWork};
 
     /// Who brings a page home commits that, and then tells that the log need not keep it any more: a checkpoint can freeze between
     /// the two, and then covers all there is and keeps the log.
@@ -727,6 +732,27 @@ mod tests {
             checkpoint();
         }
         assert_eq!(engine.log.fill().used_blocks, 0, "the log is released");
+    }
+
+    /// A cut, and whatever logs attributes, makes an inode clean that is on the list, which keeps it in memory.
+    #[test]
+    fn what_is_on_the_dirty_list_and_clean_leaves_it_with_the_next_checkpoint() {
+        let (volume, file) = volume_with_a_file();
+        let engine = file.engine();
+        let write = || file.write_at(0, &vec![7; 20_000]).expect("write");
+        let cut = || file.truncate(0).expect("truncate");
+        let punch = || file.allocate(AllocateMode::PunchHole, 0, 20_000).expect("punch");
+        for take_out in [&cut as &dyn Fn(), &punch] {
+            write();
+            take_out();
+            assert_eq!(engine.dirty_pages.load(Ordering::Acquire), 0);
+            volume.checkpoint().expect("checkpoint");
+            assert_eq!(engine.dirty.count(), 0);
+        }
+        // What is dirty, and nothing of it is in the log, stays.
+        file.write_at(0, b"a change").expect("write");
+        volume.background_step(BackgroundWork::Checkpoint).expect("checkpoint");
+        assert_eq!(engine.dirty.count(), 1);
     }
 
     /// Somebody wants room in the log, and its checkpoint begins just after somebody else has found out which one he has to wait for.

@@ -12,16 +12,23 @@ use weir::device::{
 pub struct Volatile {
     inner: MemoryDevice,
     size_bytes: u64,
+    fua: bool,
     pending: std::sync::Mutex<Vec<(u64, Vec<u8>)>>,
     pub writes: AtomicU64,
 }
 
 impl Volatile {
     pub fn new(size_bytes: u64) -> Arc<Self> {
+        Self::with_fua(size_bytes, false)
+    }
+
+    /// With `fua` it understands forced unit access: such a write is durable when it returns, and no other.
+    pub fn with_fua(size_bytes: u64, fua: bool) -> Arc<Self> {
         let inner = MemoryDevice::new(size_bytes);
         Arc::new(Self {
             inner,
             size_bytes,
+            fua,
             pending: std::sync::Mutex::default(),
             writes: AtomicU64::new(0),
         })
@@ -66,7 +73,7 @@ fn aligned(bytes: &[u8]) -> AlignedBuf {
 
 impl Device for Volatile {
     fn info(&self) -> DeviceInfo {
-        DeviceInfo { volatile_cache: true, fua: false, ..self.inner.info() }
+        DeviceInfo { volatile_cache: true, fua: self.fua, ..self.inner.info() }
     }
     fn read(&self, offset: u64, buffers: &mut [&mut [u8]], class: IoClass) -> DeviceResult<()> {
         self.inner.read(offset, buffers, class)?;
@@ -87,8 +94,11 @@ impl Device for Volatile {
         Ok(())
     }
     fn write(&self, offset: u64, buffers: &[&[u8]], _: IoClass, fua: bool) -> DeviceResult<()> {
-        assert!(!fua);
+        assert!(self.fua || !fua);
         self.writes.fetch_add(1, Ordering::Relaxed);
+        if fua {
+            return self.inner.write(offset, &[&aligned(&buffers.concat())], IoClass::Log, false);
+        }
         self.pending.lock().expect("lock").push((offset, buffers.concat()));
         Ok(())
     }
@@ -112,7 +122,7 @@ impl Device for Volatile {
                 }
                 _ => Ok(()),
             },
-            Operation::Write { .. } => self.write(offset_bytes, &buffers.slices(), class, false),
+            Operation::Write { fua } => self.write(offset_bytes, &buffers.slices(), class, fua),
             _ => Ok(()),
         };
         on_done(result, buffers);
