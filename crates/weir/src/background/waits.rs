@@ -222,7 +222,7 @@ impl Engine {
                 shortage.vain_checkpoints = 0;
                 return Ok(());
             }
-            let others_go_on = fill.has_open_chain || self.in_place.has_logged_only();
+            let others_go_on = fill.has_open_chain || self.store.obligations.are_changing();
             if fill.admitted_blocks > 0 || others_go_on {
                 self.clock.sleep_us(OTHERS_PAUSE_US);
                 return Ok(());

@@ -50,8 +50,6 @@ pub struct InPlace {
     underway: AtomicU64,
     /// Those who want to be alone: no other piece begins meanwhile.
     held_back: AtomicU64,
-    /// Pieces that the log has and the cache does not have yet.
-    logged_only: AtomicU64,
     turn: Mutex<()>,
 }
 
@@ -83,29 +81,6 @@ impl Drop for Alone<'_> {
     fn drop(&mut self) {
         self.engine.in_place.held_back.fetch_sub(1, Ordering::SeqCst);
         self.engine.background.progress();
-    }
-}
-
-/// The log has a piece whose pages nobody else can bring home yet. That ends without any more room in the log.
-pub(super) struct LoggedOnly<'a>(&'a InPlace);
-
-impl<'a> LoggedOnly<'a> {
-    fn begin(in_place: &'a InPlace) -> Self {
-        in_place.logged_only.fetch_add(1, Ordering::SeqCst);
-        Self(in_place)
-    }
-}
-
-impl Drop for LoggedOnly<'_> {
-    fn drop(&mut self) {
-        self.0.logged_only.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-impl InPlace {
-    /// There are pieces that keep room in the log, and whose pages are about to be where they can be brought home.
-    pub fn has_logged_only(&self) -> bool {
-        self.logged_only.load(Ordering::SeqCst) > 0
     }
 }
 

@@ -537,6 +537,7 @@ impl Engine {
     /// Commits what was written. The first error is returned after all pieces were settled.
     pub fn settle(&self, pieces: impl IntoIterator<Item = Piece>) -> Result<()> {
         let mut first_error = None;
+        let _changing = self.store.obligations.begin_change();
         for mut piece in pieces {
             let result = if let Some(error) = piece.failed.take() {
                 Err(error)

@@ -703,9 +703,10 @@ pub fn loaded_tree(stored: &crate::format::root::TreeRoot) -> TreeRoot {
 
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
+    use crate::background::LogShortage;
     use crate::sync::atomic::Ordering;
     use crate::txn::volume_with_a_file;
-    use crate::{AllocateMode, BackgroundWork};
+    use crate::{AllocateMode, BackgroundWork, Error};
 
     /// Who brings a page home commits that, and then tells that the log need not keep it any more: a checkpoint can freeze between
     /// the two, and then covers all there is and keeps the log.
@@ -732,6 +733,27 @@ mod tests {
             checkpoint();
         }
         assert_eq!(engine.log.fill().used_blocks, 0, "the log is released");
+    }
+
+    /// Somebody needs room in a log that is full of pages which others have brought home, and are about to say so. (The simulator's seed 45
+    /// came to that between the commit of a piece and the end of its writeback.)
+    #[test]
+    fn a_log_that_is_about_to_be_let_go_is_not_full_for_good() {
+        let (_volume, file) = volume_with_a_file();
+        let engine = file.engine();
+        file.write_at(0, b"a change").expect("write");
+        file.fsync().expect("fsync");
+        let (obligations, lsn) = (&engine.store.obligations, engine.log.last_lsn());
+        obligations.add(lsn, 1, None);
+        let changing = obligations.begin_change();
+        let mut shortage = LogShortage::default();
+        for _ in 0..20 {
+            assert_eq!(engine.relieve_log(&mut shortage), Ok(()));
+        }
+        drop(changing);
+        let refused = (0..20).find_map(|_| engine.relieve_log(&mut shortage).err());
+        assert!(matches!(refused, Some(Error::Corrupt(_))), "{refused:?}");
+        obligations.release(lsn);
     }
 
     /// A cut, and whatever logs attributes, makes an inode clean that is on the list, which keeps it in memory.

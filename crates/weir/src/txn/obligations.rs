@@ -4,10 +4,15 @@
 //! **Invariant:** pages are added within the commit that logs them, and released after the commit that says that they
 //! are home or gone. So the oldest one seen by a freeze is right for the checkpoint of that freeze.
 //!
+//! **Invariant:** who keeps pages in the log that nobody else can bring home, or has brought them home and not told yet, says so
+//! ([`Obligations::begin_change`]) until that is over, and needs no room in the log for that: others do not take the log for full for good
+//! meanwhile.
+//!
 //! Locks: its own, a leaf.
 
 use crate::log::Lsn;
 use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicU64, Ordering};
 use std::collections::{BTreeMap, HashSet};
 
 /// What an operation's payload is needed for.
@@ -19,12 +24,25 @@ struct Owed {
 
 /// See the module's head.
 #[derive(Default)]
-pub struct Obligations(Mutex<BTreeMap<Lsn, Owed>>);
+pub struct Obligations {
+    held: Mutex<BTreeMap<Lsn, Owed>>,
+    /// Of those that are about to change what is held.
+    changing: AtomicU64,
+}
+
+/// What is held is about to change, as long as it lives.
+pub struct Changing<'a>(&'a Obligations);
+
+impl Drop for Changing<'_> {
+    fn drop(&mut self) {
+        self.0.changing.fetch_sub(1, Ordering::SeqCst);
+    }
+}
 
 impl Obligations {
     /// `pages` more depend on the payload of operation `lsn`; `inode`: whose they are, if of one.
     pub(crate) fn add(&self, lsn: Lsn, pages: u64, inode: Option<u64>) {
-        let mut held = self.0.lock();
+        let mut held = self.held.lock();
         let owed = held.entry(lsn).or_insert(Owed { pages: 0, inode });
         owed.pages += pages;
         if owed.inode != inode {
@@ -42,7 +60,7 @@ impl Obligations {
         if lsns.is_empty() {
             return;
         }
-        let mut held = self.0.lock();
+        let mut held = self.held.lock();
         for lsn in lsns {
             if let Some(owed) = held.get_mut(lsn) {
                 owed.pages -= 1;
@@ -55,9 +73,20 @@ impl Obligations {
         }
     }
 
+    /// Pages are about to be brought home by the caller, or he is about to tell of some that are. He waits for no room in the log until then.
+    pub fn begin_change(&self) -> Changing<'_> {
+        self.changing.fetch_add(1, Ordering::SeqCst);
+        Changing(self)
+    }
+
+    /// Somebody has begun a change that has not ended.
+    pub fn are_changing(&self) -> bool {
+        self.changing.load(Ordering::SeqCst) > 0
+    }
+
     /// The oldest operation whose payload is needed.
     pub fn oldest(&self) -> Option<Lsn> {
-        self.0.lock().first_key_value().map(|(lsn, _)| *lsn)
+        self.held.lock().first_key_value().map(|(lsn, _)| *lsn)
     }
 
     /// Inodes with pages that depend on operations up to `lsn`: those of the `limit` oldest operations, each once. Leaves
@@ -67,7 +96,7 @@ impl Obligations {
             held.range(..=lsn).take(limit).filter_map(|(_, owed)| owed.inode).collect()
         };
         // Every commit with payload needs the lock: what takes longer is done without.
-        let mut inodes = oldest(&self.0.lock());
+        let mut inodes = oldest(&self.held.lock());
         let mut seen = HashSet::new();
         inodes.retain(|inode| seen.insert(*inode));
         inodes
@@ -75,7 +104,7 @@ impl Obligations {
 
     /// Pages of the log that are not home.
     pub fn pages(&self) -> u64 {
-        self.0.lock().values().map(|owed| owed.pages).sum()
+        self.held.lock().values().map(|owed| owed.pages).sum()
     }
 }
 

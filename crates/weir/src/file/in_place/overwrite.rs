@@ -11,7 +11,6 @@
 //! **Invariant:** between the commit of the operation and the third step no page of the piece is dirty or under writeback, so what
 //! the log has of it is the newest, and is owed as of that operation.
 
-use super::LoggedOnly;
 use crate::alloc::PAGES_PER_METADATA_BLOCK;
 use crate::cache::map::RunFilter;
 use crate::cache::page::{PageMut, PageRef};
@@ -26,6 +25,7 @@ use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64, Key};
 use crate::inode::{ATIME_UNSETTLED, Inode};
 use crate::sync::Arc;
 use crate::sync::atomic::Ordering;
+use crate::txn::obligations::Changing;
 use crate::txn::{Lsn, Op};
 use std::ops::Range;
 
@@ -79,12 +79,12 @@ impl Engine {
             }
         };
         let frames = self.overwritten_pages(inode, offset, data)?;
-        let Some((lsn, logged_only)) = self.log_overwritten(inode, &pages, &frames, end)? else {
+        let Some((lsn, changing)) = self.log_overwritten(inode, &pages, &frames, end)? else {
             return Ok(false);
         };
         self.commit_log(lsn)?;
         self.cache_overwritten(inode, &pages, frames, (lsn, end));
-        drop(logged_only);
+        drop(changing);
         self.counters.in_place_writes.add(1);
         let (all, class) = (RunFilter::default(), IoClass::SyncWrite);
         if self.write_back(inode, pages.clone(), all, class).is_ok() {
@@ -168,7 +168,7 @@ impl Engine {
         pages: &Range<u64>,
         frames: &[PageRef],
         end: u64,
-    ) -> Result<Option<(Lsn, LoggedOnly<'_>)>> {
+    ) -> Result<Option<(Lsn, Changing<'_>)>> {
         self.delay_for_log(frames.len() as u64 + 1);
         let admission = self.admit(PAYLOAD_RECORD_BYTES, frames.len(), Room::Normal)?;
         let _map = inode.lock_map()?;
@@ -189,7 +189,7 @@ impl Engine {
         let size = inode.size().max(end);
         meta.item.size = meta.item.size.max(covered_size(size, pages));
         op.put(Key::inode(inode.number), &meta.item.encode());
-        let logged_only = LoggedOnly::begin(&self.in_place);
+        let changing = self.store.obligations.begin_change();
         let committed = self.store.commit(op, admission);
         let lsn = committed.inspect_err(|_| {
             meta.item = item_before;
@@ -198,7 +198,7 @@ impl Engine {
         let is_size_left = meta.item.size != size;
         meta.logged(lsn, true);
         meta.dirty |= is_size_left;
-        Ok(Some((lsn, logged_only)))
+        Ok(Some((lsn, changing)))
     }
 
     /// The pages enter the cache as what operation `lsn` holds durably, of a file that reaches to byte `end` at least.
