@@ -102,7 +102,8 @@ pub enum Error {
     #[error("{0}")]
     NotAVolume(String),
     /// A flush failed, a frame of the log could be written nowhere, or a checkpoint found metadata that contradicts itself: the device's
-    /// state is unknown and the volume is read-only until it is opened again. Or it was closed. Sticky.
+    /// state is unknown and the volume is read-only until it is opened again. Or it was closed; or this is a forked child of the process that
+    /// has it open. Sticky.
     #[error("{}", shutdown_text(.0))]
     Shutdown(String),
 }
@@ -111,6 +112,8 @@ pub enum Error {
 pub(crate) const PANICKED: &str = "an internal error ended one of its threads";
 /// Why a volume is shut down that was closed.
 pub(crate) const CLOSED: &str = "closed";
+/// Why a volume can only be let go of in a child of the process that has opened it.
+pub(crate) const FORKED: &str = "this process was forked from the one that has it open";
 
 /// What to do about a host without space, while the volume goes on.
 const HOST_ADVICE: &str = ": free some there, and try again";
@@ -118,6 +121,9 @@ const HOST_ADVICE: &str = ": free some there, and try again";
 fn shutdown_text(reason: &str) -> String {
     if reason == CLOSED {
         return "the volume was closed: open it again".to_owned();
+    }
+    if reason == FORKED {
+        return format!("{FORKED}: open the volume after the fork, in the process that uses it");
     }
     if let Some(reason) = reason.strip_suffix(HOST_ADVICE) {
         // Nothing is wrong with the device, and trying again is not enough.

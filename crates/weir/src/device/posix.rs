@@ -13,6 +13,7 @@
 //!   through `io_uring` keeps it a moment longer, which an opening waits for (`posix/lock.rs`). Writers exclude everybody,
 //!   readers exclude writers. A block device is opened with `O_EXCL` as well, which the kernel refuses
 //!   while the device is mounted or part of another.
+//! * A forked child can do nothing here but let go: see `sync/process.rs`.
 //! * `fua` is not offered: Linux serves a synchronous write to a file or block device with a full
 //!   flush, so asking for it never beats a write and a flush. It is honoured that way if asked for.
 //! * Discarding ranges of an image file is off until asked for: each punched hole makes later
@@ -37,8 +38,9 @@ use super::buffer::AlignedBuf;
 use super::request::{Underway, check_range, check_transfer};
 use super::stats::DeviceStats;
 use super::{Buffers, Device, DeviceError, DeviceInfo, DeviceResult, IoClass, OnDone, Request};
+use crate::error::FORKED;
 use crate::format::BLOCK_BYTES_U64;
-use crate::sync::Arc;
+use crate::sync::{Arc, NumberedProcess};
 use crate::{Error, Result};
 use pool::Pool;
 use segments::Segments;
@@ -76,14 +78,14 @@ struct Disk {
     direct: bool,
     info: DeviceInfo,
     stats: DeviceStats,
-    /// The process that has locked it.
-    locked_by: u32,
+    /// Who has opened and locked it.
+    process: NumberedProcess,
 }
 
 impl Drop for Disk {
     fn drop(&mut self) {
         // A forked child that drops its copy does not take the lock from its parent.
-        if self.locked_by == std::process::id() {
+        if self.process.is_this() {
             // Closing gives it back as well, if nobody else has the open file.
             let _ = self.file.unlock();
         }
@@ -182,8 +184,8 @@ impl PosixDevice {
             discard: is_block_device && can_discard(metadata.rdev()),
         };
         let stats = DeviceStats::default();
-        let locked_by = std::process::id();
-        let disk = Arc::new(Disk { file, is_block_device, direct, info, stats, locked_by });
+        let process = NumberedProcess::this();
+        let disk = Arc::new(Disk { file, is_block_device, direct, info, stats, process });
         Ok(Self { disk, pool: Pool::new(DEFAULT_THREADS), rings: Rings::new(true) })
     }
 
@@ -298,6 +300,10 @@ impl Device for PosixDevice {
     }
 
     fn run_all(&self, mut requests: Vec<Request>) -> Vec<(DeviceResult<()>, Buffers)> {
+        // A ring that was forked along has one end, which the parent reads as well.
+        if !self.disk.process.is_this() {
+            return super::request::submit_all(self, requests);
+        }
         if requests.len() == 1
             && let Some(request) = requests.pop()
         {
@@ -310,7 +316,12 @@ impl Device for PosixDevice {
     }
 
     fn begin_all(self: Arc<Self>, requests: Vec<Request>) -> Underway {
-        match self.rings.begin(&self.disk, requests) {
+        let begun = if self.disk.process.is_this() {
+            self.rings.begin(&self.disk, requests)
+        } else {
+            Err(requests)
+        };
+        match begun {
             Ok(batch) => Underway::new(move || self.rings.end(batch)),
             Err(requests) => {
                 let batch = super::request::submit_batch(&*self, requests);
@@ -351,11 +362,26 @@ impl Device for Disk {
 }
 
 impl Disk {
+    /// Refuses what a child asks for that was forked: it has no thread to do anything, and its parent's notion of what is where.
+    fn check_process(
+        &self,
+        operation: &'static str,
+        offset_bytes: u64,
+        length_bytes: u64,
+    ) -> DeviceResult<()> {
+        if self.process.is_this() {
+            return Ok(());
+        }
+        let error = io::Error::other(FORKED);
+        Err(device_error(operation, offset_bytes, length_bytes, &error))
+    }
+
     fn read(&self, offset_bytes: u64, buffers: &mut [&mut [u8]]) -> DeviceResult<()> {
         let slices = buffers.iter().map(|buffer| &**buffer);
         let checked = check_transfer("read", self.info.size_bytes, offset_bytes, slices);
         let length_bytes = *checked.as_ref().unwrap_or(&0);
-        let result = checked.and_then(|_| {
+        let checked = checked.and_then(|_| self.check_process("read", offset_bytes, length_bytes));
+        let result = checked.and_then(|()| {
             read_all(&self.file, offset_bytes, buffers)
                 .map_err(|error| device_error("read", offset_bytes, length_bytes, &error))
         });
@@ -367,7 +393,8 @@ impl Disk {
         let slices = buffers.iter().copied();
         let checked = check_transfer("write", self.info.size_bytes, offset_bytes, slices);
         let length_bytes = *checked.as_ref().unwrap_or(&0);
-        let result = checked.and_then(|_| {
+        let checked = checked.and_then(|_| self.check_process("write", offset_bytes, length_bytes));
+        let result = checked.and_then(|()| {
             write_all(&self.file, offset_bytes, buffers)
                 .map_err(|error| device_error("write", offset_bytes, length_bytes, &error))
         });
@@ -376,13 +403,16 @@ impl Disk {
     }
 
     fn flush(&self) -> DeviceResult<()> {
-        let result = self.file.sync_data().map_err(|error| device_error("flush", 0, 0, &error));
+        let result = self.check_process("flush", 0, 0).and_then(|()| {
+            self.file.sync_data().map_err(|error| device_error("flush", 0, 0, &error))
+        });
         self.stats.count_flush(&result);
         result
     }
 
     fn discard(&self, offset_bytes: u64, length_bytes: u64) -> DeviceResult<()> {
         check_range("discard", self.info.size_bytes, offset_bytes, length_bytes)?;
+        self.check_process("discard", offset_bytes, length_bytes)?;
         if !self.info.discard || length_bytes == 0 {
             return Ok(());
         }

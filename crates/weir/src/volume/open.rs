@@ -27,7 +27,7 @@ use crate::namespace::OP_SPACE_BLOCKS;
 use crate::reclaim::Reclaim;
 use crate::stats::Counters;
 use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
-use crate::sync::{Arc, Mutex};
+use crate::sync::{Arc, Mutex, Process};
 use crate::tree::{NodeCache, TreeRoot};
 use crate::txn::Store;
 use crate::txn::checkpoint::{Checkpointer, loaded_tree, with_attempts};
@@ -186,6 +186,7 @@ pub(super) fn assemble(
         dirty_pages: AtomicU64::new(0),
         in_place: InPlace::default(),
         tickets: AtomicU64::new(0),
+        process: Process::this(),
         shutdown: Mutex::new(None),
         is_shutdown: AtomicBool::new(false),
         closed: Mutex::new(false),
