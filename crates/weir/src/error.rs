@@ -81,6 +81,9 @@ pub enum Error {
          control group), or end some"
     )]
     NoThread(String),
+    /// The operating system opens no more files for this process, or for anybody.
+    #[error("no file can be opened ({0}): raise the limit on them (ulimit -n), or close some")]
+    NoDescriptor(String),
     /// The root directory has no name that could be taken away or replaced.
     #[error("the root directory cannot be removed, renamed or replaced")]
     RootDirectory,
@@ -162,6 +165,7 @@ impl Error {
             Self::WouldBlock | Self::NoThread(_) => 11,
             Self::TooLittleMemory(_) => 12,
             Self::NoSuchExtent => 6,
+            Self::NoDescriptor(_) => 24,
             Self::InUse(_) | Self::RootDirectory => 16,
             Self::NotSupported(_) => 95,
             Self::Io(_) | Self::Corrupt(_) | Self::Shutdown(_) => 5,
@@ -178,6 +182,7 @@ impl From<std::io::Error> for Error {
             Some(libc::EEXIST) => Self::Exists,
             Some(libc::EACCES) => Self::AccessDenied,
             Some(libc::EROFS) => Self::ReadOnly,
+            Some(libc::EMFILE | libc::ENFILE) => Self::NoDescriptor(error.to_string()),
             // The host's space, not that of the volume.
             Some(libc::ENOSPC | libc::EDQUOT) => Self::HostFull(error.to_string()),
             _ => Self::Io(error.to_string()),

@@ -120,6 +120,9 @@ impl PosixDevice {
                 "a device with sectors of more than 4096 bytes: give one whose sectors are smaller",
             ));
         }
+        if !is_block_device && mode == OpenMode::ReadWrite {
+            check_size_limit(metadata.len())?;
+        }
         let mut options = OpenOptions::new();
         options.read(true).write(mode == OpenMode::ReadWrite);
         let claim = is_block_device && mode == OpenMode::ReadWrite;
@@ -139,6 +142,7 @@ impl PosixDevice {
         if size_bytes == 0 || !size_bytes.is_multiple_of(BLOCK_BYTES_U64) {
             return Err(Error::Invalid("the size of an image must be a multiple of 4096 bytes"));
         }
+        check_size_limit(size_bytes)?;
         let mut options = OpenOptions::new();
         options.read(true).write(true).create_new(true).mode(0o600);
         let (file, direct) =
@@ -166,6 +170,7 @@ impl PosixDevice {
     pub fn resized(mut self, path: &Path, size_bytes: u64) -> Result<Self> {
         let disk = Arc::get_mut(&mut self.disk);
         let disk = disk.ok_or(Error::Invalid("the size of a device that is in use is fixed"))?;
+        check_size_limit(size_bytes)?;
         set_size(&disk.file, size_bytes).map_err(|error| size_error(path, &error))?;
         disk.info.size_bytes = size_bytes;
         Ok(self)
@@ -449,6 +454,19 @@ fn open_direct(options: &OpenOptions, flags: i32, path: &Path) -> io::Result<(Fi
     }
 }
 
+/// Refuses a file of the host behind whose part that this process may write. A write there would end the process (SIGXFSZ) rather than fail,
+/// and a volume is written all over.
+fn check_size_limit(size_bytes: u64) -> Result<()> {
+    use rustix::process::{Resource, getrlimit};
+    match getrlimit(Resource::Fsize).current {
+        Some(limit_bytes) if limit_bytes < size_bytes => Err(Error::Invalid(
+            "the volume is larger than the files that this process may write: raise that limit \
+             (ulimit -f)",
+        )),
+        _ => Ok(()),
+    }
+}
+
 fn set_size(file: &File, size_bytes: u64) -> io::Result<()> {
     file.set_len(size_bytes)?;
     file.sync_all()
@@ -474,6 +492,7 @@ fn open_error(path: &Path, error: &io::Error) -> Error {
         Some(libc::ENOTDIR) => Error::NotDirectory,
         Some(libc::ELOOP) => Error::TooManySymlinks,
         Some(libc::ENAMETOOLONG) => Error::NameTooLong,
+        Some(libc::EMFILE | libc::ENFILE) => Error::NoDescriptor(error.to_string()),
         Some(libc::ENOSPC | libc::EDQUOT) => Error::HostFull(error.to_string()),
         _ => Error::Io(format!("{}: {error}", path.display())),
     }
