@@ -856,3 +856,26 @@ fn an_open_directory_listing_survives_removals() {
     assert_eq!(fs::read_dir(bench.dir()).unwrap().count(), 0);
     bench.unmount();
 }
+
+/// Whoever asks a server that does not answer waits until it does, and cannot even be killed.
+#[test]
+fn a_mount_whose_server_is_stopped_is_detached_without_asking_it() {
+    let Some(bench) = Bench::new() else { return };
+    for transport in ["io_uring", "no_io_uring"] {
+        let mut server = bench.foreground_with(&["-o", transport]);
+        server.signal(signal_hook::consts::SIGSTOP);
+        let (mut command, dir) = (Command::new(env!("CARGO_BIN_EXE_weir")), bench.dir());
+        let mut child = command.args(["umount", "--lazy", &dir]).spawn().unwrap();
+        let began = std::time::Instant::now();
+        let mut ended = child.try_wait().unwrap();
+        while ended.is_none() && began.elapsed() < std::time::Duration::from_secs(10) {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+            ended = child.try_wait().unwrap();
+        }
+        let is_mounted = bench.is_mounted();
+        server.signal(signal_hook::consts::SIGCONT);
+        assert!(ended.is_some_and(|status| status.success()), "{transport}: {ended:?}");
+        assert!(!is_mounted, "{transport}");
+        assert_eq!(server.0.wait().unwrap().code(), Some(0), "{transport}");
+    }
+}

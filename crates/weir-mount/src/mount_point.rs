@@ -108,6 +108,16 @@ pub fn mount_at(dir: &Path) -> io::Result<Option<MountEntry>> {
     Ok(mounts()?.into_iter().rev().find(|entry| entry.dir == dir))
 }
 
+/// The canonical form of `path` as far as its last name, of which nobody is asked what it is: a file system that is mounted there may have a
+/// server that does not answer.
+pub fn canonical_unasked(path: &Path) -> io::Result<PathBuf> {
+    let absolute = std::path::absolute(path)?;
+    let (Some(parent), Some(name)) = (absolute.parent(), absolute.file_name()) else {
+        return absolute.canonicalize();
+    };
+    Ok(parent.canonicalize()?.join(name))
+}
+
 fn kernel_flags(options: &MountOptions, privileged: bool) -> MountFlags {
     let wanted = [
         (options.read_only, MountFlags::RDONLY),

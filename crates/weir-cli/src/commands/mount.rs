@@ -181,17 +181,16 @@ fn check_dir(dir: &Path) -> Outcome {
     // The kernel may still answer stat(2) of a dead mount from what it remembers; statfs(2) asks the server. One that ends just then
     // takes the question with it: ECONNABORTED, ECANCELED, EIO. Whatever it is, nobody is there.
     let is_fuse = |entry: mount_point::MountEntry| entry.fs_type.starts_with("fuse");
-    let metadata = dir.metadata().and_then(|meta| match rustix::fs::statvfs(dir) {
-        Ok(_) => Ok(meta),
-        Err(error) => {
-            let at = dir.canonicalize().unwrap_or_else(|_| dir.to_path_buf());
-            if mount_point::mount_at(&at)?.is_some_and(is_fuse) {
-                Err(rustix::io::Errno::NOTCONN.into())
-            } else {
-                Err(error.into())
-            }
-        }
+    let is_left = || {
+        let at = dir.canonicalize().or_else(|_| mount_point::canonical_unasked(dir));
+        at.and_then(|at| mount_point::mount_at(&at)).is_ok_and(|entry| entry.is_some_and(is_fuse))
+    };
+    let asked = dir.metadata().and_then(|meta| {
+        rustix::fs::statvfs(dir)?;
+        Ok(meta)
     });
+    let metadata =
+        asked.map_err(|error| if is_left() { rustix::io::Errno::NOTCONN.into() } else { error });
     match metadata {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(Failure::new(
             dir.display(),
