@@ -145,8 +145,7 @@ fn mount_options(args: &MountArgs) -> Outcome<MountOptions> {
             .volume
             .canonicalize()
             .unwrap_or_else(|_| std::path::absolute(&args.volume).unwrap_or_default())
-            .display()
-            .to_string(),
+            .into_os_string(),
         ..MountOptions::default()
     };
     for list in &args.options {
