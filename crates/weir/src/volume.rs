@@ -1,6 +1,7 @@
 //! [`Volume`]: what a program holds. Each method is one call into the engine; see there for how.
 
 pub(crate) mod create;
+mod machine;
 pub(crate) mod open;
 mod paths;
 

@@ -100,8 +100,9 @@ pub struct MountArgs {
     /// How it looks
     #[command(flatten)]
     pub format: FormatArgs,
-    /// Most memory for cached data and metadata; by default 1/8 of the machine's, at most 1G.
-    /// Files that the kernel knows can take as much again (without limit before Linux 6.18)
+    /// Most memory for cached data and metadata; by default 1/8 of the machine's, or of what
+    /// its control group may have, at most 1G. Files that the kernel knows can take as much again
+    /// (without limit before Linux 6.18)
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     pub memory: Option<u64>,
     /// Return when the mount is usable
