@@ -104,7 +104,7 @@ fn a_forked_child_hears_that_the_volume_is_its_parents_and_changes_nothing() {
     let complaints = beside_a_child(acknowledged, || {
         let mut all = Vec::new();
         let (volume, file, unlinked, ticket) = handles.take().expect("its copy");
-        refused(&mut all, "write", file.write_at(0, &[9; 50_000]));
+        refused(&mut all, "write", file.write_at(0, &pattern(9, 50_000)));
         refused(&mut all, "append", file.append(&[9; 500]));
         refused(&mut all, "truncate", file.truncate(5));
         refused(&mut all, "read", file.read_at(0, &mut [0; 100]));
