@@ -359,3 +359,33 @@ fn a_volume_that_cannot_be_made_or_opened_for_want_of_descriptors_names_that_lim
     }
     assert!(refusals > 0);
 }
+
+/// Two that write one volume destroy it; each has a lock on something else, unless they agree.
+#[test]
+fn a_volume_is_in_use_also_by_way_of_a_loop_device() {
+    let Some(bench) = Bench::new() else { return };
+    let volume = bench.volume();
+    let Some(device) = Loop::new(&volume, &[]) else { return };
+    let read_only = ["mount", "-o", "ro"];
+    for (mounted, other) in [(&volume, &device.0), (&device.0, &volume)] {
+        for how in [&read_only[..1], &read_only[..]] {
+            done(&[how, &[mounted.as_str(), &bench.dir(), "--background"][..]].concat());
+            let writes = format!("{other}:/d");
+            let said = refused(1, &["mkdir", &writes]);
+            assert!(said.contains("in use"), "{said}");
+            let reads = weir(&["ls", &format!("{other}:/")]).status.success();
+            assert_eq!(reads, how.len() > 1, "those that only read are in nobody's way");
+            bench.unmount();
+        }
+    }
+    // Parts of a file are volumes of their own.
+    let parts = bench.dir.path().join("parts").to_str().unwrap().to_owned();
+    File::create(&parts).unwrap().set_len(32 << 20).unwrap();
+    let part = |offset: &str| Loop::new(&parts, &["-o", offset, "--sizelimit", "16M"]);
+    let (Some(first), Some(second)) = (part("4096"), part("16M")) else { return };
+    done(&["create", &first.0, "--size", "8M"]);
+    done(&["create", &second.0, "--size", "8M"]);
+    done(&["mount", &first.0, &bench.dir(), "--background"]);
+    done(&["mkdir", &format!("{}:/d", second.0)]);
+    bench.unmount();
+}

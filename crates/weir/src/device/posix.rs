@@ -12,7 +12,7 @@
 //!   a process dies without that such a child keeps it (and the claim on a block device always). What a process that died had on its way
 //!   through `io_uring` keeps it a moment longer, which an opening waits for (`posix/lock.rs`). Writers exclude everybody,
 //!   readers exclude writers. A block device is opened with `O_EXCL` as well, which the kernel refuses
-//!   while the device is mounted or part of another.
+//!   while the device is mounted or part of another. Of a loop device the file behind it is locked as well: that may be opened itself.
 //! * A forked child can do nothing here but let go: see `sync/process.rs`.
 //! * `fua` is not offered: Linux serves a synchronous write to a file or block device with a full
 //!   flush, so asking for it never beats a write and a flush. It is honoured that way if asked for.
@@ -74,6 +74,8 @@ pub struct PosixDevice {
 #[derive(Debug)]
 struct Disk {
     file: File,
+    /// The file behind a loop device.
+    behind: Option<File>,
     is_block_device: bool,
     direct: bool,
     info: DeviceInfo,
@@ -88,6 +90,7 @@ impl Drop for Disk {
         if self.process.is_this() {
             // Closing gives it back as well, if nobody else has the open file.
             let _ = self.file.unlock();
+            let _ = self.behind.as_ref().map(File::unlock);
         }
     }
 }
@@ -190,7 +193,8 @@ impl PosixDevice {
         };
         let stats = DeviceStats::default();
         let process = NumberedProcess::this();
-        let disk = Arc::new(Disk { file, is_block_device, direct, info, stats, process });
+        let behind = if is_block_device { lock::behind(&metadata, mode)? } else { None };
+        let disk = Arc::new(Disk { file, behind, is_block_device, direct, info, stats, process });
         Ok(Self { disk, pool: Pool::new(DEFAULT_THREADS), rings: Rings::new(true) })
     }
 
