@@ -27,6 +27,9 @@ impl Process {
     /// The calling one.
     pub fn this() -> Self {
         COUNTING.call_once(|| {
+            if cfg!(miri) {
+                return;
+            }
             // SAFETY: the function lives as long as the program, and does nothing but count. Refused (there is no memory) it counts nothing.
             unsafe { libc::pthread_atfork(None, None, Some(count_fork)) };
         });
