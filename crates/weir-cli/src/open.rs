@@ -1,7 +1,9 @@
 //! Opening volumes for commands.
 
+use std::ffi::OsStr;
 use std::io::{IsTerminal, Write};
-use std::path::Path;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::sleep;
@@ -49,11 +51,25 @@ fn may_be_closing(who: &str) -> bool {
 /// Where the volume is mounted, if it is.
 pub fn mounted_at(volume: &Path) -> Option<String> {
     let volume = volume.canonicalize().ok()?;
+    let behind = behind_loop(&volume);
+    let is_volume = |source: &Path| source == volume || behind.as_deref() == Some(source);
     let mounts = weir_mount::mount_point::mounts().ok()?;
     mounts
         .into_iter()
-        .find(|entry| entry.fs_type == "fuse.weir" && Path::new(&entry.source) == volume)
+        .filter(|entry| entry.fs_type == "fuse.weir")
+        .find(|entry| {
+            let source = Path::new(&entry.source);
+            is_volume(source) || behind_loop(source).is_some_and(|file| file == volume)
+        })
         .map(|entry| entry.dir.display().to_string())
+}
+
+/// The file behind a loop device: that may be opened as a volume as well.
+fn behind_loop(device: &Path) -> Option<PathBuf> {
+    let name = device.strip_prefix("/dev").ok()?;
+    let path = std::fs::read(Path::new("/sys/block").join(name).join("loop/backing_file")).ok()?;
+    let path = path.strip_suffix(b"\n").unwrap_or(&path);
+    Some(PathBuf::from(OsStr::from_bytes(path)))
 }
 
 /// What is mounted at `dir`, if that is a Weir mount.

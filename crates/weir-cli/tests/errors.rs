@@ -306,3 +306,86 @@ fn the_help_of_mount_options_keeps_its_columns() {
         assert!(help.contains(listed), "{listed}");
     }
 }
+
+/// `weir` with a limit of the shell's on something.
+fn limited(limit: &str, arguments: &[&str]) -> (Option<i32>, String) {
+    let script = format!("ulimit {limit} && exec \"$0\" \"$@\"");
+    let mut command = Command::new("sh");
+    command.args(["-c", &script, env!("CARGO_BIN_EXE_weir")]).args(arguments);
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+/// A write behind the limit would end the process without a word (SIGXFSZ).
+#[test]
+fn a_volume_that_is_larger_than_files_may_be_is_refused_and_the_limit_is_named() {
+    let scratch = Scratch::new();
+    let volume = scratch.volume();
+    let new = scratch.shown("new");
+    for arguments in [
+        &["create", &new, "--size", "8M"][..],
+        &["create", &volume, "--size", "9M", "--force"],
+        &["mkdir", &format!("{volume}:/d")],
+    ] {
+        let (code, said) = limited("-f 1000", arguments);
+        assert_eq!(code, Some(1), "{arguments:?}: {said}");
+        assert!(said.contains("ulimit -f"), "{arguments:?}: {said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+    }
+    assert!(!Path::new(&new).exists());
+    // Nothing is written.
+    assert_eq!(limited("-f 1000", &["ls", &format!("{volume}:/")]), (Some(0), String::new()));
+    assert_eq!(fs::metadata(&volume).unwrap().len(), 8 << 20);
+    done(&["mkdir", &format!("{volume}:/d")]);
+}
+
+#[test]
+fn a_volume_that_cannot_be_made_or_opened_for_want_of_descriptors_names_that_limit() {
+    let scratch = Scratch::new();
+    let (volume, new) = (scratch.volume(), scratch.shown("new"));
+    let mut refusals = 0;
+    for descriptors in 4..20 {
+        let limit = format!("-n {descriptors}");
+        for arguments in
+            [&["mkdir", "-p", &format!("{volume}:/d")][..], &["create", &new, "--size", "8M"]]
+        {
+            let (code, said) = limited(&limit, arguments);
+            // What fails before is the command's own, and says so without a word of the device.
+            assert!(!said.contains("dmesg"), "{said}");
+            refusals += usize::from(code == Some(1) && said.contains("ulimit -n"));
+            assert_eq!(Path::new(&new).exists(), code == Some(0) && arguments[0] == "create");
+            let _ = fs::remove_file(&new);
+        }
+    }
+    assert!(refusals > 0);
+}
+
+/// Two that write one volume destroy it; each has a lock on something else, unless they agree.
+#[test]
+fn a_volume_is_in_use_also_by_way_of_a_loop_device() {
+    let Some(bench) = Bench::new() else { return };
+    let volume = bench.volume();
+    let Some(device) = Loop::new(&volume, &[]) else { return };
+    let read_only = ["mount", "-o", "ro"];
+    for (mounted, other) in [(&volume, &device.0), (&device.0, &volume)] {
+        for how in [&read_only[..1], &read_only[..]] {
+            done(&[how, &[mounted.as_str(), &bench.dir(), "--background"][..]].concat());
+            let writes = format!("{other}:/d");
+            let said = refused(1, &["mkdir", &writes]);
+            assert!(said.contains("in use"), "{said}");
+            let reads = weir(&["ls", &format!("{other}:/")]).status.success();
+            assert_eq!(reads, how.len() > 1, "those that only read are in nobody's way");
+            bench.unmount();
+        }
+    }
+    // Parts of a file are volumes of their own.
+    let parts = bench.dir.path().join("parts").to_str().unwrap().to_owned();
+    File::create(&parts).unwrap().set_len(32 << 20).unwrap();
+    let part = |offset: &str| Loop::new(&parts, &["-o", offset, "--sizelimit", "16M"]);
+    let (Some(first), Some(second)) = (part("4096"), part("16M")) else { return };
+    done(&["create", &first.0, "--size", "8M"]);
+    done(&["create", &second.0, "--size", "8M"]);
+    done(&["mount", &first.0, &bench.dir(), "--background"]);
+    done(&["mkdir", &format!("{}:/d", second.0)]);
+    bench.unmount();
+}

@@ -856,3 +856,48 @@ fn an_open_directory_listing_survives_removals() {
     assert_eq!(fs::read_dir(bench.dir()).unwrap().count(), 0);
     bench.unmount();
 }
+
+/// Whoever asks a server that does not answer waits until it does, and cannot even be killed.
+#[test]
+fn a_mount_whose_server_is_stopped_is_detached_without_asking_it() {
+    let Some(bench) = Bench::new() else { return };
+    for transport in ["io_uring", "no_io_uring"] {
+        let mut server = bench.foreground_with(&["-o", transport]);
+        server.signal(signal_hook::consts::SIGSTOP);
+        let (mut command, dir) = (Command::new(env!("CARGO_BIN_EXE_weir")), bench.dir());
+        let mut child = command.args(["umount", "--lazy", &dir]).spawn().unwrap();
+        let began = std::time::Instant::now();
+        let mut ended = child.try_wait().unwrap();
+        while ended.is_none() && began.elapsed() < std::time::Duration::from_secs(10) {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+            ended = child.try_wait().unwrap();
+        }
+        let is_mounted = bench.is_mounted();
+        server.signal(signal_hook::consts::SIGCONT);
+        assert!(ended.is_some_and(|status| status.success()), "{transport}: {ended:?}");
+        assert!(!is_mounted, "{transport}");
+        assert_eq!(server.0.wait().unwrap().code(), Some(0), "{transport}");
+    }
+}
+
+#[test]
+fn a_volume_with_a_name_that_is_no_text_is_known_by_it() {
+    use std::os::unix::ffi::OsStrExt;
+    let Some(bench) = Bench::new() else { return };
+    let volume = bench.dir.path().join(std::ffi::OsStr::from_bytes(b"v\xff, \\ v"));
+    fs::rename(bench.volume(), &volume).unwrap();
+    let run = |arguments: &[&std::ffi::OsStr]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
+        let output = command.args(arguments).stdin(Stdio::null()).output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (name, dir) = (volume.as_os_str(), bench.dir());
+    let mounted = run(&["mount".as_ref(), name, dir.as_ref(), "--background".as_ref()]);
+    assert_eq!(mounted, (Some(0), String::new()));
+    let (code, said) = run(&["fsck".as_ref(), name]);
+    assert!(code == Some(8) && said.contains(&format!("mounted at {dir}")), "{code:?} {said}");
+    // By its name, and it is waited for.
+    assert_eq!(run(&["umount".as_ref(), name]), (Some(0), String::new()));
+    assert!(!bench.is_mounted());
+    assert_eq!(run(&["fsck".as_ref(), name]).0, Some(0));
+}

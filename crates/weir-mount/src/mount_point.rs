@@ -108,6 +108,16 @@ pub fn mount_at(dir: &Path) -> io::Result<Option<MountEntry>> {
     Ok(mounts()?.into_iter().rev().find(|entry| entry.dir == dir))
 }
 
+/// The canonical form of `path` as far as its last name, of which nobody is asked what it is: a file system that is mounted there may have a
+/// server that does not answer.
+pub fn canonical_unasked(path: &Path) -> io::Result<PathBuf> {
+    let absolute = std::path::absolute(path)?;
+    let (Some(parent), Some(name)) = (absolute.parent(), absolute.file_name()) else {
+        return absolute.canonicalize();
+    };
+    Ok(parent.canonicalize()?.join(name))
+}
+
 fn kernel_flags(options: &MountOptions, privileged: bool) -> MountFlags {
     let wanted = [
         (options.read_only, MountFlags::RDONLY),
@@ -144,7 +154,7 @@ pub fn attach(dir: &Path, options: &MountOptions) -> Result<OwnedFd, MountError>
         data.push_str(",allow_other");
     }
     let data = CString::new(data).map_err(|_| MountError::Name)?;
-    let source = CString::new(options.fs_name.as_str()).map_err(|_| MountError::Name)?;
+    let source = CString::new(options.fs_name.as_bytes()).map_err(|_| MountError::Name)?;
     let flags = kernel_flags(options, privileged);
     match rustix::mount::mount(source.as_c_str(), dir, "fuse", flags, data.as_c_str()) {
         Ok(()) => Ok(device),
@@ -164,9 +174,16 @@ pub fn remount(dir: &Path, options: &MountOptions) -> io::Result<()> {
     Ok(rustix::mount::mount_remount(dir, kernel_flags(options, privileged), c"")?)
 }
 
-fn helper_options(options: &MountOptions) -> String {
-    let escaped = options.fs_name.replace('\\', "\\\\").replace(',', "\\,");
-    let mut list = format!("fsname={escaped},subtype={SUBTYPE},default_permissions");
+fn helper_options(options: &MountOptions) -> OsString {
+    let mut list = b"fsname=".to_vec();
+    for &byte in options.fs_name.as_bytes() {
+        if matches!(byte, b'\\' | b',') {
+            list.push(b'\\');
+        }
+        list.push(byte);
+    }
+    let mut list = OsString::from_vec(list);
+    list.push(format!(",subtype={SUBTYPE},default_permissions"));
     let switches = [
         (options.read_only, "ro"),
         (options.allow_other == Some(true), "allow_other"),
@@ -178,8 +195,8 @@ fn helper_options(options: &MountOptions) -> String {
         (options.dirsync, "dirsync"),
     ];
     for (_, name) in switches.into_iter().filter(|(on, _)| *on) {
-        list.push(',');
-        list.push_str(name);
+        list.push(",");
+        list.push(name);
     }
     list
 }
@@ -348,8 +365,8 @@ mod tests {
 
     #[test]
     fn a_comma_in_the_volume_name_does_not_become_an_option() {
-        let options = MountOptions { fs_name: "a,suid".to_owned(), ..MountOptions::default() };
-        assert!(helper_options(&options).starts_with("fsname=a\\,suid,"));
+        let options = MountOptions { fs_name: "a,suid".into(), ..MountOptions::default() };
+        assert!(helper_options(&options).as_bytes().starts_with(b"fsname=a\\,suid,"));
     }
 
     #[test]

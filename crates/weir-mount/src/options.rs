@@ -1,5 +1,6 @@
 //! Mount options: the `-o` list of a command line, parsed and checked.
 
+use std::ffi::OsString;
 use std::fmt;
 
 /// What the transport negotiates with the kernel.
@@ -66,7 +67,7 @@ pub enum Atime {
 #[allow(clippy::struct_excessive_bools)]
 pub struct MountOptions {
     /// The source shown by `mount` and `df`.
-    pub fs_name: String,
+    pub fs_name: OsString,
     /// No writes.
     pub read_only: bool,
     /// Users other than the mounting one may enter; `None`: when mounted by root.
@@ -90,7 +91,7 @@ pub struct MountOptions {
 impl Default for MountOptions {
     fn default() -> Self {
         Self {
-            fs_name: "weir".to_owned(),
+            fs_name: "weir".into(),
             read_only: false,
             allow_other: None,
             suid: None,
@@ -177,7 +178,7 @@ impl MountOptions {
 
     fn apply_value(&mut self, name: &str, value: &str) -> Option<()> {
         match name {
-            "fsname" if !value.is_empty() => value.clone_into(&mut self.fs_name),
+            "fsname" if !value.is_empty() => self.fs_name = value.into(),
             "threads" => {
                 let threads = value.parse().ok().filter(|threads| (1..=64).contains(threads))?;
                 self.transport.threads = Some(threads);
@@ -282,6 +283,6 @@ mod tests {
         assert_eq!(options.transport.threads, Some(3));
         assert_eq!(options.transport.max_background, 9);
         assert_eq!(options.transport.max_write_bytes, 65_536);
-        assert_eq!((options.fs_name.as_str(), options.atime), ("x", Atime::Never));
+        assert_eq!((options.fs_name.to_str(), options.atime), (Some("x"), Atime::Never));
     }
 }

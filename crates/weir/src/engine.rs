@@ -16,7 +16,7 @@ use crate::cache::page::{PageMut, PagePool};
 use crate::cache::throttle::SMALL_BLOCKS;
 use crate::device::Device;
 use crate::dirty_list::DirtyList;
-use crate::error::{Error, Result};
+use crate::error::{Error, FORKED, Result};
 use crate::file::closed::ClosedFiles;
 use crate::file::in_place::{Alone, InPlace};
 use crate::file::known_homes::HomesBudget;
@@ -29,7 +29,7 @@ use crate::log::{Admission, AdmissionClass, Log, OpRecords};
 use crate::reclaim::{Reclaim, Shortage};
 use crate::stats::Counters;
 use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
-use crate::sync::{Arc, Clock, Mutex, Weak};
+use crate::sync::{Arc, Clock, Mutex, Process, Weak};
 use crate::txn::Store;
 use crate::txn::checkpoint::{Checkpointer, Phase};
 use crate::types::{Timestamp, VolumeOptions};
@@ -91,6 +91,8 @@ pub struct Engine {
     pub in_place: InPlace,
     /// Tickets that have not ended.
     pub tickets: AtomicU64,
+    /// Who has opened it.
+    pub process: Process,
     /// Set once, when the volume must not be written any more.
     pub shutdown: Mutex<Option<String>>,
     /// Fast check of `shutdown`.
@@ -131,8 +133,15 @@ impl Engine {
         self.check_shutdown()
     }
 
+    /// Refuses in a child that was forked from the process that has the volume open. Takes no lock: a thread that is not there in the child
+    /// may have had it.
+    pub fn check_process(&self) -> Result<()> {
+        if self.process.is_this() { Ok(()) } else { Err(Error::Shutdown(FORKED.to_owned())) }
+    }
+
     /// Refuses when the volume was shut down.
     pub fn check_shutdown(&self) -> Result<()> {
+        self.check_process()?;
         if !self.is_shutdown.load(Ordering::Acquire) {
             return Ok(());
         }
@@ -312,6 +321,7 @@ impl Engine {
         number: u64,
         load: impl FnMut() -> Result<Inode>,
     ) -> Result<Arc<Inode>> {
+        self.check_process()?;
         let (inode, dropped) = self.inodes.find_or_load(number, load)?;
         drop(dropped);
         Ok(inode)

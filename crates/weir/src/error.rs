@@ -81,6 +81,9 @@ pub enum Error {
          control group), or end some"
     )]
     NoThread(String),
+    /// The operating system opens no more files for this process, or for anybody.
+    #[error("no file can be opened ({0}): raise the limit on them (ulimit -n), or close some")]
+    NoDescriptor(String),
     /// The root directory has no name that could be taken away or replaced.
     #[error("the root directory cannot be removed, renamed or replaced")]
     RootDirectory,
@@ -102,7 +105,8 @@ pub enum Error {
     #[error("{0}")]
     NotAVolume(String),
     /// A flush failed, a frame of the log could be written nowhere, or a checkpoint found metadata that contradicts itself: the device's
-    /// state is unknown and the volume is read-only until it is opened again. Or it was closed. Sticky.
+    /// state is unknown and the volume is read-only until it is opened again. Or it was closed; or this is a forked child of the process that
+    /// has it open. Sticky.
     #[error("{}", shutdown_text(.0))]
     Shutdown(String),
 }
@@ -111,6 +115,8 @@ pub enum Error {
 pub(crate) const PANICKED: &str = "an internal error ended one of its threads";
 /// Why a volume is shut down that was closed.
 pub(crate) const CLOSED: &str = "closed";
+/// Why a volume can only be let go of in a child of the process that has opened it.
+pub(crate) const FORKED: &str = "this process was forked from the one that has it open";
 
 /// What to do about a host without space, while the volume goes on.
 const HOST_ADVICE: &str = ": free some there, and try again";
@@ -118,6 +124,9 @@ const HOST_ADVICE: &str = ": free some there, and try again";
 fn shutdown_text(reason: &str) -> String {
     if reason == CLOSED {
         return "the volume was closed: open it again".to_owned();
+    }
+    if reason == FORKED {
+        return format!("{FORKED}: open the volume after the fork, in the process that uses it");
     }
     if let Some(reason) = reason.strip_suffix(HOST_ADVICE) {
         // Nothing is wrong with the device, and trying again is not enough.
@@ -156,6 +165,7 @@ impl Error {
             Self::WouldBlock | Self::NoThread(_) => 11,
             Self::TooLittleMemory(_) => 12,
             Self::NoSuchExtent => 6,
+            Self::NoDescriptor(_) => 24,
             Self::InUse(_) | Self::RootDirectory => 16,
             Self::NotSupported(_) => 95,
             Self::Io(_) | Self::Corrupt(_) | Self::Shutdown(_) => 5,
@@ -172,6 +182,7 @@ impl From<std::io::Error> for Error {
             Some(libc::EEXIST) => Self::Exists,
             Some(libc::EACCES) => Self::AccessDenied,
             Some(libc::EROFS) => Self::ReadOnly,
+            Some(libc::EMFILE | libc::ENFILE) => Self::NoDescriptor(error.to_string()),
             // The host's space, not that of the volume.
             Some(libc::ENOSPC | libc::EDQUOT) => Self::HostFull(error.to_string()),
             _ => Self::Io(error.to_string()),

@@ -36,6 +36,11 @@ fn end(engine: &Arc<Engine>) {
 
 impl Drop for Running {
     fn drop(&mut self) {
+        if self.engine.check_process().is_err() {
+            // A child's copy: there is no thread to wait for, and what they hold stays as it is.
+            std::mem::forget(self.engine.clone());
+            return;
+        }
         if !is_own_thread() {
             end(&self.engine);
             return;

@@ -14,9 +14,9 @@
 //!
 //! Lock order: a ticket's state is a leaf; wakers, queues and callbacks run outside of it. A panic of a waker or callback ends there.
 
-use crate::error::{Error, PANICKED, Result};
+use crate::error::{Error, FORKED, PANICKED, Result};
 use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{Arc, Clock, Condvar, Mutex, MutexGuard, SystemClock, wait_for};
+use crate::sync::{Arc, Clock, Condvar, Mutex, MutexGuard, Process, SystemClock, wait_for};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::future::Future;
@@ -54,6 +54,7 @@ type OnCompletion = Box<dyn FnOnce(Result<()>) + Send>;
 struct Shared {
     state: Mutex<State>,
     done: Condvar,
+    process: Process,
 }
 
 /// A request for durability, a promise: what it covers is durable when the ticket ends, or it ends with an error. Wait for it
@@ -66,6 +67,9 @@ struct Shared {
 /// deep queue shares writes and flushes. Whoever waits ends that at once, by any of the ways above but `poll`, which only looks: a
 /// loop around `poll` may take two milliseconds longer than `wait`. A delivery counts as waiting once somebody waits for the queue,
 /// looks twice in vain, or has asked for its file descriptor.
+///
+/// In a child that is forked meanwhile it ends with an error at once, also if it had ended well before; but a queue that it was delivered to
+/// before the fork waits in vain there.
 #[must_use = "a ticket that is dropped is not cancelled, but nobody learns whether it failed"]
 pub struct SyncTicket(Arc<Shared>);
 
@@ -76,7 +80,7 @@ pub struct Promise(Option<Arc<Shared>>);
 /// until then.
 pub fn ticket(hurry: Option<Arc<dyn Hurry>>) -> (SyncTicket, Promise) {
     let state = Mutex::new(State { hurry, ..State::default() });
-    let shared = Arc::new(Shared { state, done: Condvar::new() });
+    let shared = Arc::new(Shared { state, done: Condvar::new(), process: Process::this() });
     (SyncTicket(shared.clone()), Promise(Some(shared)))
 }
 
@@ -102,6 +106,11 @@ impl Drop for Promise {
 }
 
 impl Shared {
+    /// In a forked child nobody ends it.
+    fn check_process(&self) -> Result<()> {
+        if self.process.is_this() { Ok(()) } else { Err(Error::Shutdown(FORKED.to_owned())) }
+    }
+
     fn end(self: Arc<Self>, result: Result<()>) {
         let (waker, queue, callback) = {
             let mut state = self.state.lock();
@@ -140,6 +149,9 @@ impl std::fmt::Debug for SyncTicket {
 impl SyncTicket {
     /// The result, if the request has ended. Does not block, and only looks: the request may go on being gathered with others.
     pub fn poll(&self) -> Option<Result<()>> {
+        if let Err(error) = self.0.check_process() {
+            return Some(Err(error));
+        }
         self.0.state.lock().result.clone()
     }
 
@@ -153,6 +165,7 @@ impl SyncTicket {
 
     /// Blocks until the request has ended.
     pub fn wait(&self) -> Result<()> {
+        self.0.check_process()?;
         self.hurry();
         let mut state = self.0.state.lock();
         loop {
@@ -165,6 +178,9 @@ impl SyncTicket {
 
     /// As [`SyncTicket::wait`], for at most about `timeout_us` microseconds; `None` if that was not enough.
     pub fn wait_timeout(&self, timeout_us: u64) -> Option<Result<()>> {
+        if let Err(error) = self.0.check_process() {
+            return Some(Err(error));
+        }
         self.hurry();
         let mut state = self.0.state.lock();
         loop {
@@ -179,6 +195,9 @@ impl SyncTicket {
 
     /// Delivers the result to `queue` with `user_data`, now or when the request ends. Uses the ticket up.
     pub fn deliver(self, queue: &Arc<CompletionQueue>, user_data: u64) {
+        if let Err(error) = self.0.check_process() {
+            return queue.push(Completion { user_data, result: Err(error) }, None);
+        }
         let (ended, hurry) = {
             let mut state = self.0.state.lock();
             if state.result.is_none() {
@@ -198,6 +217,9 @@ impl SyncTicket {
     /// requests durable as well, so the callback must be short, must not wait for anything, also not for a lock that somebody holds over
     /// such a call, and must not drop the last handle of an unlinked file. If it panics there, nothing ends but itself. Uses the ticket up.
     pub fn on_completion(self, callback: impl FnOnce(Result<()>) + Send + 'static) {
+        if let Err(error) = self.0.check_process() {
+            return callback(Err(error));
+        }
         self.hurry();
         let mut state = self.0.state.lock();
         match state.result.clone() {
@@ -214,6 +236,9 @@ impl Future for SyncTicket {
     type Output = Result<()>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        if let Err(error) = self.0.check_process() {
+            return Poll::Ready(Err(error));
+        }
         self.hurry();
         // Cloned before the lock is taken, and the last one dropped after it: both run what an executor has put there.
         let waker = context.waker().clone();

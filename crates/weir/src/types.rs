@@ -346,7 +346,8 @@ pub enum BackgroundMode {
 /// How a volume is opened.
 #[derive(Clone)]
 pub struct VolumeOptions {
-    /// Hard cap over pages, tree nodes, delta and log buffers; `None`: min(1 GiB, RAM / 8).
+    /// Hard cap over pages, tree nodes, delta and log buffers; `None`: min(1 GiB, RAM / 8), of the RAM that the
+    /// process's control group may have.
     pub memory_bytes: Option<u64>,
     /// Nothing is written, ever; the log is replayed in memory.
     pub read_only: bool,

@@ -1,6 +1,7 @@
 //! [`Volume`]: what a program holds. Each method is one call into the engine; see there for how.
 
 pub(crate) mod create;
+mod machine;
 pub(crate) mod open;
 mod paths;
 
@@ -8,7 +9,7 @@ use crate::background::{BackgroundWork, Jobs};
 use crate::batch::Batch;
 use crate::device::Device;
 use crate::engine::{Engine, Room};
-use crate::error::{CLOSED, Error, Result};
+use crate::error::{CLOSED, Error, FORKED, Result};
 use crate::file::fsync::SyncKind;
 use crate::file::handle::{File, InodeHold};
 use crate::format::MAX_NAME_BYTES;
@@ -35,6 +36,9 @@ use std::path::Path;
 ///
 /// A volume stays open as long as there is a clone of it, a [`File`], an [`InodeHold`] or a [`Batch`]. Dropping the last of them without
 /// [`Volume::close`] is like a crash: what was made durable is there.
+///
+/// It belongs to the process that has opened it: in a child that is forked, each call answers [`Error::Shutdown`], and dropping it does
+/// nothing.
 ///
 /// All calls may answer [`Error::Io`] or [`Error::Corrupt`]; changing calls also [`Error::ReadOnly`],
 /// [`Error::NoSpace`] and [`Error::Shutdown`].
@@ -116,6 +120,9 @@ impl Volume {
 
     /// Why the volume was shut down, if it was.
     pub fn shutdown_reason(&self) -> Option<String> {
+        if self.engine.check_process().is_err() {
+            return Some(FORKED.to_owned());
+        }
         self.engine.shutdown.lock().clone()
     }
 
@@ -178,6 +185,7 @@ impl Volume {
     /// # Errors
     /// [`Error::Shutdown`].
     pub fn wait_durable(&self, lsn: u64, timeout_us: Option<u64>) -> Result<bool> {
+        self.engine.check_process()?;
         if !self.engine.background.has_threads() {
             while self.engine.log.in_open_chain(lsn) && self.engine.barrier_step() {}
         }
@@ -500,6 +508,7 @@ impl Engine {
     }
 
     fn close(self: &Arc<Self>) -> Result<()> {
+        self.check_process()?;
         if is_own_thread() {
             let what = "a callback or a waker cannot close its volume: do it on another thread";
             return Err(Error::Invalid(what));

@@ -100,8 +100,9 @@ pub struct MountArgs {
     /// How it looks
     #[command(flatten)]
     pub format: FormatArgs,
-    /// Most memory for cached data and metadata; by default 1/8 of the machine's, at most 1G.
-    /// Files that the kernel knows can take as much again (without limit before Linux 6.18)
+    /// Most memory for cached data and metadata; by default 1/8 of the machine's, or of what
+    /// its control group may have, at most 1G. Files that the kernel knows can take as much again
+    /// (without limit before Linux 6.18)
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     pub memory: Option<u64>,
     /// Return when the mount is usable
@@ -145,8 +146,7 @@ fn mount_options(args: &MountArgs) -> Outcome<MountOptions> {
             .volume
             .canonicalize()
             .unwrap_or_else(|_| std::path::absolute(&args.volume).unwrap_or_default())
-            .display()
-            .to_string(),
+            .into_os_string(),
         ..MountOptions::default()
     };
     for list in &args.options {
@@ -181,17 +181,16 @@ fn check_dir(dir: &Path) -> Outcome {
     // The kernel may still answer stat(2) of a dead mount from what it remembers; statfs(2) asks the server. One that ends just then
     // takes the question with it: ECONNABORTED, ECANCELED, EIO. Whatever it is, nobody is there.
     let is_fuse = |entry: mount_point::MountEntry| entry.fs_type.starts_with("fuse");
-    let metadata = dir.metadata().and_then(|meta| match rustix::fs::statvfs(dir) {
-        Ok(_) => Ok(meta),
-        Err(error) => {
-            let at = dir.canonicalize().unwrap_or_else(|_| dir.to_path_buf());
-            if mount_point::mount_at(&at)?.is_some_and(is_fuse) {
-                Err(rustix::io::Errno::NOTCONN.into())
-            } else {
-                Err(error.into())
-            }
-        }
+    let is_left = || {
+        let at = dir.canonicalize().or_else(|_| mount_point::canonical_unasked(dir));
+        at.and_then(|at| mount_point::mount_at(&at)).is_ok_and(|entry| entry.is_some_and(is_fuse))
+    };
+    let asked = dir.metadata().and_then(|meta| {
+        rustix::fs::statvfs(dir)?;
+        Ok(meta)
     });
+    let metadata =
+        asked.map_err(|error| if is_left() { rustix::io::Errno::NOTCONN.into() } else { error });
     match metadata {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(Failure::new(
             dir.display(),

@@ -34,19 +34,18 @@ pub struct UmountArgs {
     pub lazy: bool,
 }
 
-/// The canonical form of `dir` without asking the file system mounted there, whose server may be
-/// dead.
+/// What is to be taken off, by its mount point or by the volume. The file system that is mounted there is not asked: its server may be dead, and
+/// of one that was stopped, or hangs, nobody hears again who asks.
 fn mount_dir(dir: &Path) -> Outcome<PathBuf> {
-    let absolute = std::path::absolute(dir).map_err(|error| Failure::host(dir, &error))?;
-    let (Some(parent), Some(name)) = (absolute.parent(), absolute.file_name()) else {
-        return Ok(absolute);
-    };
-    let canonical = parent.canonicalize().map_err(|error| Failure::host(dir, &error))?.join(name);
-    let is_mount = |path: &Path| mount_point::mount_at(path).is_ok_and(|entry| entry.is_some());
-    if is_mount(&canonical) {
+    let canonical =
+        mount_point::canonical_unasked(dir).map_err(|error| Failure::host(dir, &error))?;
+    if mount_point::mount_at(&canonical).is_ok_and(|entry| entry.is_some()) {
         return Ok(canonical);
     }
-    // A symbolic link to a mount point.
+    if let Some(mounted) = volume_mounted_at(&canonical) {
+        return Ok(mounted);
+    }
+    // A symbolic link to a mount point; or no mount point.
     canonical.canonicalize().map_err(|error| Failure::host(dir, &error))
 }
 
@@ -59,10 +58,7 @@ fn volume_mounted_at(path: &Path) -> Option<PathBuf> {
 
 /// Runs the command.
 pub fn run(args: &UmountArgs) -> Outcome {
-    let dir = match volume_mounted_at(&args.dir) {
-        Some(dir) => dir,
-        None => mount_dir(&args.dir)?,
-    };
+    let dir = mount_dir(&args.dir)?;
     let shown = &args.dir.display();
     let entry = mount_point::mount_at(&dir)
         .map_err(|error| Failure::new("/proc/self/mountinfo", error))?

@@ -12,7 +12,8 @@
 //!   a process dies without that such a child keeps it (and the claim on a block device always). What a process that died had on its way
 //!   through `io_uring` keeps it a moment longer, which an opening waits for (`posix/lock.rs`). Writers exclude everybody,
 //!   readers exclude writers. A block device is opened with `O_EXCL` as well, which the kernel refuses
-//!   while the device is mounted or part of another.
+//!   while the device is mounted or part of another. Of a loop device the file behind it is locked as well: that may be opened itself.
+//! * A forked child can do nothing here but let go: see `sync/process.rs`.
 //! * `fua` is not offered: Linux serves a synchronous write to a file or block device with a full
 //!   flush, so asking for it never beats a write and a flush. It is honoured that way if asked for.
 //! * Discarding ranges of an image file is off until asked for: each punched hole makes later
@@ -37,8 +38,9 @@ use super::buffer::AlignedBuf;
 use super::request::{Underway, check_range, check_transfer};
 use super::stats::DeviceStats;
 use super::{Buffers, Device, DeviceError, DeviceInfo, DeviceResult, IoClass, OnDone, Request};
+use crate::error::FORKED;
 use crate::format::BLOCK_BYTES_U64;
-use crate::sync::Arc;
+use crate::sync::{Arc, NumberedProcess};
 use crate::{Error, Result};
 use pool::Pool;
 use segments::Segments;
@@ -72,20 +74,23 @@ pub struct PosixDevice {
 #[derive(Debug)]
 struct Disk {
     file: File,
+    /// The file behind a loop device.
+    behind: Option<File>,
     is_block_device: bool,
     direct: bool,
     info: DeviceInfo,
     stats: DeviceStats,
-    /// The process that has locked it.
-    locked_by: u32,
+    /// Who has opened and locked it.
+    process: NumberedProcess,
 }
 
 impl Drop for Disk {
     fn drop(&mut self) {
         // A forked child that drops its copy does not take the lock from its parent.
-        if self.locked_by == std::process::id() {
+        if self.process.is_this() {
             // Closing gives it back as well, if nobody else has the open file.
             let _ = self.file.unlock();
+            let _ = self.behind.as_ref().map(File::unlock);
         }
     }
 }
@@ -118,6 +123,9 @@ impl PosixDevice {
                 "a device with sectors of more than 4096 bytes: give one whose sectors are smaller",
             ));
         }
+        if !is_block_device && mode == OpenMode::ReadWrite {
+            check_size_limit(metadata.len())?;
+        }
         let mut options = OpenOptions::new();
         options.read(true).write(mode == OpenMode::ReadWrite);
         let claim = is_block_device && mode == OpenMode::ReadWrite;
@@ -137,6 +145,7 @@ impl PosixDevice {
         if size_bytes == 0 || !size_bytes.is_multiple_of(BLOCK_BYTES_U64) {
             return Err(Error::Invalid("the size of an image must be a multiple of 4096 bytes"));
         }
+        check_size_limit(size_bytes)?;
         let mut options = OpenOptions::new();
         options.read(true).write(true).create_new(true).mode(0o600);
         let (file, direct) =
@@ -164,6 +173,7 @@ impl PosixDevice {
     pub fn resized(mut self, path: &Path, size_bytes: u64) -> Result<Self> {
         let disk = Arc::get_mut(&mut self.disk);
         let disk = disk.ok_or(Error::Invalid("the size of a device that is in use is fixed"))?;
+        check_size_limit(size_bytes)?;
         set_size(&disk.file, size_bytes).map_err(|error| size_error(path, &error))?;
         disk.info.size_bytes = size_bytes;
         Ok(self)
@@ -182,8 +192,9 @@ impl PosixDevice {
             discard: is_block_device && can_discard(metadata.rdev()),
         };
         let stats = DeviceStats::default();
-        let locked_by = std::process::id();
-        let disk = Arc::new(Disk { file, is_block_device, direct, info, stats, locked_by });
+        let process = NumberedProcess::this();
+        let behind = if is_block_device { lock::behind(&metadata, mode)? } else { None };
+        let disk = Arc::new(Disk { file, behind, is_block_device, direct, info, stats, process });
         Ok(Self { disk, pool: Pool::new(DEFAULT_THREADS), rings: Rings::new(true) })
     }
 
@@ -298,6 +309,10 @@ impl Device for PosixDevice {
     }
 
     fn run_all(&self, mut requests: Vec<Request>) -> Vec<(DeviceResult<()>, Buffers)> {
+        // A ring that was forked along has one end, which the parent reads as well.
+        if !self.disk.process.is_this() {
+            return super::request::submit_all(self, requests);
+        }
         if requests.len() == 1
             && let Some(request) = requests.pop()
         {
@@ -310,7 +325,12 @@ impl Device for PosixDevice {
     }
 
     fn begin_all(self: Arc<Self>, requests: Vec<Request>) -> Underway {
-        match self.rings.begin(&self.disk, requests) {
+        let begun = if self.disk.process.is_this() {
+            self.rings.begin(&self.disk, requests)
+        } else {
+            Err(requests)
+        };
+        match begun {
             Ok(batch) => Underway::new(move || self.rings.end(batch)),
             Err(requests) => {
                 let batch = super::request::submit_batch(&*self, requests);
@@ -351,11 +371,26 @@ impl Device for Disk {
 }
 
 impl Disk {
+    /// Refuses what a child asks for that was forked: it has no thread to do anything, and its parent's notion of what is where.
+    fn check_process(
+        &self,
+        operation: &'static str,
+        offset_bytes: u64,
+        length_bytes: u64,
+    ) -> DeviceResult<()> {
+        if self.process.is_this() {
+            return Ok(());
+        }
+        let error = io::Error::other(FORKED);
+        Err(device_error(operation, offset_bytes, length_bytes, &error))
+    }
+
     fn read(&self, offset_bytes: u64, buffers: &mut [&mut [u8]]) -> DeviceResult<()> {
         let slices = buffers.iter().map(|buffer| &**buffer);
         let checked = check_transfer("read", self.info.size_bytes, offset_bytes, slices);
         let length_bytes = *checked.as_ref().unwrap_or(&0);
-        let result = checked.and_then(|_| {
+        let checked = checked.and_then(|_| self.check_process("read", offset_bytes, length_bytes));
+        let result = checked.and_then(|()| {
             read_all(&self.file, offset_bytes, buffers)
                 .map_err(|error| device_error("read", offset_bytes, length_bytes, &error))
         });
@@ -367,7 +402,8 @@ impl Disk {
         let slices = buffers.iter().copied();
         let checked = check_transfer("write", self.info.size_bytes, offset_bytes, slices);
         let length_bytes = *checked.as_ref().unwrap_or(&0);
-        let result = checked.and_then(|_| {
+        let checked = checked.and_then(|_| self.check_process("write", offset_bytes, length_bytes));
+        let result = checked.and_then(|()| {
             write_all(&self.file, offset_bytes, buffers)
                 .map_err(|error| device_error("write", offset_bytes, length_bytes, &error))
         });
@@ -376,13 +412,16 @@ impl Disk {
     }
 
     fn flush(&self) -> DeviceResult<()> {
-        let result = self.file.sync_data().map_err(|error| device_error("flush", 0, 0, &error));
+        let result = self.check_process("flush", 0, 0).and_then(|()| {
+            self.file.sync_data().map_err(|error| device_error("flush", 0, 0, &error))
+        });
         self.stats.count_flush(&result);
         result
     }
 
     fn discard(&self, offset_bytes: u64, length_bytes: u64) -> DeviceResult<()> {
         check_range("discard", self.info.size_bytes, offset_bytes, length_bytes)?;
+        self.check_process("discard", offset_bytes, length_bytes)?;
         if !self.info.discard || length_bytes == 0 {
             return Ok(());
         }
@@ -419,6 +458,19 @@ fn open_direct(options: &OpenOptions, flags: i32, path: &Path) -> io::Result<(Fi
     }
 }
 
+/// Refuses a file of the host behind whose part that this process may write. A write there would end the process (SIGXFSZ) rather than fail,
+/// and a volume is written all over.
+fn check_size_limit(size_bytes: u64) -> Result<()> {
+    use rustix::process::{Resource, getrlimit};
+    match getrlimit(Resource::Fsize).current {
+        Some(limit_bytes) if limit_bytes < size_bytes => Err(Error::Invalid(
+            "the volume is larger than the files that this process may write: raise that limit \
+             (ulimit -f)",
+        )),
+        _ => Ok(()),
+    }
+}
+
 fn set_size(file: &File, size_bytes: u64) -> io::Result<()> {
     file.set_len(size_bytes)?;
     file.sync_all()
@@ -444,6 +496,7 @@ fn open_error(path: &Path, error: &io::Error) -> Error {
         Some(libc::ENOTDIR) => Error::NotDirectory,
         Some(libc::ELOOP) => Error::TooManySymlinks,
         Some(libc::ENAMETOOLONG) => Error::NameTooLong,
+        Some(libc::EMFILE | libc::ENFILE) => Error::NoDescriptor(error.to_string()),
         Some(libc::ENOSPC | libc::EDQUOT) => Error::HostFull(error.to_string()),
         _ => Error::Io(format!("{}: {error}", path.display())),
     }

@@ -41,7 +41,9 @@ impl InodeHold {
 
 impl Drop for InodeHold {
     fn drop(&mut self) {
-        if self.inode.users.fetch_sub(1, Ordering::AcqRel) == 1 {
+        if self.inode.users.fetch_sub(1, Ordering::AcqRel) == 1
+            && self.engine.check_process().is_ok()
+        {
             // A failure leaves the orphan item, and the next recovery purges the inode.
             if self.engine.purge_if_unused(&self.inode).is_err() {
                 self.engine.counters.purge_errors.add(1);
@@ -68,7 +70,7 @@ struct Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        if self.writable {
+        if self.writable && self.hold.engine.check_process().is_ok() {
             self.hold.engine.note_closed(&self.hold.inode);
         }
     }
@@ -146,6 +148,7 @@ impl File {
     /// [`Error::Io`] from the device, [`Error::Corrupt`] if a checksum does not match.
     pub fn read_at(&self, offset: u64, buffer: &mut [u8]) -> Result<usize> {
         let (engine, inode) = (self.engine(), self.inode());
+        engine.check_process()?;
         if let Some(mut state) = self.handle.read_ahead.try_lock() {
             let advice = state.on_read(offset, buffer.len() as u64, inode.size());
             drop(state);
@@ -164,6 +167,7 @@ impl File {
     /// may have to be logged first, since memory holds too many inodes: then [`File::read_at`] does that.
     pub fn read_at_nowait(&self, offset: u64, buffer: &mut [u8]) -> Result<usize> {
         let (engine, inode) = (self.engine(), self.inode());
+        engine.check_process()?;
         let count = engine.read_nowait(inode, offset, buffer)?;
         if count > 0 && engine.wants_atime(inode) {
             if engine.inodes.is_over_limit(inode.number) {

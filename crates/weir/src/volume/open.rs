@@ -27,13 +27,14 @@ use crate::namespace::OP_SPACE_BLOCKS;
 use crate::reclaim::Reclaim;
 use crate::stats::Counters;
 use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
-use crate::sync::{Arc, Mutex};
+use crate::sync::{Arc, Mutex, Process};
 use crate::tree::{NodeCache, TreeRoot};
 use crate::txn::Store;
 use crate::txn::checkpoint::{Checkpointer, loaded_tree, with_attempts};
 use crate::txn::names::CACHED_NAME_BYTES;
 use crate::txn::store::Memory;
 use crate::types::{BackgroundMode, Timestamp, VolumeOptions};
+use crate::volume::machine;
 use std::path::Path;
 
 /// Largest default memory cap.
@@ -60,13 +61,8 @@ const MOST_NAMES: u64 = 1 << 16;
 
 /// min(1 GiB, RAM / 8).
 fn default_memory_bytes() -> u64 {
-    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let total_kib = meminfo
-        .lines()
-        .find_map(|line| line.strip_prefix("MemTotal:"))
-        .and_then(|rest| rest.trim().strip_suffix("kB"))
-        .and_then(|number| number.trim().parse::<u64>().ok());
-    total_kib.map_or(DEFAULT_MEMORY_BYTES, |kib| (kib * 1024 / 8).min(DEFAULT_MEMORY_BYTES))
+    machine::memory_bytes()
+        .map_or(DEFAULT_MEMORY_BYTES, |bytes| (bytes / 8).min(DEFAULT_MEMORY_BYTES))
 }
 
 /// The memory cap.
@@ -186,6 +182,7 @@ pub(super) fn assemble(
         dirty_pages: AtomicU64::new(0),
         in_place: InPlace::default(),
         tickets: AtomicU64::new(0),
+        process: Process::this(),
         shutdown: Mutex::new(None),
         is_shutdown: AtomicBool::new(false),
         closed: Mutex::new(false),

@@ -6,7 +6,9 @@
 
 use super::OpenMode;
 use crate::{Error, Result};
+use std::ffi::OsStr;
 use std::fs::{File, Metadata, TryLockError};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::thread::sleep;
@@ -40,6 +42,24 @@ pub(super) fn when_free<T>(
             done => return done,
         }
     }
+}
+
+/// The file behind a loop device that shows all of it, locked for `mode`: whoever opens that file as a volume and whoever opens the device
+/// have the same one. Nothing for any other device, and where the host does not say, or does not show the file.
+pub(super) fn behind(metadata: &Metadata, mode: OpenMode) -> Result<Option<File>> {
+    let attribute = |name: &str| {
+        let (major, minor) = (libc::major(metadata.rdev()), libc::minor(metadata.rdev()));
+        std::fs::read(format!("/sys/dev/block/{major}:{minor}/loop/{name}")).ok()
+    };
+    let Some(path) = attribute("backing_file") else { return Ok(None) };
+    // Several that show parts of a file are in nobody's way.
+    if attribute("offset").is_none_or(|offset| offset.trim_ascii() != b"0") {
+        return Ok(None);
+    }
+    let path = path.strip_suffix(b"\n").unwrap_or(&path);
+    let Ok(file) = File::open(OsStr::from_bytes(path)) else { return Ok(None) };
+    lock(&file, mode)?;
+    Ok(Some(file))
 }
 
 fn try_lock(file: &File, mode: OpenMode) -> Result<()> {

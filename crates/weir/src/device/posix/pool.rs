@@ -17,7 +17,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use super::Disk;
 use crate::device::request::perform;
 use crate::device::{IoClass, OnDone, Request};
-use crate::sync::{Arc, Condvar, JoinHandle, Mutex, spawn};
+use crate::sync::{Arc, Condvar, JoinHandle, Mutex, NumberedProcess, spawn};
 
 /// Number of classes.
 const CLASSES: usize = IoClass::Background as usize + 1;
@@ -52,6 +52,7 @@ struct Shared {
 /// See the module's head.
 pub(super) struct Pool {
     shared: Arc<Shared>,
+    process: NumberedProcess,
 }
 
 impl fmt::Debug for Pool {
@@ -85,13 +86,18 @@ impl Pool {
     /// A pool of at most `limit` threads; none is started yet.
     pub(super) fn new(limit: usize) -> Self {
         let state = Mutex::new(State::default());
-        Self { shared: Arc::new(Shared { state, work: Condvar::new(), limit }) }
+        let shared = Arc::new(Shared { state, work: Condvar::new(), limit });
+        Self { shared, process: NumberedProcess::this() }
     }
 
     /// Queues `request` for `disk`.
     pub(super) fn submit(&self, disk: &Arc<Disk>, request: Request, on_done: OnDone) {
         let class = request.class as usize;
         let job = Job { disk: Arc::clone(disk), request, on_done };
+        if !self.process.is_this() {
+            // It has no threads in a forked child, and what those have locked stays so.
+            return run(job);
+        }
         let mut state = self.shared.state.lock();
         state.queues[class].push_back(job);
         self.shared.work.notify_one();
@@ -152,6 +158,11 @@ fn serve(shared: &Shared) {
 
 impl Drop for Pool {
     fn drop(&mut self) {
+        if !self.process.is_this() {
+            // Their handles lead nowhere.
+            std::mem::forget(Arc::clone(&self.shared));
+            return;
+        }
         let threads = {
             let mut state = self.shared.state.lock();
             state.stop = true;
