@@ -49,7 +49,8 @@ pub fn explored_by(
     explored_from(start, seed, limits, settings, ops, faults)
 }
 
-fn explored_from(
+/// The same, from what [`prepare`] has answered.
+pub fn explored_from(
     (image, model): (Image, Model),
     seed: u64,
     limits: Limits,

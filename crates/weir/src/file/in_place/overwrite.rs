@@ -21,8 +21,9 @@ use crate::file::extents;
 use crate::file::fsync::{PAYLOAD_RECORD_BYTES, covered_size, home_of};
 use crate::file::homes::run_of;
 use crate::file::writeback::page_range;
+use crate::format::item::InodeItem;
 use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64, Key};
-use crate::inode::{ATIME_UNSETTLED, Inode};
+use crate::inode::{ATIME_UNSETTLED, Inode, Meta};
 use crate::sync::Arc;
 use crate::sync::atomic::Ordering;
 use crate::txn::obligations::Changing;
@@ -49,6 +50,28 @@ struct Growth<'a> {
 impl Drop for Growth<'_> {
     fn drop(&mut self) {
         self.engine.alloc.release(self.blocks);
+    }
+}
+
+/// What the attributes were before a piece was logged.
+struct Before {
+    item: InodeItem,
+    is_dirty: bool,
+    /// What they were with it.
+    logged: InodeItem,
+}
+
+impl Before {
+    /// The piece does not become durable, and nobody sees it: the volume is shut down. What others have changed since stands, with all else.
+    fn restore(&self, inode: &Inode) {
+        self.restore_in(&mut inode.meta.lock());
+    }
+
+    fn restore_in(&self, meta: &mut Meta) {
+        if meta.item == self.logged {
+            meta.item = self.item;
+            meta.dirty = self.is_dirty;
+        }
     }
 }
 
@@ -79,10 +102,11 @@ impl Engine {
             }
         };
         let frames = self.overwritten_pages(inode, offset, data)?;
-        let Some((lsn, changing)) = self.log_overwritten(inode, &pages, &frames, end)? else {
+        let Some((lsn, before, changing)) = self.log_overwritten(inode, &pages, &frames, end)?
+        else {
             return Ok(false);
         };
-        self.commit_log(lsn)?;
+        self.commit_log(lsn).inspect_err(|_| before.restore(inode))?;
         self.cache_overwritten(inode, &pages, frames, (lsn, end));
         drop(changing);
         self.counters.in_place_writes.add(1);
@@ -168,7 +192,7 @@ impl Engine {
         pages: &Range<u64>,
         frames: &[PageRef],
         end: u64,
-    ) -> Result<Option<(Lsn, Changing<'_>)>> {
+    ) -> Result<Option<(Lsn, Before, Changing<'_>)>> {
         self.delay_for_log(frames.len() as u64 + 1);
         let admission = self.admit(PAYLOAD_RECORD_BYTES, frames.len(), Room::Normal)?;
         let _map = inode.lock_map()?;
@@ -183,22 +207,20 @@ impl Engine {
         if meta.purged {
             return Ok(None);
         }
-        let (item_before, dirty_before) = (meta.item, meta.dirty);
+        let (item, is_dirty) = (meta.item, meta.dirty);
         meta.touch_data(self.now());
         // In memory it is as long as that once the pages are there.
         let size = inode.size().max(end);
         meta.item.size = meta.item.size.max(covered_size(size, pages));
         op.put(Key::inode(inode.number), &meta.item.encode());
+        let before = Before { item, is_dirty, logged: meta.item };
         let changing = self.store.obligations.begin_change();
         let committed = self.store.commit(op, admission);
-        let lsn = committed.inspect_err(|_| {
-            meta.item = item_before;
-            meta.dirty = dirty_before;
-        })?;
+        let lsn = committed.inspect_err(|_| before.restore_in(&mut meta))?;
         let is_size_left = meta.item.size != size;
         meta.logged(lsn, true);
         meta.dirty |= is_size_left;
-        Ok(Some((lsn, changing)))
+        Ok(Some((lsn, before, changing)))
     }
 
     /// The pages enter the cache as what operation `lsn` holds durably, of a file that reaches to byte `end` at least.

@@ -1,10 +1,15 @@
 //! What look-ups find through the layers, and in how many steps.
 
 use super::*;
+use crate::device::IoClass;
+use crate::device::buffer::AlignedBuf;
+use crate::format::BLOCK_BYTES_U64;
+use crate::sync::{Turn, take_turns};
 use crate::txn::checkpoint::Phase;
 use crate::txn::volume_with_a_file;
 use crate::{AllocateMode, BackgroundWork};
 use proptest::prelude::*;
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 const INODE: u64 = 7;
@@ -223,4 +228,99 @@ fn a_look_up_ends_however_often_checkpoints_outrun_it() {
         assert_eq!((found, outrun), (Ok(true), OUTRUN));
     });
     assert_eq!(store.tree().generation, before + u64::from(OUTRUN) + 1);
+}
+
+type Happening = Box<dyn FnOnce()>;
+
+thread_local! {
+    /// What is to happen, and before which of the calling thread's locks.
+    static HAPPENS: RefCell<Option<(Happening, u32)>> = const { RefCell::new(None) };
+}
+
+fn come_to(turn: Turn) {
+    assert_eq!(turn, Turn::Locks, "nobody has what it wants");
+    match HAPPENS.take() {
+        Some((happening, 0)) => happening(),
+        Some((happening, locks)) => HAPPENS.set(Some((happening, locks - 1))),
+        None => {}
+    }
+}
+
+/// What a look-up finds of inode `number` around `place`.
+type LookUp = fn(&Store, u64, u64) -> Result<Vec<(Key, Vec<u8>)>>;
+
+fn plain(items: impl IntoIterator<Item = Item>) -> Vec<(Key, Vec<u8>)> {
+    items.into_iter().map(|(key, value)| (key, value.to_vec())).collect()
+}
+
+const LOOK_UPS: [(&str, LookUp); 5] = [
+    ("get", |store, number, place| {
+        let keys = [Key::extent(number, place), Key::extent(number, place + 1)];
+        let mut found = Vec::new();
+        for key in keys {
+            found.extend(store.get(key)?.map(|value| (key, value)));
+        }
+        Ok(plain(found))
+    }),
+    ("get_le", |store, number, place| {
+        let below = |place| store.get_le(Key::extent(number, place), Key::extent(number, 0));
+        Ok(plain(below(place)?.into_iter().chain(below(place + 1)?)))
+    }),
+    ("scan", |store, number, place| {
+        let mut found = Vec::new();
+        let (from, to) = (Key::extent(number, place), Key::extent(number, place + 1));
+        store.scan(from, to, &mut |key, value| {
+            found.push((key, value.to_vec()));
+            Ok(true)
+        })?;
+        Ok(found)
+    }),
+    ("collect a few", |store, number, place| {
+        let range = (Key::extent(number, place), Key::extent(number, place + 1));
+        Ok(plain(store.collect(range.0, range.1, 10)?.0))
+    }),
+    ("collect all", |store, number, _| {
+        let range = (Key::extent(number, 0), Key::extent(number, u64::MAX));
+        Ok(plain(store.collect(range.0, range.1, usize::MAX)?.0))
+    }),
+];
+
+/// Wherever a look-up is, the next tree may be published, with what the deltas had, and the blocks of the one that it reads be used for something
+/// else.
+#[test]
+fn a_look_up_that_a_checkpoint_outruns_finds_what_is_there() {
+    const EXTENTS: u64 = 1000;
+    let (_volume, file) = volume_with_extents(EXTENTS);
+    let (engine, number) = (file.engine().clone(), file.ino());
+    let mut place = 0;
+    for (what, look_up) in LOOK_UPS {
+        for locks in 0.. {
+            // One extent goes, and another comes.
+            place += 2;
+            let change = |mode, place| file.allocate(mode, place * BLOCK_BYTES_U64, 4096);
+            change(AllocateMode::PunchHole, place).expect("punch");
+            change(AllocateMode::KeepSize, place + 1).expect("allocate");
+            let expected = look_up(&engine.store, number, place).expect("look up");
+            assert!(!expected.iter().any(|(key, _)| key.offset == place), "{what}");
+            assert!(expected.iter().any(|(key, _)| key.offset == place + 1), "{what}");
+            let outruns = engine.clone();
+            let happening = move || {
+                let root_block = outruns.store.tree().block;
+                while outruns.checkpoint_step().expect("checkpoint") {}
+                let (offset, other) = (root_block * BLOCK_BYTES_U64, AlignedBuf::zeroed(4096));
+                let written = outruns.device.write(offset, &[&other], IoClass::Writeback, false);
+                written.expect("write");
+            };
+            HAPPENS.set(Some((Box::new(happening), locks)));
+            take_turns(Some(come_to));
+            let found = look_up(&engine.store, number, place);
+            take_turns(None);
+            let is_over = HAPPENS.take().is_some();
+            assert!(found == Ok(expected), "{what}: outrun before its lock {locks}");
+            if is_over {
+                assert!(locks > 1, "{what} was never outrun");
+                break;
+            }
+        }
+    }
 }
