@@ -197,12 +197,12 @@ fn expired_ranges_go_home_by_themselves() {
     let file = create(&volume, "/f");
     file.write_at(0, &pattern(1, 1 << 20)).expect("write");
     file.expire(0..u64::MAX).expect("expire");
+    // Pages are home before it is counted that they were handed over.
     with_watchdog(60, || {
-        while volume.stats().dirty_pages > 0 {
+        while volume.stats().dirty_pages > 0 || volume.stats().handover_pages > 0 {
             std::thread::yield_now();
         }
     });
-    assert_eq!(volume.stats().handover_pages, 0);
 }
 
 #[test]
