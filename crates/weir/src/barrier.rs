@@ -73,6 +73,8 @@ type Group = Vec<Range<u64>>;
 struct Job {
     parts: Vec<Part>,
     room: Admission,
+    /// When the barrier was raised.
+    began_ns: u64,
 }
 
 impl Job {
@@ -201,6 +203,13 @@ impl Engine {
     /// Raises a barrier for the data of `only`, or of all files. Waits for nothing but room: in the log, and in what others' barriers have
     /// to send home. Answers an LSN that is durable when everything before the barrier is.
     pub fn barrier(&self, only: Option<&Arc<Inode>>) -> Result<Lsn> {
+        let began_ns = self.clock.monotonic_ns();
+        let lsn = self.raise_barrier(only)?;
+        self.counters.barrier_call_ns.record(self.clock.monotonic_ns().saturating_sub(began_ns));
+        Ok(lsn)
+    }
+
+    fn raise_barrier(&self, only: Option<&Arc<Inode>>) -> Result<Lsn> {
         let mut shortage = LogShortage::default();
         loop {
             self.check_writable()?;
@@ -229,7 +238,7 @@ impl Engine {
                     pages.mark_towrite(range.clone());
                 }
             }
-            let job = Job { parts, room };
+            let job = Job { parts, room, began_ns: self.clock.monotonic_ns() };
             let mut queue = self.barriers.queue.lock();
             queue.pending_jobs += 1;
             queue.pending_pages += job.pages();
@@ -318,8 +327,9 @@ impl Engine {
     /// Does the work of one barrier. False: there is none that nobody has begun.
     pub fn barrier_step(&self) -> bool {
         let Some(job) = self.barriers.queue.lock().jobs.pop_front() else { return false };
-        let pages = job.pages();
+        let (pages, began_ns) = (job.pages(), job.began_ns);
         let sent = self.send_job_home(job);
+        self.counters.barrier_data_ns.record(self.clock.monotonic_ns().saturating_sub(began_ns));
         let mut queue = self.barriers.queue.lock();
         queue.pending_jobs -= 1;
         queue.pending_pages -= pages;

@@ -84,6 +84,8 @@ pub struct Counters {
     pub fsyncs: Counter,
     /// Syncs of the volume.
     pub volume_syncs: Counter,
+    /// Syncs, tickets and waits of batches for durability that ended with an error.
+    pub failed_syncs: Counter,
     /// Blocks that did not match their checksum.
     pub checksum_errors: Counter,
     /// Pieces of dirty data that could not be written home.
@@ -137,6 +139,12 @@ pub struct Counters {
     /// First half of a sync, of a file, a directory or the volume: from the call, or the submission of a ticket, until what it covers is in the
     /// log's open frame, or home. In nanoseconds.
     pub data_phase_ns: Histogram,
+    /// What commits of batches took until the log had all of it: locks, data too large for the log, log space. In nanoseconds.
+    pub batch_phase_ns: Histogram,
+    /// What calls that raised a barrier took: room in the log, and in what others' barriers had to send home. In nanoseconds.
+    pub barrier_call_ns: Histogram,
+    /// From when a barrier was raised that had data to send home until that was home. In nanoseconds.
+    pub barrier_data_ns: Histogram,
 }
 
 impl Counters {
@@ -150,6 +158,14 @@ impl Counters {
     pub fn count_volume_sync(&self, data_phase_ns: u64) {
         self.volume_syncs.add(1);
         self.data_phase_ns.record(data_phase_ns);
+    }
+
+    /// Counts what somebody who asked for durability is told, if it is an error.
+    pub fn count_failed<T, E>(&self, told: Result<T, E>) -> Result<T, E> {
+        if told.is_err() {
+            self.failed_syncs.add(1);
+        }
+        told
     }
 }
 
@@ -166,6 +182,8 @@ pub struct Stats {
     pub fsyncs: u64,
     /// Syncs of the volume that have got as far, those of checkpoints that are asked for and of closing included.
     pub volume_syncs: u64,
+    /// Syncs, tickets and waits of batches for durability that ended with an error.
+    pub failed_syncs: u64,
     /// Blocks that did not match their checksum.
     pub checksum_errors: u64,
     /// Pieces of dirty data that could not be written home.
@@ -229,6 +247,12 @@ pub struct Stats {
     /// First half of a sync, of a file, a directory or the volume: from the call, or the submission of a ticket, until what it covers is in the
     /// log's open frame, or home. In nanoseconds.
     pub data_phase_ns: HistogramSnapshot,
+    /// What commits of batches took until the log had all of it: locks, data too large for the log, log space. In nanoseconds.
+    pub batch_phase_ns: HistogramSnapshot,
+    /// What calls that raised a barrier took: room in the log, and in what others' barriers had to send home. In nanoseconds.
+    pub barrier_call_ns: HistogramSnapshot,
+    /// From when a barrier was raised that had data to send home until that was home. In nanoseconds.
+    pub barrier_data_ns: HistogramSnapshot,
     /// Tickets that have not ended.
     pub tickets: u64,
     /// Why the volume was shut down, if it was.

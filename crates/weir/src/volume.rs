@@ -433,11 +433,13 @@ impl Volume {
     /// metadata operations before the last of that. Blocks: see [`File::fsync`].
     pub fn fsync_dir(&self, ino: u64) -> Result<()> {
         let inode = self.engine.inode(ino)?;
-        if inode.file_type == FileType::Regular {
-            return self.engine.fsync(&inode, 0..u64::MAX, SyncKind::Full);
-        }
-        let lsn = self.prepare_dir(&inode, Room::Normal)?;
-        self.engine.commit_log(lsn)
+        let synced = if inode.file_type == FileType::Regular {
+            self.engine.fsync(&inode, 0..u64::MAX, SyncKind::Full)
+        } else {
+            let prepared = self.prepare_dir(&inode, Room::Normal);
+            prepared.and_then(|lsn| self.engine.commit_log(lsn))
+        };
+        self.engine.counters.count_failed(synced)
     }
 
     /// Submits [`Volume::fsync_dir`] of an inode that is no regular file, and answers at once with a ticket.
@@ -470,6 +472,10 @@ impl Volume {
 impl Engine {
     /// See [`Volume::sync`].
     pub fn sync(&self) -> Result<()> {
+        self.counters.count_failed(self.sync_all())
+    }
+
+    fn sync_all(&self) -> Result<()> {
         if self.options.read_only {
             return self.check_shutdown();
         }
@@ -642,6 +648,7 @@ impl Engine {
             evicted_pages: counters.evicted_pages.get(),
             fsyncs: counters.fsyncs.get(),
             volume_syncs: counters.volume_syncs.get(),
+            failed_syncs: counters.failed_syncs.get(),
             checksum_errors: counters.checksum_errors.get(),
             writeback_errors: counters.writeback_errors.get(),
             purge_errors: counters.purge_errors.get(),
@@ -675,6 +682,9 @@ impl Engine {
             }),
             checkpoint_in_step_us: self.time_in_step_us(),
             data_phase_ns: read(&counters.data_phase_ns),
+            batch_phase_ns: read(&counters.batch_phase_ns),
+            barrier_call_ns: read(&counters.barrier_call_ns),
+            barrier_data_ns: read(&counters.barrier_data_ns),
             tickets: self.tickets.load(Ordering::Relaxed),
             shutdown_reason: self.shutdown.lock().clone(),
             log: self.log.stats().snapshot(),

@@ -4,10 +4,12 @@ mod common;
 
 use common::*;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use weir::device::memory::MemoryDevice;
-use weir::device::{Device, DeviceInfo, DeviceResult, IoClass, OnDone, Operation, Request};
+use weir::device::{
+    Device, DeviceError, DeviceInfo, DeviceResult, IoClass, OnDone, Operation, Request,
+};
 use weir::format::frame::FRAME_MAGIC;
 use weir::stats::Stats;
 use weir::*;
@@ -22,6 +24,7 @@ struct Disk {
     forced: AtomicU64,
     frames: AtomicU64,
     frame_bytes: AtomicU64,
+    refuses_flushes: AtomicBool,
 }
 
 impl Disk {
@@ -35,6 +38,7 @@ impl Disk {
             forced: AtomicU64::new(0),
             frames: AtomicU64::new(0),
             frame_bytes: AtomicU64::new(0),
+            refuses_flushes: AtomicBool::new(false),
         })
     }
 
@@ -83,6 +87,15 @@ impl Device for Disk {
     fn flush(&self) -> DeviceResult<()> {
         self.sleep(4);
         self.flushes.fetch_add(1, Ordering::Relaxed);
+        if self.refuses_flushes.load(Ordering::Relaxed) {
+            return Err(DeviceError {
+                operation: "flush",
+                offset_bytes: 0,
+                length_bytes: 0,
+                reason: "refused".to_owned(),
+                no_space: false,
+            });
+        }
         self.inner.flush()
     }
     fn discard(&self, offset: u64, length: u64) -> DeviceResult<()> {
@@ -229,4 +242,55 @@ fn what_tickets_wait_for_a_thread_is_seen() {
     let seen = Duration::from_nanos(stats.data_phase_ns.sum + stats.log.async_commit_ns.sum);
     assert!(seen >= waited.mul_f64(0.8), "{waited:?} from submission to end, {seen:?} of it seen");
     check_ways(&stats, "many large tickets");
+}
+
+#[test]
+fn batches_and_barriers_are_seen_on_their_way_into_the_log() {
+    let volume = Disk::new(true, false).opened(50);
+    let file = create(&volume, "/f");
+    let batch = |data: &[u8]| {
+        let mut batch = volume.batch();
+        batch.write_at(&file, 0, data).expect("write");
+        batch
+    };
+    batch(&[1; 100]).commit_relaxed().expect("commit");
+    batch(&[2; 100]).commit().expect("commit");
+    batch(&vec![3; 4 << 20]).commit_async().expect("commit").wait().expect("durable");
+    let mut refused = volume.batch();
+    refused.unlink(Volume::ROOT, b"nothing").expect("a step");
+    assert!(refused.commit().is_err());
+    let stats = volume.stats();
+    assert_eq!((stats.batch_phase_ns.count(), stats.failed_syncs), (3, 0));
+
+    file.write_at(0, &[4; 4096]).expect("write");
+    volume.barrier().expect("raised");
+    let stats = volume.stats();
+    let phases = (stats.barrier_call_ns.count(), stats.barrier_data_ns.count());
+    assert_eq!(phases, (1, 0), "so little is in the log at once");
+    file.write_at(0, &vec![5; 4 << 20]).expect("write");
+    volume.barrier().expect("raised");
+    volume.sync().expect("durable");
+    let stats = volume.stats();
+    assert_eq!((stats.barrier_call_ns.count(), stats.barrier_data_ns.count()), (2, 1));
+}
+
+#[test]
+fn whoever_is_told_an_error_is_counted() {
+    let disk = Disk::new(true, false);
+    let volume = disk.opened(50);
+    let file = create(&volume, "/f");
+    write_and_sync(&file, 2, |round| round == 0);
+    assert_eq!(volume.stats().failed_syncs, 0);
+    disk.refuses_flushes.store(true, Ordering::Relaxed);
+    let mut told = 0;
+    let mut is_told = |result: Result<()>| {
+        assert!(result.is_err());
+        told += 1;
+        assert_eq!(volume.stats().failed_syncs, told);
+    };
+    file.write_at(0, &[1; 4096]).expect("write");
+    is_told(file.fsync_async(0..u64::MAX, SyncKind::Full).expect("submit").wait());
+    is_told(file.fsync());
+    is_told(volume.sync());
+    is_told(volume.fsync_dir(Volume::ROOT));
 }

@@ -316,8 +316,8 @@ impl Batch {
     /// # Errors
     /// See [`Batch`].
     pub fn commit(self) -> Result<u64, BatchError> {
-        let lsn = self.engine.commit_batch(&self)?;
-        self.engine.commit_log(lsn)?;
+        let lsn = self.put_into_log()?;
+        self.engine.counters.count_failed(self.engine.commit_log(lsn))?;
         Ok(lsn)
     }
 
@@ -328,7 +328,7 @@ impl Batch {
     /// See [`Batch`]; [`Error::WouldBlock`] when too many tickets of the volume have not ended.
     pub fn commit_async(self) -> Result<SyncTicket, BatchError> {
         let engine = self.engine.clone();
-        engine.ticket_after(|| engine.commit_batch(&self))
+        engine.ticket_after(|| self.put_into_log())
     }
 
     /// Makes the changes. They are durable with a later sync, all together. Answers the LSN of the batch.
@@ -336,6 +336,14 @@ impl Batch {
     /// # Errors
     /// See [`Batch`].
     pub fn commit_relaxed(self) -> Result<u64, BatchError> {
-        self.engine.commit_batch(&self)
+        self.put_into_log()
+    }
+
+    fn put_into_log(&self) -> Result<u64, BatchError> {
+        let engine = &self.engine;
+        let began_ns = engine.clock.monotonic_ns();
+        let lsn = engine.commit_batch(self)?;
+        engine.counters.batch_phase_ns.record(engine.clock.monotonic_ns().saturating_sub(began_ns));
+        Ok(lsn)
     }
 }

@@ -228,10 +228,7 @@ impl File {
         }
         if self.handle.data_sync && !mutation::active(Mutation::SkipWriteSync) {
             let range = offset..offset.saturating_add(length);
-            let result = self.engine().fsync(self.inode(), range, SyncKind::Data);
-            // An error that this sync has met is told by this.
-            self.report_errors()?;
-            return result;
+            return self.tell(self.engine().fsync(self.inode(), range, SyncKind::Data));
         }
         let behind = self.handle.write_behind.lock().on_write(offset, length);
         if let Some(pages) = behind {
@@ -320,13 +317,16 @@ impl File {
         kind: SyncKind,
     ) -> Option<Result<()>> {
         let is_durable = self.engine().fsync_if_durable(self.inode(), range, kind);
-        is_durable.then(|| self.report_errors())
+        is_durable.then(|| self.tell(Ok(())))
     }
 
     fn sync(&self, kind: SyncKind) -> Result<()> {
-        let result = self.engine().fsync(self.inode(), 0..u64::MAX, kind);
-        self.report_errors()?;
-        result
+        self.tell(self.engine().fsync(self.inode(), 0..u64::MAX, kind))
+    }
+
+    /// What the caller of a sync is told that came to `result`: an error that it has met is this handle's, too, and told once.
+    fn tell(&self, result: Result<()>) -> Result<()> {
+        self.engine().counters.count_failed(self.report_errors().and(result))
     }
 
     /// LSN of the last operation of this file that the log has: when [`crate::Volume::durable_lsn`] has reached it, that

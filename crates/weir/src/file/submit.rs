@@ -195,7 +195,7 @@ impl Engine {
 
     fn end_ticket(&self, promise: Promise, result: Result<()>) {
         let was_full = self.give_ticket_back();
-        promise.complete(result);
+        promise.complete(self.counters.count_failed(result));
         if was_full {
             self.background.progress();
         }
