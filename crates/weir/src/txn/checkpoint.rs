@@ -530,8 +530,8 @@ impl Engine {
             Err(error) => return Err(error),
         }
         match result {
-            // Settling gave log space back.
-            Err(Error::WouldBlock) if some_done => Ok(()),
+            // Settling gave log space back; or a barrier was raised, which has its room first.
+            Err(Error::WouldBlock) if some_done || self.log.has_open_chain() => Ok(()),
             Err(Error::WouldBlock) => {
                 inodes.clear();
                 Ok(())
