@@ -1,6 +1,7 @@
 //! Threads of the background, and how they are asked for something.
 //!
-//! Threads: three log threads (in `log`), one checkpointer, two flushers, one cleaner, three for deferred syncs. The checkpointer never
+//! Threads: three log threads (in `log`), one checkpointer, two flushers, one cleaner, three for deferred syncs, and one that prepares memory; one for
+//! barriers (in `barrier`). The checkpointer never
 //! waits for log space (it is what makes some), the others may. In manual mode there are no
 //! threads, and whoever would wait does the work. What the flushers write is in `flushing`, who waits for room of any kind in `waits`.
 //!
@@ -97,8 +98,8 @@ pub struct Background {
     pub handover: Handover,
     /// What background writeback may have in flight.
     pub pacing: Pacing,
-    /// Who brings logged pages home: flusher or checkpointer. Taken outside of all locks but the checkpointer's role, so a
-    /// checkpoint that holds it knows that none of them is under way.
+    /// Who brings logged pages home early: one thread at a time, which holds nothing else and waits for no log space. A checkpoint does not
+    /// wait for it: what is under way stays owed.
     pub home_role: Mutex<()>,
     /// How often writeback or a checkpoint has failed, and why the last time. A leaf.
     failed: Mutex<(u64, Option<Error>)>,

@@ -13,8 +13,9 @@
 //! itself if the thread has not begun it.
 //!
 //! **No deadlock.** Log space for the whole of a barrier's work is admitted before its chain opens, at the entry, where every
-//! operation waits; the work itself draws on that and, should writeback by others have cut the dirty runs into more pieces, on
-//! the ring's reserve, which a checkpoint does not touch while a chain is open. It takes `map`, `pages` and `meta` locks only, and
+//! operation waits; the work itself draws on that and, should writeback by others have cut the dirty runs into more pieces, or pages cut long
+//! extents, on the ring's reserve. Nobody has some of that when a chain opens, and nobody else takes some while it is open, but for what
+//! other pieces on their way home turn out to need ([`Room::Chain`]). It takes `map`, `pages` and `meta` locks only, and
 //! waits for nothing but the device and writeback that is under way. So a chain always ends, and a checkpoint may wait for it.
 //!
 //! **Failure.** Data that cannot be written is tried again at another place, [`ATTEMPTS`] times. Then the volume is shut down: a
@@ -359,7 +360,7 @@ impl Engine {
         }
         for part in &job.parts {
             drop(job.room.split(blocks_for(SIZE_BYTES)));
-            self.log_size(&part.inode, part.reach, Room::Reserve)?;
+            self.log_size(&part.inode, part.reach, Room::Chain)?;
         }
         Ok(())
     }
@@ -408,7 +409,7 @@ impl Engine {
         let mut pages = 0;
         loop {
             drop(given_back);
-            let budget = (u64::MAX, Room::Reserve);
+            let budget = (u64::MAX, Room::Chain);
             let collected = self.collect(&part.inode, span.clone(), CHOSEN, budget, pieces);
             let complete = match collected {
                 Ok(collected) => {

@@ -1,6 +1,6 @@
 //! What all parts of an open volume share, and the entry checks of every operation.
 //!
-//! **Waiting happens in one place**: [`Engine::enter`] and [`Engine::reserve`] are called before any lock is
+//! **Waiting happens in one place**: [`Engine::enter`] and [`Engine::reserve`] are called before any lock but `ops` is
 //! taken; they wait for log space, delta space and blocks. Past them an operation only waits for
 //! device reads of its own data, or for writeback of its own range.
 //!
@@ -115,8 +115,10 @@ pub enum Room {
     /// As `Normal`, but answers [`Error::WouldBlock`] instead of waiting.
     NoWait,
     /// What is kept for checkpoints, so that logged pages can always go home; answers
-    /// [`Error::WouldBlock`] instead of waiting.
+    /// [`Error::WouldBlock`] instead of waiting. While a chain is open, it is its barrier's: the same answer.
     Reserve,
+    /// The same for the data of a barrier, and for what a piece on its way home turns out to need.
+    Chain,
 }
 
 /// Who brings `blocks` to the log.
@@ -167,6 +169,7 @@ impl Engine {
         drop(shutdown);
         self.log.shut_down(reason);
         self.background.wake_all();
+        self.checkpointer.wake_all();
     }
 
     /// Since the volume was opened something was read, of data or metadata, that does not match its checksum.
@@ -229,11 +232,15 @@ impl Engine {
         let blocks = OpRecords::blocks_for(record_bytes, payload_pages as u64);
         let class = match room {
             Room::Normal | Room::NoWait => class_of(blocks),
-            Room::Reserve => AdmissionClass::Background,
+            Room::Reserve | Room::Chain => AdmissionClass::Background,
         };
         let mut shortage = LogShortage::default();
         loop {
             match self.log.admit(blocks, class) {
+                // Looked at when the room is held: whoever opens one looks at what is held.
+                Ok(_) if room == Room::Reserve && self.log.has_open_chain() => {
+                    return Err(Error::WouldBlock);
+                }
                 Ok(admission) => return Ok(admission),
                 Err(_full) if room != Room::Normal => return Err(Error::WouldBlock),
                 Err(_full) => self.relieve_log(&mut shortage)?,
@@ -242,7 +249,7 @@ impl Engine {
     }
 
     /// Reserves `blocks` for a user's data. When the volume is full, space that only waits for a checkpoint is
-    /// made available first. The caller must hold no locks.
+    /// made available first. The caller holds at most `ops` locks.
     pub fn reserve(&self, blocks: u64) -> Result<()> {
         self.reserve_for(blocks, ReserveClass::User)
     }
@@ -303,7 +310,7 @@ impl Engine {
     }
 
     /// Checks that a metadata operation finds room, without keeping it: the store's reserve takes over
-    /// at commit. The caller must hold no locks.
+    /// at commit. The caller holds at most `ops` locks.
     pub fn check_space(&self, blocks: u64, class: ReserveClass) -> Result<()> {
         self.reserve_for(blocks, class)?;
         self.alloc.release(blocks);

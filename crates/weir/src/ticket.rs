@@ -213,7 +213,8 @@ impl SyncTicket {
     }
 
     /// Calls `callback` with the result: now, on this thread, if the request has ended, else when it does, on the thread that
-    /// finds out: one of the engine's, or one that syncs, commits or closes something of the volume at that moment. That thread makes others'
+    /// finds out: one of the engine's, or one that syncs, commits or closes something of the volume at that moment, or waits for pages or for
+    /// room, as a write or a cut may, with that file locked. That thread makes others'
     /// requests durable as well, so the callback must be short, must not wait for anything, also not for a lock that somebody holds over
     /// such a call, and must not drop the last handle of an unlinked file. If it panics there, nothing ends but itself. Uses the ticket up.
     pub fn on_completion(self, callback: impl FnOnce(Result<()>) + Send + 'static) {

@@ -334,7 +334,7 @@ pub enum AtimePolicy {
 /// Who does the background work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum BackgroundMode {
-    /// Threads of the volume: log, checkpointer, flushers, read-ahead.
+    /// Threads of the volume: log, checkpointer, flushers, cleaner, deferred syncs, barriers, fresh memory.
     #[default]
     Threads,
     /// Nobody, until [`crate::Volume::background_step`] is called; a call that has to wait for
@@ -347,7 +347,7 @@ pub enum BackgroundMode {
 #[derive(Clone)]
 pub struct VolumeOptions {
     /// Hard cap over pages, tree nodes, delta and log buffers; `None`: min(1 GiB, RAM / 8), of the RAM that the
-    /// process's control group may have.
+    /// process's control group may have. Never less than 256 KiB.
     pub memory_bytes: Option<u64>,
     /// Nothing is written, ever; the log is replayed in memory.
     pub read_only: bool,

@@ -287,3 +287,37 @@ fn floods_of_barriers_batches_and_tickets_end_in_the_smallest_logs() {
         volume.close().expect("close");
     }
 }
+
+/// Ranges that move may take what is kept for checkpoints of the log. As long as a barrier has data to send home, that is the barrier's:
+/// pages that cut long extents take more than could be known when it was raised.
+#[test]
+fn ranges_that_move_leave_a_barrier_its_room_in_the_log() {
+    const EXTENTS: u64 = 20;
+    let volume = open(&formatted(64 * MIB, 64), manual(8 * MIB));
+    let moving = create(&volume, "/moving");
+    for page in 0..EXTENTS {
+        dirty(&moving, page, page * 8192, 4096);
+    }
+    let file = create(&volume, "/file");
+    for extent in 0..EXTENTS {
+        dirty(&file, extent, extent * MIB, MIB as usize);
+    }
+    volume.checkpoint().expect("checkpoint");
+    for extent in 0..EXTENTS {
+        dirty(&file, 100 + extent, extent * MIB + MIB / 2, 4096);
+    }
+    let lsn = volume.barrier().expect("barrier");
+    assert!(lsn > volume.last_lsn(), "its data is not home");
+    for number in 0..200 {
+        let moved = moving.allocate(AllocateMode::InsertRange, 4096, 4096);
+        assert_eq!(moved, Ok(()), "number {number}");
+    }
+    volume.sync().expect("sync");
+    assert!(volume.durable_lsn() >= lsn);
+    for extent in 0..EXTENTS {
+        let mut bytes = [0; 4096];
+        file.read_at(extent * MIB + MIB / 2, &mut bytes).expect("read");
+        assert!(bytes[..] == pattern(100 + extent, 4096)[..]);
+    }
+    volume.close().expect("close");
+}

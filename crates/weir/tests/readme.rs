@@ -39,7 +39,7 @@ fn without_waiting() -> Result<()> {
     let ticket = file.fsync_async(0..65536, SyncKind::Data)?; // this range only; shares its flush with everybody
     ticket.wait()?;
 
-    let lsn = volume.barrier()?; // all before is durable before anything after; waits for nothing
+    let lsn = volume.barrier()?; // all before is durable before anything after; waits for neither
     volume.ticket_for(lsn)?.wait()?; // durable now; without it, with whoever syncs next
 
     let mut batch = volume.batch(); // all or nothing, also across a crash

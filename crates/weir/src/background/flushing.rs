@@ -45,7 +45,7 @@ impl Engine {
         let owing = self.store.obligations.inodes_up_to(up_to, HOME_PAGES as usize);
         let found = self.send_early_home(&self.dirty.find(&owing), up_to);
         let pages = match found.and_then(|pages| self.search_early_home(pages, up_to)) {
-            // Waiting for log space would be waiting for the checkpoint, which waits for the role.
+            // Who has the role waits for no log space: a checkpoint that makes some brings these home as well.
             Err(Error::WouldBlock) => 0,
             result => result?,
         };

@@ -366,7 +366,11 @@ impl Engine {
         if record_bytes > most_bytes {
             return Err(TOO_MANY_EXTENTS);
         }
-        let admission = self.admit(record_bytes, 0, Room::Reserve)?;
+        // What is kept for checkpoints, and for barriers, is for what finds no room among other operations.
+        let admission = match self.admit(record_bytes, 0, Room::NoWait) {
+            Err(Error::WouldBlock) => self.admit(record_bytes, 0, Room::Reserve)?,
+            admitted => admitted?,
+        };
         let now = self.now();
         // The cache forgets the pages in the moment in which the mapping changes: that voids the reads that
         // have looked at the old one.

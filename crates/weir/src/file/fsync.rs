@@ -390,7 +390,9 @@ impl Engine {
                 }
                 let (home, page) = (home_of(homes, index), page.clone());
                 match room {
-                    Room::Normal | Room::Reserve => op.payload(inode.number, index, home, page),
+                    Room::Normal | Room::Reserve | Room::Chain => {
+                        op.payload(inode.number, index, home, page);
+                    }
                     Room::NoWait => op.payload_unsummed(inode.number, index, home, page),
                 }
                 logged[count] = index;

@@ -9,12 +9,14 @@
 //! No durability is promised, no size is logged that would not be logged otherwise, nothing is flushed. A later fsync finds the
 //! pages clean, and only has the frame left.
 //!
-//! **Bounded**: at most [`Engine::handover_limit`] dirty pages wait or are under way; a call beyond that waits, or answers
-//! [`Error::WouldBlock`]. `expire` is never refused: it costs a range in memory, and when there are
+//! **Bounded**: while [`Engine::handover_limit`] dirty pages or more wait or are under way, a call waits, or answers
+//! [`Error::WouldBlock`]; one that is let in hands over all of its range. `expire` is never refused: it costs a range
+//! in memory, and when there are
 //! [`MAX_RANGES`] of one queue, a file's ranges become one.
 //!
 //! **Invariant:** a range is in the queue until a batch takes it, and in that batch until its pages were written and
-//! settled; who waits for a range looks at all of them, then at the pages under writeback.
+//! settled, but for those that may be one write with a page whose older version was on its way; who waits for a range looks at all of
+//! them, then at the pages under writeback.
 //!
 //! Locks: `drain` (one thread at a time) before an inode's `map`; `state` is a leaf.
 
@@ -42,7 +44,8 @@ const MAX_RANGES: usize = 65_536;
 pub struct SyncRangeFlags {
     /// Wait until nothing of the range is on its way home.
     pub wait_before: bool,
-    /// Start writing the dirty pages of the range home, but those on their way already.
+    /// Start writing the dirty pages of the range home, but those on their way already, and those beside one of these that may be one write
+    /// with it (see [`crate::Capabilities`]): with `wait_before` there are none.
     pub write: bool,
     /// Wait until what was started is home.
     pub wait_after: bool,

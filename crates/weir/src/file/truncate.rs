@@ -567,10 +567,10 @@ impl Engine {
 
     /// Pays for pages that were taken out of a map.
     pub fn forget_removed(&self, removed: &Removed) {
-        for (_, lsn) in &removed.logged {
-            self.store.obligations.release(*lsn);
-        }
         self.pages_paid((removed.dirty + removed.writeback) as u64);
+        // Last: who waits until nothing is owed finds everything paid.
+        let owed: Vec<_> = removed.logged.iter().map(|(_, lsn)| *lsn).collect();
+        self.store.obligations.release_all(&owed);
     }
 }
 

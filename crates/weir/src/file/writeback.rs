@@ -222,7 +222,7 @@ impl Engine {
         if bytes > 0
             && let Some(admission) = &mut piece.admission
         {
-            admission.join(self.admit(bytes, 0, Room::Reserve)?);
+            admission.join(self.admit(bytes, 0, Room::Chain)?);
         }
         Ok(())
     }

@@ -13,7 +13,7 @@
 use super::core::{Beside, Lsn};
 use super::op::OpRecords;
 use super::waiter::Outbox;
-use super::{Admission, Appender, Boundary, Log};
+use super::{Admission, AdmissionClass, Appender, Boundary, Log};
 use crate::Result;
 use crate::sync::atomic::Ordering;
 
@@ -39,8 +39,9 @@ pub(super) struct OpenChain {
 
 impl Log {
     /// Opens a chain, or joins the one that is open. Answers an LSN that becomes durable with the end of the chain, no sooner.
-    /// `None`: nothing was opened, because the chain has been joined too often, or because a boundary between transactions
-    /// has to come first; [`Log::wait_chain`] and try again. `room` gives up [`CHAIN_END_BLOCKS`].
+    /// `None`: nothing was opened, because the chain has been joined too often, because a boundary between transactions
+    /// has to come first, or because more of the ring is taken than operations may fill; [`Log::wait_chain`] and try again. `room` gives up
+    /// [`CHAIN_END_BLOCKS`].
     ///
     /// # Errors
     /// The log is shut down.
@@ -58,7 +59,10 @@ impl Log {
             chain.holders += 1;
             return Ok(Some(chain.first.max(last)));
         }
-        if append.boundary_wanted {
+        // Nor while somebody has some of what is kept for its end.
+        let admitted = self.admitted.blocks();
+        let is_free = append.ring.admissible(0, admitted, AdmissionClass::Foreground).is_ok();
+        if append.boundary_wanted || !is_free {
             return Ok(None);
         }
         append.seal_open();

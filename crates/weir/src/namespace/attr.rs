@@ -66,10 +66,24 @@ impl Engine {
     }
 
     /// Reading moves the access time as the volume's policy says; in memory, logged with the next operation of
-    /// the inode or the next checkpoint.
+    /// the inode or the next checkpoint, or here and now if memory has too many inodes: that may wait.
     pub fn touch_atime(&self, inode: &Inode) {
+        // Inodes with news are kept in memory: they must not be more than fit.
+        if let Some(inode) = self.touch_atime_in_memory(inode)
+            && self.inodes.is_over_limit(inode.number)
+            && self.check_writable().is_ok()
+        {
+            // A failure is none of the reader's: the time stays in memory for the next attempt.
+            let committed =
+                self.throttle(0).and_then(|()| self.commit_attributes(&inode, Room::Normal));
+            drop(committed);
+        }
+    }
+
+    /// As [`Engine::touch_atime`], in memory only. Answers the inode, if that is news for the log.
+    pub fn touch_atime_in_memory(&self, inode: &Inode) -> Option<Arc<Inode>> {
         if self.options.atime == AtimePolicy::Never || self.options.read_only {
-            return;
+            return None;
         }
         let now = self.now();
         let mut meta = inode.meta.lock();
@@ -84,25 +98,19 @@ impl Engine {
             inode.atime_settled_until_s.store(until_s, Ordering::Relaxed);
         }
         if !due || meta.purged || meta.item.atime == now {
-            return;
+            return None;
         }
         meta.item.atime = now;
         meta.dirty = true;
         drop(meta);
-        if let Some(inode) = self.inodes.find(inode.number) {
-            self.dirty.add(&inode);
-            // It may have been purged, and taken off the list, before it was put there.
-            if inode.meta.lock().purged {
-                return self.dirty.remove(&inode);
-            }
-            // Inodes with news are kept in memory: they must not be more than fit.
-            if self.inodes.is_over_limit(inode.number) && self.check_writable().is_ok() {
-                // A failure is none of the reader's: the time stays in memory for the next attempt.
-                let committed =
-                    self.throttle(0).and_then(|()| self.commit_attributes(&inode, Room::Normal));
-                drop(committed);
-            }
+        let inode = self.inodes.find(inode.number)?;
+        self.dirty.add(&inode);
+        // It may have been purged, and taken off the list, before it was put there.
+        if inode.meta.lock().purged {
+            self.dirty.remove(&inode);
+            return None;
         }
+        Some(inode)
     }
 }
 
@@ -177,5 +185,79 @@ mod tests {
         assert_eq!(killed(0o2755), Some(0o755));
         assert_eq!(killed(0o2745), None);
         assert_eq!(killed(0o644), None);
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod nowait_tests {
+    use crate::device::Device;
+    use crate::device::memory::MemoryDevice;
+    use crate::sync::{Arc, Turn, take_turns};
+    use crate::{
+        AtimePolicy, BackgroundMode, CreateOptions, Error, File, OpenFlags, Volume, VolumeOptions,
+    };
+    use std::cell::RefCell;
+
+    /// More in each part of the table than that should hold.
+    const FILES: u32 = 160;
+
+    thread_local! {
+        /// Before which lock the files are opened, and the files.
+        static PLAN: RefCell<Option<(Volume, u32, Vec<File>)>> = const { RefCell::new(None) };
+    }
+
+    fn open_all(volume: &Volume) -> Vec<File> {
+        let open = |number| volume.open_file(format!("/{number}"), OpenFlags::READ).expect("open");
+        (0..FILES).map(open).collect()
+    }
+
+    fn come_to(turn: Turn) {
+        let Some((volume, locks, mut files)) = PLAN.take() else { return };
+        assert_eq!(turn, Turn::Locks, "nobody has what it wants");
+        if locks == 1 {
+            files = open_all(&volume);
+        }
+        PLAN.set(Some((volume, locks.saturating_sub(1), files)));
+    }
+
+    /// Logging the time of a read may wait for room in the log. Whoever may not wait leaves that to others, also where memory gets too many
+    /// inodes while he looks.
+    #[test]
+    fn a_read_that_must_not_wait_logs_no_time() {
+        let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(32 << 20));
+        Volume::format_device(&device, &CreateOptions::default()).expect("format");
+        let open_volume = || {
+            let options = VolumeOptions {
+                background: BackgroundMode::Manual,
+                memory_bytes: Some(1 << 20),
+                atime: AtimePolicy::Strict,
+                ..VolumeOptions::default()
+            };
+            Volume::open_device(device.clone(), options).expect("open")
+        };
+        let volume = open_volume();
+        for number in 0..FILES {
+            volume.open_file(format!("/{number}"), OpenFlags::CREATE).expect("create");
+        }
+        let file = volume.open_file("/0", OpenFlags::READ_WRITE).expect("open");
+        file.write_at(0, b"x").expect("write");
+        volume.close().expect("close");
+        drop((file, volume));
+        let mut refused = 0;
+        for locks in 1..30 {
+            let volume = open_volume();
+            let file = volume.open_file("/0", OpenFlags::READ).expect("open");
+            file.read_at(0, &mut [0]).expect("read");
+            volume.checkpoint().expect("checkpoint");
+            let before = volume.last_lsn();
+            PLAN.set(Some((volume.clone(), locks, Vec::new())));
+            take_turns(Some(come_to));
+            let read = file.read_at_nowait(0, &mut [0]);
+            take_turns(None);
+            drop(PLAN.take());
+            assert_eq!(volume.last_lsn(), before, "before lock {locks}");
+            refused += u32::from(read == Err(Error::WouldBlock));
+        }
+        assert!(refused > 0, "it looks whether there are too many");
     }
 }

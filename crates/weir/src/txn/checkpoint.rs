@@ -530,8 +530,8 @@ impl Engine {
             Err(error) => return Err(error),
         }
         match result {
-            // Settling gave log space back.
-            Err(Error::WouldBlock) if some_done => Ok(()),
+            // Settling gave log space back; or a barrier was raised, which has its room first.
+            Err(Error::WouldBlock) if some_done || self.log.has_open_chain() => Ok(()),
             Err(Error::WouldBlock) => {
                 inodes.clear();
                 Ok(())
@@ -705,8 +705,10 @@ pub fn loaded_tree(stored: &crate::format::root::TreeRoot) -> TreeRoot {
 mod tests {
     use crate::background::LogShortage;
     use crate::sync::atomic::Ordering;
+    use crate::sync::{Turn, take_turns};
     use crate::txn::volume_with_a_file;
-    use crate::{AllocateMode, BackgroundWork, Error};
+    use crate::{AllocateMode, BackgroundWork, Error, File};
+    use std::cell::RefCell;
 
     /// Who brings a page home commits that, and then tells that the log need not keep it any more: a checkpoint can freeze between
     /// the two, and then covers all there is and keeps the log.
@@ -803,5 +805,35 @@ mod tests {
         let late = engine.checkpointer.goal();
         engine.skip_checkpoint(waits);
         assert!(engine.checkpointer.completed() < late);
+    }
+
+    thread_local! {
+        static WATCHED: RefCell<Option<File>> = const { RefCell::new(None) };
+    }
+
+    fn look_whether_all_is_paid(_: Turn) {
+        let Some(file) = WATCHED.take() else { return };
+        let engine = file.engine();
+        if engine.store.obligations.oldest().is_none() {
+            assert_eq!(engine.dirty_pages.load(Ordering::Acquire), 0);
+            assert_eq!(engine.alloc.totals().reserved_blocks, 0);
+        }
+        WATCHED.set(Some(file));
+    }
+
+    /// Who waits for an empty log waits until nothing is owed, and takes all pages for paid then.
+    #[test]
+    fn pages_that_are_cut_are_paid_before_they_are_not_owed_any_more() {
+        let (_volume, file) = volume_with_a_file();
+        file.write_at(0, &vec![7; 12_000]).expect("write");
+        file.fsync().expect("fsync");
+        assert!(file.engine().store.obligations.oldest().is_some());
+        WATCHED.set(Some(file.clone()));
+        take_turns(Some(look_whether_all_is_paid));
+        let cut = file.truncate(0);
+        take_turns(None);
+        WATCHED.set(None);
+        assert_eq!(cut, Ok(()));
+        assert_eq!(file.engine().store.obligations.oldest(), None);
     }
 }
