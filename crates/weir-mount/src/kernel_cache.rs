@@ -20,11 +20,16 @@ pub(crate) struct FuserKernelCache {
     notifier: fuser::Notifier,
     /// For notifications that `fuser` does not know; `None` where the descriptor could not be copied.
     connection: Option<OwnedFd>,
+    keeps_sizes: bool,
 }
 
 impl FuserKernelCache {
-    pub(crate) fn new(notifier: fuser::Notifier, connection: Option<OwnedFd>) -> Self {
-        Self { notifier, connection }
+    pub(crate) fn new(
+        notifier: fuser::Notifier,
+        connection: Option<OwnedFd>,
+        keeps_sizes: bool,
+    ) -> Self {
+        Self { notifier, connection, keeps_sizes }
     }
 }
 
@@ -44,6 +49,9 @@ impl KernelCache for FuserKernelCache {
         // The kernel takes a notification whole or refuses it, with this error if it does not know what it is. Whatever else is
         // wrong, such as a lack of memory, may be over the next time.
         rustix::io::write(connection, &message) != Err(rustix::io::Errno::INVAL)
+    }
+    fn keeps_sizes(&self) -> bool {
+        self.keeps_sizes
     }
 }
 

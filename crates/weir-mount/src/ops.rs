@@ -147,6 +147,10 @@ pub trait KernelCache: Send + Sync {
     /// Asks the kernel to forget those of `inodes` that nobody uses; [`FileSystemOps::forget`] says of which it did. False: this
     /// kernel cannot be asked.
     fn forget(&self, inodes: &[u64]) -> bool;
+    /// Whether the kernel goes by its own size of a file that it knows, whatever it is told (`writeback_cache`).
+    fn keeps_sizes(&self) -> bool {
+        false
+    }
 }
 
 /// What a command of [`crate::ioctl`] is about.

@@ -10,12 +10,13 @@
 //! The kernel did not ask for these changes, so it must be told: before, so that dirty pages it holds (stored through a mapping,
 //! or kept by `writeback_cache`) do not come later than what the batch writes; after, so that it forgets what was.
 
-use std::collections::BTreeSet;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock, Weak};
 
-use weir::Batch;
+use weir::{Attr, Batch};
 
 use super::WeirFs;
 use crate::acl;
@@ -94,6 +95,32 @@ impl Touched {
     }
 }
 
+/// How large the files that `steps` write to are before and after, of those that `attributes` says something of.
+fn sizes_after(
+    steps: &[Step],
+    attributes: impl Fn(u64) -> Option<Attr>,
+) -> BTreeMap<u64, (u64, u64)> {
+    let mut sizes = BTreeMap::new();
+    for step in steps {
+        let (ino, end, is_cut) = match step {
+            Step::Write { ino: Node::Ino(ino), offset, data } if !data.is_empty() => {
+                (*ino, offset.saturating_add(data.len() as u64), false)
+            }
+            Step::Truncate { ino: Node::Ino(ino), size_bytes } => (*ino, *size_bytes, true),
+            _ => continue,
+        };
+        let known = match sizes.entry(ino) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(place) => match attributes(ino) {
+                Some(attr) => place.insert((attr.size_bytes, attr.size_bytes)),
+                None => continue,
+            },
+        };
+        known.1 = if is_cut { end } else { known.1.max(end) };
+    }
+    sizes
+}
+
 /// Records `steps` for the engine.
 fn record(batch: &mut Batch, steps: &[Step]) -> weir::Result<()> {
     let mut made = Vec::new();
@@ -146,6 +173,9 @@ impl WeirFs {
         if let Some(kernel) = &kernel {
             touched.content.iter().for_each(|ino| kernel.content_changed(*ino));
         }
+        if kernel.as_ref().is_some_and(|kernel| kernel.keeps_sizes()) {
+            self.refuse_sizes(steps)?;
+        }
         self.refuse_lists(&touched)?;
         for (dir, name) in &touched.names {
             // What loses or gains a name has other attributes then.
@@ -175,6 +205,16 @@ impl WeirFs {
             tell(&**kernel, &touched);
         }
         self.check(committed)
+    }
+
+    /// Where the kernel goes by its own size of a file, it would show nothing of what a batch adds, and append over it.
+    fn refuse_sizes(&self, steps: &[Step]) -> OpResult<()> {
+        let sizes = sizes_after(steps, |ino| {
+            // Of what is not there the commit says so.
+            self.inodes.knows(ino).then(|| self.volume.getattr(ino).ok()).flatten()
+        });
+        let is_kept = sizes.values().all(|(before, after)| before == after);
+        if is_kept { Ok(()) } else { Err(Errno::EOPNOTSUPP) }
     }
 
     /// Access control lists are attributes, which batches do not change: a step that would have to is refused.
