@@ -50,6 +50,10 @@ impl KernelCache for FuserKernelCache {
         // wrong, such as a lack of memory, may be over the next time.
         rustix::io::write(connection, &message) != Err(rustix::io::Errno::INVAL)
     }
+    fn grown(&self, ino: u64, size_bytes: u64, last: u8) {
+        // Only what brings a byte moves the end.
+        let _ = self.notifier.store(INodeNo(ino), size_bytes.saturating_sub(1), &[last]);
+    }
     fn keeps_sizes(&self) -> bool {
         self.keeps_sizes
     }
