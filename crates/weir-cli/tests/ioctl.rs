@@ -310,6 +310,65 @@ fn a_batch_of_many_portions_is_seen_at_once_by_programs_that_had_looked_before_a
     done(&["fsck", &bench.volume()]);
 }
 
+/// The kernel appends where it takes the end to be, and does not ask.
+#[test]
+fn who_appends_after_a_batch_does_so_behind_what_it_has_added() {
+    for transport in ["io_uring", "no_io_uring"] {
+        let Some(bench) = Bench::mounted(&["-o", transport]) else { return };
+        let table = file(&bench, "table");
+        let mut log = OpenOptions::new().append(true).create(true).open(bench.at("log")).unwrap();
+        let mut expected = Vec::new();
+        for round in 0..5_usize {
+            log.write_all(b"appended,").unwrap();
+            expected.extend_from_slice(b"appended,");
+            let added = vec![b'a' + round as u8; [1, 4087, 5, 8192, 100_000][round]];
+            let mut batch = client::Batch::begin(&table).unwrap();
+            batch.write(ino(&log), expected.len() as u64, &added).unwrap();
+            batch.commit(false).unwrap();
+            expected.extend_from_slice(&added);
+        }
+        log.write_all(b"end").unwrap();
+        expected.extend_from_slice(b"end");
+        assert!(fs::read(bench.at("log")).unwrap() == expected);
+        drop((table, log));
+        bench.unmount();
+    }
+}
+
+/// With `writeback_cache` the kernel appended over what a batch had added, since it goes by its own size of a file.
+#[test]
+fn a_batch_that_changes_a_size_which_the_kernel_keeps_is_refused() {
+    let Some(bench) = Bench::mounted(&["-o", "writeback_cache"]) else { return };
+    let root = File::open(bench.dir()).unwrap();
+    let mut table = file(&bench, "table");
+    table.write_all(b"one,").unwrap();
+    let commit = |record: &dyn Fn(&mut client::Batch<'_>) -> io::Result<()>| {
+        let mut batch = client::Batch::begin(&table).unwrap();
+        record(&mut batch).unwrap();
+        batch.commit(true)
+    };
+    let table_ino = ino(&table);
+    for size in [2, 100] {
+        let cut = commit(&|batch| batch.truncate(table_ino, size));
+        assert_eq!(refused_with(cut), libc::EOPNOTSUPP, "{size}");
+    }
+    let longer = commit(&|batch| batch.write(table_ino, 4, b"two,"));
+    assert_eq!(refused_with(longer), libc::EOPNOTSUPP);
+    commit(&|batch| {
+        batch.truncate(table_ino, 0)?;
+        batch.write(table_ino, 0, b"ONE,")?;
+        let new = batch.make(ino(&root), b"new", libc::S_IFREG | 0o644)?;
+        batch.write(new, 0, b"of any size")
+    })
+    .unwrap();
+    assert_eq!(fs::read(bench.at("new")).unwrap(), b"of any size");
+    let mut end = OpenOptions::new().append(true).open(bench.at("table")).unwrap();
+    end.write_all(b"two,").unwrap();
+    assert_eq!(fs::read(bench.at("table")).unwrap(), b"ONE,two,");
+    drop((root, table, end));
+    bench.unmount();
+}
+
 #[test]
 fn a_batch_that_fails_changes_nothing_and_one_that_is_not_committed_is_forgotten() {
     let Some(bench) = Bench::mounted(&[]) else { return };

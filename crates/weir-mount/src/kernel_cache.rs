@@ -20,11 +20,16 @@ pub(crate) struct FuserKernelCache {
     notifier: fuser::Notifier,
     /// For notifications that `fuser` does not know; `None` where the descriptor could not be copied.
     connection: Option<OwnedFd>,
+    keeps_sizes: bool,
 }
 
 impl FuserKernelCache {
-    pub(crate) fn new(notifier: fuser::Notifier, connection: Option<OwnedFd>) -> Self {
-        Self { notifier, connection }
+    pub(crate) fn new(
+        notifier: fuser::Notifier,
+        connection: Option<OwnedFd>,
+        keeps_sizes: bool,
+    ) -> Self {
+        Self { notifier, connection, keeps_sizes }
     }
 }
 
@@ -44,6 +49,13 @@ impl KernelCache for FuserKernelCache {
         // The kernel takes a notification whole or refuses it, with this error if it does not know what it is. Whatever else is
         // wrong, such as a lack of memory, may be over the next time.
         rustix::io::write(connection, &message) != Err(rustix::io::Errno::INVAL)
+    }
+    fn grown(&self, ino: u64, size_bytes: u64, last: u8) {
+        // Only what brings a byte moves the end.
+        let _ = self.notifier.store(INodeNo(ino), size_bytes.saturating_sub(1), &[last]);
+    }
+    fn keeps_sizes(&self) -> bool {
+        self.keeps_sizes
     }
 }
 

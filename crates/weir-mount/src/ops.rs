@@ -147,6 +147,12 @@ pub trait KernelCache: Send + Sync {
     /// Asks the kernel to forget those of `inodes` that nobody uses; [`FileSystemOps::forget`] says of which it did. False: this
     /// kernel cannot be asked.
     fn forget(&self, inodes: &[u64]) -> bool;
+    /// A file has become longer, and ends with `last`. (That its attributes have changed does not move the end at which the kernel appends.)
+    fn grown(&self, _ino: u64, _size_bytes: u64, _last: u8) {}
+    /// Whether the kernel goes by its own size of a file that it knows, whatever it is told (`writeback_cache`).
+    fn keeps_sizes(&self) -> bool {
+        false
+    }
 }
 
 /// What a command of [`crate::ioctl`] is about.

@@ -81,7 +81,11 @@ pub fn mount(
     match mounted {
         Ok((inner, device)) => {
             mount_point::set_read_ahead(&device, options.transport.max_write_bytes);
-            let kernel = Arc::new(FuserKernelCache::new(inner.notifier(), for_notes.ok()));
+            let kernel = Arc::new(FuserKernelCache::new(
+                inner.notifier(),
+                for_notes.ok(),
+                transport_options.writeback_cache,
+            ));
             let weak: Weak<FuserKernelCache> = Arc::downgrade(&kernel);
             served.mounted(weak);
             let controller = Controller { dir, device };

@@ -918,3 +918,38 @@ fn what_only_takes_away_works_on_a_full_volume() {
     assert_eq!((first.size(), second.size()), (0, 8192));
     assert!(contents(&second) == pattern(1, MIB as usize)[..8192]);
 }
+
+/// As calls: that a name exists is found before there is no room for another one.
+#[test]
+fn what_is_wrong_with_a_step_is_told_on_a_full_volume_too() {
+    let volume = open(&formatted(16 * MIB, 64), manual(2 * MIB));
+    let file = create(&volume, "/f");
+    volume.create_dir("/d", 0o755).expect("a directory");
+    let dir = volume.metadata("/d").expect("attributes").ino;
+    while file.append(&pattern(2, 4096)).is_ok() {}
+    let new = NewInode::new(FileType::Regular, 0o644);
+    assert_eq!(volume.make(dir, b"x", &new), Err(Error::NoSpace));
+    let refused = |record: &dyn Fn(&mut Batch)| {
+        let mut batch = volume.batch();
+        record(&mut batch);
+        let failed = batch.commit_relaxed().expect_err("there is no room at least");
+        (failed.step.map(|step| step.number), failed.error)
+    };
+    let make = |batch: &mut Batch, dir: u64, name: &[u8]| {
+        batch.create_file(dir, name, &new).expect("recorded");
+    };
+    assert_eq!(refused(&|batch| make(batch, dir, b"x")), (None, Error::NoSpace));
+    assert_eq!(refused(&|batch| make(batch, Volume::ROOT, b"f")), (Some(0), Error::Exists));
+    assert_eq!(refused(&|batch| make(batch, file.ino(), b"x")), (Some(0), Error::NotDirectory));
+    let into_dir = |batch: &mut Batch| {
+        make(batch, dir, b"x");
+        batch.write_inode(dir, 0, b"no file").expect("recorded");
+    };
+    assert_eq!(refused(&into_dir), (Some(1), Error::IsDirectory));
+    let empty_dir = |batch: &mut Batch| {
+        make(batch, dir, b"x");
+        batch.rmdir(Volume::ROOT, b"d").expect("recorded");
+    };
+    assert_eq!(refused(&empty_dir), (Some(1), Error::NotEmpty));
+    assert_eq!(names(&volume, "/d"), Vec::<Vec<u8>>::new());
+}

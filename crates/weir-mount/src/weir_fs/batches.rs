@@ -10,7 +10,8 @@
 //! The kernel did not ask for these changes, so it must be told: before, so that dirty pages it holds (stored through a mapping,
 //! or kept by `writeback_cache`) do not come later than what the batch writes; after, so that it forgets what was.
 
-use std::collections::BTreeSet;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock, Weak};
@@ -94,6 +95,49 @@ impl Touched {
     }
 }
 
+/// Of inodes: how large they are before and after.
+type Sizes = BTreeMap<u64, (u64, u64)>;
+
+/// How large the files that `steps` write to are before and after, of those whose size is `known`.
+fn sizes_after(steps: &[Step], known: impl Fn(u64) -> Option<u64>) -> Sizes {
+    let mut sizes = Sizes::new();
+    for step in steps {
+        let (ino, end, is_cut) = match step {
+            Step::Write { ino: Node::Ino(ino), offset, data } if !data.is_empty() => {
+                (*ino, offset.saturating_add(data.len() as u64), false)
+            }
+            Step::Truncate { ino: Node::Ino(ino), size_bytes } => (*ino, *size_bytes, true),
+            _ => continue,
+        };
+        let size = match sizes.entry(ino) {
+            Entry::Occupied(size) => size.into_mut(),
+            Entry::Vacant(place) => match known(ino) {
+                Some(size) => place.insert((size, size)),
+                None => continue,
+            },
+        };
+        size.1 = if is_cut { end } else { size.1.max(end) };
+    }
+    sizes
+}
+
+/// What `steps` make of the byte at `place` of file `ino`, which had ended before.
+fn new_byte(steps: &[Step], ino: u64, place: u64) -> u8 {
+    let node = Node::Ino(ino);
+    let mut byte = 0;
+    for step in steps {
+        match step {
+            Step::Write { ino, offset, data } if *ino == node => {
+                let at = place.checked_sub(*offset).and_then(|at| usize::try_from(at).ok());
+                byte = at.and_then(|at| data.get(at)).copied().unwrap_or(byte);
+            }
+            Step::Truncate { ino, size_bytes } if *ino == node && *size_bytes <= place => byte = 0,
+            _ => {}
+        }
+    }
+    byte
+}
+
 /// Records `steps` for the engine.
 fn record(batch: &mut Batch, steps: &[Step]) -> weir::Result<()> {
     let mut made = Vec::new();
@@ -146,6 +190,12 @@ impl WeirFs {
         if let Some(kernel) = &kernel {
             touched.content.iter().for_each(|ino| kernel.content_changed(*ino));
         }
+        let sizes = self.known_sizes(steps);
+        if kernel.as_ref().is_some_and(|kernel| kernel.keeps_sizes())
+            && sizes.values().any(|(before, after)| before != after)
+        {
+            return Err(Errno::EOPNOTSUPP);
+        }
         self.refuse_lists(&touched)?;
         for (dir, name) in &touched.names {
             // What loses or gains a name has other attributes then.
@@ -170,11 +220,23 @@ impl WeirFs {
         for facts in &changing {
             facts.changes();
         }
-        // After an error too: privileges may have ended.
         if let Some(kernel) = &kernel {
+            if committed.is_ok() {
+                tell_of_growth(&**kernel, steps, &sizes);
+            }
+            // After an error too: privileges may have ended.
             tell(&**kernel, &touched);
         }
         self.check(committed)
+    }
+
+    /// How large the files are that `steps` write to and the kernel knows, before and after.
+    fn known_sizes(&self, steps: &[Step]) -> Sizes {
+        sizes_after(steps, |ino| {
+            // Of what is not there the commit says so.
+            let attr = self.inodes.knows(ino).then(|| self.volume.getattr(ino).ok()).flatten()?;
+            Some(attr.size_bytes)
+        })
     }
 
     /// Access control lists are attributes, which batches do not change: a step that would have to is refused.
@@ -240,6 +302,15 @@ fn may_batch(target: ControlTarget) -> OpResult<()> {
     if caller.suffices(own, is_owner) { Ok(()) } else { Err(Errno::EPERM) }
 }
 
+/// Who appends through the kernel does so where that takes the end to be, without asking.
+fn tell_of_growth(kernel: &dyn KernelCache, steps: &[Step], sizes: &Sizes) {
+    for (&ino, &(before, after)) in sizes {
+        if after > before {
+            kernel.grown(ino, after, new_byte(steps, ino, after - 1));
+        }
+    }
+}
+
 fn tell(kernel: &dyn KernelCache, touched: &Touched) {
     touched.content.iter().for_each(|ino| kernel.content_changed(*ino));
     touched.names.iter().for_each(|(dir, name)| kernel.name_changed(*dir, name));
@@ -295,6 +366,24 @@ mod tests {
             names: [(1, b"d".to_vec()), (2, b"a".to_vec())].into(),
         };
         assert_eq!(Touched::of(&steps), expected);
+    }
+
+    #[test]
+    fn the_last_byte_is_what_the_steps_make_of_it_in_their_order() {
+        let ino = Node::Ino(5);
+        let write = |offset, data: &[u8]| Step::Write { ino, offset, data: data.to_vec() };
+        let cut = |size_bytes| Step::Truncate { ino, size_bytes };
+        let other = Step::Write { ino: Node::Ino(6), offset: 0, data: vec![9; 100] };
+        let cases = [
+            (vec![write(10, &[1, 2, 3]), write(11, &[4]), other], 13, 3),
+            (vec![write(10, &[1, 2, 3]), cut(12)], 12, 2),
+            (vec![write(10, &[1, 2, 3]), cut(12), cut(13)], 13, 0),
+            (vec![write(10, &[1, 2, 3]), write(9, &[5; 9]), cut(13)], 13, 5),
+        ];
+        for (steps, size, byte) in cases {
+            assert_eq!(sizes_after(&steps, |ino| (ino == 5).then_some(8)), [(5, (8, size))].into());
+            assert_eq!(new_byte(&steps, 5, size - 1), byte, "{steps:?}");
+        }
     }
 
     #[test]

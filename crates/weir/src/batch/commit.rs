@@ -121,9 +121,10 @@ impl Engine {
         if logged_pages > 0 {
             self.delay_for_log(logged_pages);
         }
-        let mut held = Held::for_pages(self, pages)?;
-        // Besides what is held for pages.
-        let names_room = self.keep_names_room(batch)?;
+        let (mut held, names_room) = match self.keep_room(batch, pages) {
+            Err(Error::NoSpace) => return Err(self.refusal_without_room(batch)),
+            kept => kept?,
+        };
         if way != Way::Log {
             write_whole_pages(batch, &mut held)?;
         }
@@ -143,6 +144,39 @@ impl Engine {
                 }
             }
         }
+    }
+
+    /// Room for its data, and besides for its names.
+    fn keep_room(&self, batch: &Batch, pages: Pages) -> Result<(Held<'_>, NamesRoom<'_>)> {
+        let held = Held::for_pages(self, pages)?;
+        let names_room = self.keep_names_room(batch)?;
+        Ok((held, names_room))
+    }
+
+    /// Why `batch` fails for which there is no room: as with single calls, what is wrong with a step comes first.
+    fn refusal_without_room(&self, batch: &Batch) -> BatchError {
+        let _newborn = match self.newborn(batch) {
+            Ok(newborn) => newborn,
+            Err(error) => return error.into(),
+        };
+        let mut directories = plan::directories(batch);
+        loop {
+            let parents = self.parents(&directories);
+            let locked: BTreeSet<u64> = parents.iter().map(|inode| inode.number).collect();
+            let _tree = (!parents.is_empty()).then(|| self.tree_lock.lock());
+            let _directories: Vec<_> = parents.iter().map(|inode| inode.ops.lock()).collect();
+            match plan::plan(self, batch, &locked, self.now()) {
+                Ok(_) => return Error::NoSpace.into(),
+                Err(Unplanned::Failed(error)) => return error,
+                Err(Unplanned::NeedsLocks(missed)) => directories.extend(missed),
+            }
+        }
+    }
+
+    /// Those of `directories` that are there. What cannot be found, or is something else, the plan refuses when it comes to the step that
+    /// names it.
+    fn parents(&self, directories: &BTreeSet<u64>) -> Vec<Arc<Inode>> {
+        directories.iter().filter_map(|number| self.directory(*number).ok()).collect()
     }
 
     /// Room for the names that `batch` makes and moves: as if each came alone, or what all of them are to the next checkpoint, if that is
@@ -182,9 +216,7 @@ impl Engine {
         directories: &BTreeSet<u64>,
         (held, way): (&mut Held<'_>, Way),
     ) -> Result<Attempt<(Lsn, u64, Vec<Arc<Inode>>)>, BatchError> {
-        // What cannot be found, or is something else, the plan refuses when it comes to the step that names it.
-        let parents: Vec<_> =
-            directories.iter().filter_map(|number| self.directory(*number).ok()).collect();
+        let parents = self.parents(directories);
         let locked: BTreeSet<u64> = parents.iter().map(|inode| inode.number).collect();
         let files: Vec<_> = batch.patches.keys().filter_map(|ino| self.regular(*ino)).collect();
         let _tree = (!parents.is_empty()).then(|| self.tree_lock.lock());

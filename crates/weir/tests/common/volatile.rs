@@ -53,11 +53,14 @@ impl Volatile {
     pub fn after_crash_with(&self, mut kept_bytes: impl FnMut(&[u8]) -> usize) -> Arc<dyn Device> {
         let copy = MemoryDevice::new(self.size_bytes);
         let mut bytes = AlignedBuf::zeroed(self.size_bytes as usize);
+        // At one moment, though others write and flush.
+        let pending = self.pending.lock().expect("lock");
         self.inner.read(0, &mut [&mut bytes], IoClass::SyncRead).expect("read");
-        for (offset, data) in self.pending.lock().expect("lock").iter() {
+        for (offset, data) in pending.iter() {
             let keep = kept_bytes(data);
             bytes[*offset as usize..*offset as usize + keep].copy_from_slice(&data[..keep]);
         }
+        drop(pending);
         for (index, part) in bytes.chunks(1 << 20).enumerate() {
             copy.write((index as u64) << 20, &[part], IoClass::Log, false).expect("write");
         }
@@ -76,9 +79,9 @@ impl Device for Volatile {
         DeviceInfo { volatile_cache: true, fua: self.fua, ..self.inner.info() }
     }
     fn read(&self, offset: u64, buffers: &mut [&mut [u8]], class: IoClass) -> DeviceResult<()> {
-        self.inner.read(offset, buffers, class)?;
         // What was written is read back, durable or not.
         let pending = self.pending.lock().expect("lock");
+        self.inner.read(offset, buffers, class)?;
         let mut at = offset;
         for buffer in buffers {
             for (start, data) in pending.iter() {
@@ -103,7 +106,8 @@ impl Device for Volatile {
         Ok(())
     }
     fn flush(&self) -> DeviceResult<()> {
-        for (offset, data) in std::mem::take(&mut *self.pending.lock().expect("lock")) {
+        let mut pending = self.pending.lock().expect("lock");
+        for (offset, data) in std::mem::take(&mut *pending) {
             self.inner.write(offset, &[&aligned(&data)], IoClass::Log, false)?;
         }
         self.inner.flush()

@@ -18,7 +18,7 @@ use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::thread;
 use shuttle::{Config, Runner};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use weir::device::Device;
 use weir::device::memory::MemoryDevice;
 use weir::dirty_list::DirtyList;
@@ -586,6 +586,79 @@ fn batches_renames_and_writers_of_the_same_files_end() {
         let bytes = contents(&second);
         assert_eq!(bytes.len(), 2 * PAGE);
         assert!(bytes.iter().all(|byte| *byte == bytes[0]));
+    });
+}
+
+/// They lock the same directories and files, and name them in opposite order; one needs the lock of a directory that it hears of only when it
+/// looks. Each happens as a whole, or not at all.
+#[test]
+fn batches_that_name_the_same_inodes_in_opposite_order_end() {
+    explore(|| {
+        let device = device();
+        let volume = open(&device);
+        let paths = ["/d", "/e"];
+        let dirs = paths.map(|dir| {
+            volume.create_dir(dir, 0o755).expect("directory");
+            volume.open_file(format!("{dir}/t"), OpenFlags::CREATE).expect("create");
+            volume.resolve(dir, true).expect("directory")
+        });
+        let turning =
+            || paths.map(|dir| volume.resolve(format!("{dir}/t"), true).expect("always there"));
+        let before = turning();
+        volume.create_dir("/e/sub", 0o755).expect("directory");
+        let sub = volume.resolve("/e/sub", true).expect("directory");
+        let files =
+            ["/f", "/g"].map(|path| volume.open_file(path, OpenFlags::CREATE).expect("create"));
+        let failures = Arc::new(AtomicUsize::new(0));
+        let mut bodies: Vec<Box<dyn FnOnce() + Send>> = vec![background(&volume, 4)];
+        for one in 0..2_usize {
+            let (volume, files, failures) = (volume.clone(), files.clone(), failures.clone());
+            bodies.push(Box::new(move || {
+                let (other, byte) = (1 - one, one as u8 + 1);
+                let mut batch = volume.batch();
+                batch.write_at(&files[one], 0, &[byte; PAGE + 50]).expect("recorded");
+                let exchange = RenameMode::Exchange;
+                batch.rename(dirs[one], b"t", dirs[other], b"t", exchange).expect("recorded");
+                batch.truncate(&files[other], 0).expect("recorded");
+                batch.write_at(&files[other], 0, &[byte; 39]).expect("recorded");
+                if one == 0 {
+                    batch.rmdir(dirs[1], b"sub").expect("recorded");
+                }
+                match batch.commit_relaxed().map_err(|failed| failed.error) {
+                    Err(Error::NotEmpty) if one == 0 => {
+                        failures.fetch_add(1, Ordering::Relaxed);
+                    }
+                    committed => drop(committed.expect("commit")),
+                }
+            }));
+        }
+        let (other, file) = (volume.clone(), files[1].clone());
+        let made = Arc::new(AtomicUsize::new(0));
+        let makes = made.clone();
+        bodies.push(Box::new(move || {
+            let new = NewInode::new(FileType::Regular, 0o644);
+            match other.make(sub, b"x", &new) {
+                Err(Error::NotFound) => {}
+                made => {
+                    drop(made.expect("make"));
+                    makes.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+            file.fsync().expect("fsync");
+        }));
+        all(bodies);
+        let failures = failures.load(Ordering::Relaxed);
+        assert_eq!(made.load(Ordering::Relaxed), failures, "a file keeps its directory");
+        let [d, e] = before;
+        assert_eq!(turning(), if failures == 0 { [d, e] } else { [e, d] });
+        let found = files.each_ref().map(contents);
+        let first_is_last = found[0].len() > found[1].len();
+        let expected = if first_is_last {
+            [vec![1; PAGE + 50], vec![1; 39]]
+        } else {
+            [vec![2; 39], vec![2; PAGE + 50]]
+        };
+        assert!(found == expected && !(first_is_last && failures > 0));
     });
 }
 
