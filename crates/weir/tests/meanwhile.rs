@@ -166,3 +166,81 @@ fn a_sync_makes_the_size_durable_also_if_others_write_all_the_time() {
     let after = open(&device.after_crash(1), manual(8 * MIB));
     assert_eq!(after.metadata("/f").expect("it is there").size_bytes, size);
 }
+
+/// As above, and somebody cuts the file meanwhile: what it reached when the sync began is nobody's promise any more.
+#[test]
+fn a_sync_does_not_bring_a_size_back_that_was_cut_off_meanwhile() {
+    const PAGES: usize = 40;
+    let device = Volatile::new(16 * MIB);
+    let dynamic: Arc<dyn Device> = device.clone();
+    format(&dynamic, 0);
+    let probe = Probe::new(dynamic);
+    let volume = Volume::open_device(probe.clone(), manual(8 * MIB)).expect("open");
+    let file = create(&volume, "/f");
+    let size = (PAGES as u64 + 1) * 4096;
+    file.write_all_at(0, &pattern(1, size as usize)).expect("write");
+    file.allocate(AllocateMode::PunchHole, size - 4096, 4096).expect("punch");
+    let goes_on = file.clone();
+    probe.amid_next_data_write(move || {
+        // Nothing on its way home is cut off. What makes the file longer again is too much for the log.
+        goes_on.truncate(size - 4096).expect("cut");
+        goes_on.write_all_at(100 * 4096, &pattern(2, PAGES * 4096)).expect("write");
+    });
+    file.fsync().expect("fsync");
+    assert!(probe.has_happened());
+    let after = open(&device.after_crash(1), manual(8 * MIB));
+    let found = after.metadata("/f").expect("it is there").size_bytes;
+    assert_eq!(found, size - 4096, "no write has made it longer");
+}
+
+/// What goes home for a barrier says no more of the size than where it ends itself.
+#[test]
+fn a_barrier_comes_behind_the_size_of_a_file_that_ends_in_a_hole() {
+    const PAGES: usize = 40;
+    let device = Volatile::new(16 * MIB);
+    let dynamic: Arc<dyn Device> = device.clone();
+    format(&dynamic, 0);
+    let volume = open(&dynamic, manual(8 * MIB));
+    let file = create(&volume, "/f");
+    volume.sync().expect("sync");
+    let size = (PAGES as u64 + 1) * 4096;
+    file.write_all_at(0, &pattern(1, size as usize)).expect("write");
+    file.allocate(AllocateMode::PunchHole, size - 4096, 4096).expect("punch");
+    volume.barrier().expect("barrier");
+    create(&volume, "/after");
+    volume.fsync_dir(Volume::ROOT).expect("fsync");
+    let after = open(&device.after_crash(1), manual(8 * MIB));
+    after.metadata("/after").expect("it was synced");
+    assert_eq!(after.metadata("/f").expect("it is there").size_bytes, size);
+}
+
+/// Pages that somebody else has taken are not dirty, and not in the log either.
+#[test]
+fn a_barrier_comes_behind_pages_that_are_on_their_way_home() {
+    const PAGES: usize = 8;
+    let device = Volatile::new(16 * MIB);
+    let dynamic: Arc<dyn Device> = device.clone();
+    format(&dynamic, 0);
+    let probe = Probe::new(dynamic);
+    let volume = Volume::open_device(probe.clone(), manual(8 * MIB)).expect("open");
+    let file = create(&volume, "/f");
+    // The log has the size.
+    file.write_all_at(0, &pattern(1, PAGES * 4096)).expect("write");
+    volume.checkpoint().expect("checkpoint");
+    file.write_all_at(0, &pattern(2, PAGES * 4096)).expect("write");
+    let (tells, told) = channel();
+    let (disk, raises) = (device.clone(), volume.clone());
+    probe.amid_next_data_write(move || {
+        raises.barrier().expect("barrier");
+        create(&raises, "/after");
+        let ticket = raises.fsync_dir_async(Volume::ROOT).expect("submit");
+        while raises.background_step(BackgroundWork::Frames).expect("the log goes on") {}
+        let found = found_after_a_crash(&disk, PAGES * 4096);
+        tells.send((ticket.poll(), found)).expect("the test waits for it");
+    });
+    while volume.background_step(BackgroundWork::Writeback).expect("writeback") {}
+    let (ended, found) = told.recv().expect("the pages went home");
+    assert_eq!((ended, found.map(|_| ())), (None, None), "what came after does not count yet");
+    volume.fsync_dir(Volume::ROOT).expect("fsync");
+    assert!(found_after_a_crash(&device, PAGES * 4096) == Some(pattern(2, PAGES * 4096)));
+}
