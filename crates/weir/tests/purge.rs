@@ -3,8 +3,9 @@
 mod common;
 
 use common::*;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 use weir::check::{CheckOptions, check_device};
 use weir::device::Device;
 use weir::*;
@@ -105,4 +106,42 @@ fn a_write_on_a_full_volume_does_not_fail_for_what_another_call_removed() {
     assert_eq!(refused, Some(Error::NoSpace));
     assert_eq!(volume.stats().purge_errors, 1, "it was tried in vain");
     assert_eq!(volume.background_step(BackgroundWork::Purge), Ok(false), "and once more");
+}
+
+/// A small file is purged by who removes it, or has it open last. Who needs its space meanwhile waits for that as for any other purge.
+#[test]
+fn a_write_on_a_full_volume_waits_for_what_another_call_is_removing() {
+    let (probe, device, volume) = volume_with_scattered_file();
+    let file = create(&volume, "/g");
+    for length in [1 << 20, 4096] {
+        let bytes = vec![1; length];
+        while file.append(&bytes).is_ok() {}
+    }
+    volume.checkpoint().expect("checkpoint");
+    while file.append(&[1; 4096]).is_ok() {}
+    drop((file, volume));
+    let volume = open(&device, manual(16 * MIB));
+    volume.metadata("/f").expect("stat");
+    let file = volume.open_file("/g", OpenFlags::READ_WRITE).expect("open");
+    while file.append(&[1; 4096]).is_ok() {}
+    let (tell, told) = mpsc::channel();
+    let (go_on, may_go_on) = mpsc::channel::<()>();
+    probe.amid_next_read(move || {
+        tell.send(()).expect("the test waits for it");
+        may_go_on.recv().expect("the test says so");
+    });
+    with_watchdog(60, || {
+        std::thread::scope(|scope| {
+            let removed = scope.spawn(|| volume.remove_file("/f"));
+            told.recv().expect("the purge reads what the file has");
+            let (answer, answered) = mpsc::channel();
+            let file = &file;
+            scope.spawn(move || answer.send(file.append(&vec![2; 800 * 4096]).map(drop)));
+            let early = answered.recv_timeout(Duration::from_millis(500));
+            go_on.send(()).expect("the purge waits for it");
+            assert_eq!(removed.join().expect("no panic"), Ok(()));
+            assert_eq!(early, Err(mpsc::RecvTimeoutError::Timeout), "it did not wait");
+            assert_eq!(answered.recv(), Ok(Ok(())));
+        });
+    });
 }

@@ -17,7 +17,7 @@ use crate::sync::Arc;
 use crate::sync::atomic::Ordering;
 use crate::txn::Op;
 use crate::types::FileType;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 /// Items that one step of a purge removes.
 const PURGE_ITEMS: usize = 64;
@@ -29,17 +29,55 @@ const INLINE_PURGE_BLOCKS: u64 = 4096;
 pub struct Purges {
     /// The next one first; what has failed goes to the end.
     waiting: VecDeque<Arc<Inode>>,
-    /// So many were taken and are not gone yet.
-    under_way: usize,
+    /// Purges that have begun so far: each has a number.
+    begun: u64,
+    /// Those of them that have not ended.
+    under_way: BTreeSet<u64>,
+    /// So many wait for some to end.
+    listeners: usize,
 }
 
-/// A purge from its beginning to its end, however it ends.
-struct UnderWay<'a>(&'a Engine);
+/// A purge from when nobody can use the inode any more to its end, however it ends.
+struct UnderWay<'a> {
+    engine: &'a Engine,
+    number: u64,
+}
+
+impl<'a> UnderWay<'a> {
+    fn begin(engine: &'a Engine, purges: &mut Purges) -> Self {
+        let number = purges.begun;
+        purges.begun += 1;
+        purges.under_way.insert(number);
+        Self { engine, number }
+    }
+}
 
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
-        self.0.purges.lock().under_way -= 1;
-        self.0.background.progress();
+        let mut purges = self.engine.purges.lock();
+        purges.under_way.remove(&self.number);
+        let is_heard = purges.listeners > 0;
+        drop(purges);
+        // Small files are removed all the time, and those who wait for other things need not look again each time.
+        if is_heard {
+            self.engine.background.progress();
+        }
+    }
+}
+
+/// Somebody who waits for purges.
+struct Listener<'a>(&'a Engine);
+
+impl<'a> Listener<'a> {
+    fn new(engine: &'a Engine) -> Self {
+        engine.purges.lock().listeners += 1;
+        Self(engine)
+    }
+}
+
+impl Drop for Listener<'_> {
+    fn drop(&mut self) {
+        self.0.purges.lock().listeners -= 1;
     }
 }
 
@@ -109,7 +147,7 @@ impl Engine {
     /// # Errors
     /// Why it failed, for the caller to count: the purge is tried again in the background, and by the next recovery.
     pub fn purge_if_unused(&self, inode: &Arc<Inode>) -> Result<()> {
-        {
+        let _under_way = {
             let mut meta = inode.meta.lock();
             if meta.item.links > 0
                 || meta.purged
@@ -120,7 +158,8 @@ impl Engine {
                 return Ok(());
             }
             meta.purged = true;
-        }
+            UnderWay::begin(self, &mut self.purges.lock())
+        };
         let most_blocks = self.options.purge_at_once_blocks.unwrap_or(INLINE_PURGE_BLOCKS);
         if inode.meta.lock().item.blocks > most_blocks {
             self.purges.lock().waiting.push_front(inode.clone());
@@ -150,8 +189,7 @@ impl Engine {
         let (inode, _under_way) = {
             let mut purges = self.purges.lock();
             let inode = purges.waiting.pop_front()?;
-            purges.under_way += 1;
-            (inode, UnderWay(self))
+            (inode, UnderWay::begin(self, &mut purges))
         };
         let result = self.purge(&inode);
         Some((inode, result))
@@ -174,6 +212,8 @@ impl Engine {
 
     /// Tries each inode that waits, once: those whose purge fails go to `failed`.
     fn purge_waiting(&self, failed: &mut Vec<Arc<Inode>>) -> Result<()> {
+        let _listener = Listener::new(self);
+        let mut end = None;
         loop {
             let moment = self.background.moment();
             if let Some((inode, result)) = self.purge_next() {
@@ -182,8 +222,16 @@ impl Engine {
                 }
                 continue;
             }
-            if self.purges.lock().under_way == 0 {
-                return Ok(());
+            {
+                let purges = self.purges.lock();
+                if !purges.waiting.is_empty() {
+                    continue;
+                }
+                // What was removed before has begun by now. Others may remove files without end: what begins later is not waited for.
+                let end = *end.get_or_insert(purges.begun);
+                if purges.under_way.first().is_none_or(|number| *number >= end) {
+                    return Ok(());
+                }
             }
             self.check_shutdown()?;
             self.await_others(moment);
@@ -231,5 +279,33 @@ impl Engine {
         self.dirty.remove(inode);
         self.inodes.remove(inode.number);
         Ok(())
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::UnderWay;
+    use crate::txn::volume_with_a_file;
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn who_waits_for_purges_does_not_wait_for_those_that_begin_later() {
+        let (_volume, file) = volume_with_a_file();
+        let engine = file.engine();
+        let begin = || UnderWay::begin(engine, &mut engine.purges.lock());
+        let mut under_way = begin();
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| engine.purge_all());
+            let began = Instant::now();
+            // One is always under way.
+            while !waits.is_finished() && began.elapsed() < Duration::from_secs(10) {
+                std::thread::sleep(Duration::from_micros(200));
+                under_way = begin();
+            }
+            let has_ended = waits.is_finished();
+            drop(under_way);
+            assert_eq!(waits.join().expect("no panic"), Ok(()));
+            assert!(has_ended, "it waited for what began later");
+        });
     }
 }

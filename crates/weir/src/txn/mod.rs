@@ -35,7 +35,7 @@ pub type Lsn = u64;
 
 /// A fresh volume in memory that does nothing by itself, and an empty file of it.
 #[cfg(all(test, not(feature = "shuttle")))]
-fn volume_with_a_file() -> (crate::Volume, crate::File) {
+pub(crate) fn volume_with_a_file() -> (crate::Volume, crate::File) {
     use crate::device::{Device, memory::MemoryDevice};
     use crate::{BackgroundMode, CreateOptions, OpenFlags, Volume, VolumeOptions};
     let device: crate::sync::Arc<dyn Device> = crate::sync::Arc::new(MemoryDevice::new(32 << 20));

@@ -23,6 +23,7 @@ pub struct Probe {
     pub failing_read: AtomicI64,
     /// Writes that have failed.
     pub failed_writes: AtomicU64,
+    amid_read: Mutex<Option<Happening>>,
     amid_page_read: Mutex<Option<Happening>>,
     amid_data_write: Mutex<Option<Happening>>,
     /// Amid the write of a block, after so many before.
@@ -52,6 +53,7 @@ impl Probe {
             failing_reads: AtomicU64::new(0),
             failing_read: AtomicI64::new(0),
             failed_writes: AtomicU64::new(0),
+            amid_read: Mutex::new(None),
             amid_page_read: Mutex::new(None),
             amid_data_write: Mutex::new(None),
             amid_block_write: Mutex::new(None),
@@ -69,6 +71,11 @@ impl Probe {
     /// From now on writes fail of which this is true, by offset and by what the first buffer begins with.
     pub fn refuse(&self, is_refused: impl Fn(u64, &[u8]) -> bool + Send + 'static) {
         *lock(&self.refused) = Some(Box::new(is_refused));
+    }
+
+    /// `happening` runs while the next read is under way, on the thread that reads.
+    pub fn amid_next_read(&self, happening: impl FnOnce() + Send + 'static) {
+        *lock(&self.amid_read) = Some(Box::new(happening));
     }
 
     /// `happening` runs while the next read of a single page is under way (nodes are larger), on the thread that reads.
@@ -93,7 +100,8 @@ impl Probe {
 
     /// Nothing is left to happen.
     pub fn has_happened(&self) -> bool {
-        lock(&self.amid_page_read).is_none()
+        lock(&self.amid_read).is_none()
+            && lock(&self.amid_page_read).is_none()
             && lock(&self.amid_data_write).is_none()
             && lock(&self.amid_block_write).is_none()
     }
@@ -211,6 +219,10 @@ impl Device for Probe {
     ) -> DeviceResult<()> {
         self.count(buffers.iter().map(|buffer| buffer.len() as u64).sum());
         let is_page = buffers.iter().map(|buffer| buffer.len()).sum::<usize>() == 4096;
+        let happening = lock(&self.amid_read).take();
+        if let Some(happening) = happening {
+            happening();
+        }
         let happening = is_page.then(|| lock(&self.amid_page_read).take()).flatten();
         if let Some(happening) = happening {
             happening();
