@@ -129,7 +129,7 @@ class Relaid:
         if rng.random() < 0.4 and self.epoch > 1:
             self.new_epoch_from += rng.randrange(len(self.frames) + 1)
         self.replay_epoch = rng.choice((0, self.epoch - 1)) if self.new_epoch_from > first else 0
-        self.chain_left = self.used = 0
+        self.chain_left = 0
 
     def _stored(self, frame):
         meta_blocks = frame.total_blocks - frame.payload_blocks
@@ -139,34 +139,28 @@ class Relaid:
     def lay(self):
         ring, rng = self.superblock.log_blocks, self.rng
         self.image.write(self.superblock.log_start_block, bytes(ring * BLOCK))
-        place = self.start
+        place, room = self.start, ring
         for number, frame in enumerate(self.frames):
             gap = rng.choice((1, 5, GAP_BLOCKS, GAP_BLOCKS + 1)) if rng.random() < 0.06 else 0
             at = place + gap
             if at + frame.total_blocks > ring:
                 at = rng.choice((0, 0, 0, 1, GAP_BLOCKS))
-            if self._would_lap(number, place, at, frame.total_blocks):
+            room -= (at - place) % ring + 2 * frame.total_blocks
+            if room < 0 or at + frame.total_blocks > ring:
                 break
             place = self._write(number, frame, at)
         self._write_superblocks()
-
-    def _would_lap(self, number, place, at, blocks) -> bool:
-        """Whether the ring has no room for this frame, and what may lie behind it."""
-        self.used = (self.used if number else 0) + (at - place) % self.superblock.log_blocks + 2 * blocks
-        return self.used + GAP_BLOCKS > self.superblock.log_blocks
 
     def _write(self, number, frame, at) -> int:
         """Returns where the next frame is to be looked for. Some frames are there twice."""
         meta = self._header(number, frame)
         self._put(meta, number, at)
-        first_digest, end = digest(meta), at + frame.total_blocks
-        self.prev_digest = first_digest
-        if self.rng.random() < 0.06 and end + frame.total_blocks < self.superblock.log_blocks:
+        end, self.prev_digest = at + frame.total_blocks, digest(meta)
+        if self.rng.random() < 0.06 and end + frame.total_blocks <= self.superblock.log_blocks:
             second = bytearray(meta)
             self._put(second, number, end)
             end += frame.total_blocks
-            self.used += frame.total_blocks
-            self.prev_digest = self.rng.choice((first_digest, digest(second)))
+            self.prev_digest = self.rng.choice((self.prev_digest, digest(second)))
         return end
 
     def _header(self, number, frame) -> bytearray:

@@ -1,5 +1,6 @@
 """What a mounted volume shows, in the form of items.py: facts by path."""
 
+import concurrent.futures
 import hashlib
 import os
 import stat
@@ -9,10 +10,18 @@ from volume import BLOCK
 
 READ_WHOLE_BYTES = 1 << 28  # of larger files only what SEEK_DATA finds
 CHUNK_BYTES = 1 << 20
+READERS = 8
 
 
 def walk(top) -> dict:
-    facts, known = {"/": describe(os.fsencode(top))}, {}
+    """Several files at a time, for the disk's sake."""
+    with concurrent.futures.ThreadPoolExecutor(READERS) as readers:
+        facts = {path: described.result() for path, described in submit_all(top, readers).items()}
+    return facts
+
+
+def submit_all(top, readers) -> dict:
+    facts, known = {"/": readers.submit(describe, os.fsencode(top))}, {}
     waiting = [(os.fsencode(top), b"/")]
     while waiting:
         directory, prefix = waiting.pop()
@@ -20,7 +29,7 @@ def walk(top) -> dict:
             for entry in entries:
                 number = entry.inode()
                 if number not in known:
-                    known[number] = describe(entry.path)
+                    known[number] = readers.submit(describe, entry.path)
                 path = prefix + entry.name
                 facts[path.decode("latin-1")] = known[number]
                 if entry.is_dir(follow_symlinks=False):

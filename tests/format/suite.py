@@ -20,6 +20,7 @@ The last line is "N passed, N failed"; the exit code is 0 only if all passed. Ne
 """
 
 import argparse
+import collections
 import os
 import random
 import shutil
@@ -40,8 +41,7 @@ from targets import TargetError, WeirTarget, run, say  # noqa: E402
 GOLDEN = os.path.join(HERE, "..", "..", "crates", "weir", "tests", "golden")
 GOLDEN_BYTES = 1 << 20
 SHOWN_CHARACTERS = 300
-# A mount counts what is not home twice, so blocks are compared only where the log is empty. Where
-# the engine recovers and a program has read since, access times are new.
+# Pages that the log holds and that are not home may have no block yet, or count twice.
 UNSETTLED = ("blocks",)
 
 # Kinds of volumes: arguments of `weir create`, and whether barriers make long batches.
@@ -132,9 +132,9 @@ class Suite:
                              f"root says {after.root.free_blocks}, {after.root.inode_count}")
         run(self.weir, "fsck", "--dry-run", volume)
 
-    def same_damaged(self, volume, reading, rng, count) -> dict:
-        """Copies of a volume with damaged logs. Returns how many were refused, and how many cut."""
-        ends = {"refused": 0, "cut": 0, "whole": 0}
+    def same_damaged(self, volume, reading, rng, count) -> str:
+        """Copies of a volume with damaged logs. Returns how they ended."""
+        ends = collections.Counter()
         for _ in range(count):
             copy, done = self.copy_of(volume), []
             read = reading
@@ -148,10 +148,9 @@ class Suite:
             except Difference as difference:
                 os.rename(copy, volume + ".damaged")
                 raise Difference(f"{difference}\n    damage: {'; '.join(done)}") from difference
-            kind = "refused" if found.error else "whole" if found.kept == len(reading.frames) else "cut"
-            ends[kind] += 1
+            ends[end_of(found, reading)] += 1
             os.unlink(copy)
-        return ends
+        return ", ".join(f"{number} {end}" for end, number in sorted(ends.items()))
 
     # --- cases
 
@@ -201,6 +200,14 @@ class Suite:
         self.same_recovered(volume, reading)
         os.unlink(volume)
         return f"{len(reading.paths)} paths, {len(reading.frames)} frames; damaged: {ends}"
+
+
+def end_of(damaged, whole) -> str:
+    if damaged.error:
+        return "refused"
+    if damaged.kept < len(damaged.frames):
+        return "unproven"
+    return "whole" if damaged.kept == len(whole.frames) else "shorter"
 
 
 def no_remarks(reading):
