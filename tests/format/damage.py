@@ -7,10 +7,11 @@ sooner, or the volume is refused.
 import os
 import struct
 
-from log import HOME, WROTE
+from log import expectations
 from volume import BLOCK, crc32c, digest, own_checksum
 
 GAP_BLOCKS = 192  # where frames are looked for behind a failed write
+GAPS = ((0, 1, 5, GAP_BLOCKS - 1, GAP_BLOCKS, GAP_BLOCKS + 1), (180, 4, 4, 2, 4, 1))
 
 
 class Image:
@@ -72,15 +73,18 @@ def cut_log(image, rng, frames):
 
 
 def hurt_data(image, rng, frames):
-    """A block that the last frames name, whose content proves them."""
-    named = []
-    for frame in frames[-12:]:
-        for kind, *fields in frame.records:
-            if kind == WROTE:
-                named += [fields[0] + place for place in range(len(fields[1]))]
-            elif kind == HOME:
-                named.append(fields[2])
-    return image.hurt(rng, rng.choice(named)) if named else hurt_frame(image, rng, frames)
+    """A block that proves frames of the tail, or did until a later one has said that it need not."""
+    durable = max(image.superblock.durable_lsn, *(frame.durable_lsn for frame in frames))
+    proofs = {}
+    for frame in frames:
+        if frame.last_lsn > durable:
+            for block, checksum in expectations(frame):
+                if checksum is not None or block in proofs:
+                    proofs[block] = checksum
+    void = [block for block, checksum in proofs.items() if checksum is None]
+    if not proofs:
+        return hurt_frame(image, rng, frames)
+    return image.hurt(rng, rng.choice(void if void and rng.random() < 0.5 else list(proofs)))
 
 
 def hurt_superblocks(image, rng, _frames):
@@ -94,7 +98,7 @@ def hurt_behind_the_end(image, rng, frames):
 
 
 KINDS = (hurt_frame, cut_log, hurt_data, hurt_superblocks, hurt_behind_the_end)
-WEIGHTS = (4, 2, 3, 1, 1)
+WEIGHTS = (4, 2, 6, 2, 1)
 
 
 def damage(path, reading, rng) -> str:
@@ -121,7 +125,7 @@ class Relaid:
         total = sum(frame.total_blocks for frame in self.frames)
         self.start = rng.choice((0, rng.randrange(ring - 8), max(0, ring - rng.randint(1, total))))
         self.prev_digest = self.first_prev_digest = rng.getrandbits(64)
-        self.durable_frames = rng.choice((0, 0, rng.randrange(len(self.frames)), len(self.frames) - 1))
+        self.durable_frames = rng.choice((0, 0, 0, rng.randrange(len(self.frames))))
         self.durable_lsn = max(reading.root.checkpoint_lsn,
                                self.frames[self.durable_frames - 1].last_lsn if self.durable_frames else 0)
         self.epoch = reading.superblock.log_epoch
@@ -141,7 +145,7 @@ class Relaid:
         self.image.write(self.superblock.log_start_block, bytes(ring * BLOCK))
         place, room = self.start, ring
         for number, frame in enumerate(self.frames):
-            gap = rng.choice((1, 5, GAP_BLOCKS, GAP_BLOCKS + 1)) if rng.random() < 0.06 else 0
+            gap = rng.choices(*GAPS)[0]
             at = place + gap
             if at + frame.total_blocks > ring:
                 at = rng.choice((0, 0, 0, 1, GAP_BLOCKS))
@@ -169,7 +173,10 @@ class Relaid:
         durable_lsn = self.durable_lsn if number >= self.durable_frames else min(
             frame.durable_lsn, self.durable_lsn)
         meta = bytearray(frame.meta)
-        struct.pack_into("<Q", meta, 24, self.epoch - is_old)
+        epoch = self.epoch - is_old
+        if self.rng.random() < 0.01:
+            epoch = self.rng.choice((self.epoch - 1, self.epoch + 1, max(self.epoch - 2, 0)))
+        struct.pack_into("<Q", meta, 24, epoch)
         struct.pack_into("<Q", meta, 64, durable_lsn)
         struct.pack_into("<Q", meta, 72, self.prev_digest)
         if number >= self.durable_frames:
