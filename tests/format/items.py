@@ -10,8 +10,8 @@ import struct
 from dataclasses import dataclass, field
 
 from volume import (BLOCK, ENTRY, EXTENT, GROUP_BITS, GROUP_BLOCKS, INLINE, INODE, MIRROR_BLOCKS,
-                    NODE_BLOCKS, ORPHAN, XATTR, blocks_of, crc32c, digest, require, runs_in_groups,
-                    u32, u64)
+                    NODE_BLOCKS, NUMBER_LIMIT, ORPHAN, XATTR, blocks_of, crc32c, digest, require,
+                    runs_in_groups, u32, u64)
 
 ROOT_DIRECTORY = 1
 INODE_BYTES = 192
@@ -170,6 +170,7 @@ def read_inodes(superblock, items) -> dict:
     """All inodes, each with what belongs to it."""
     inodes = {}
     for (number, kind, offset), value in sorted(items.items()):
+        require(0 < number < NUMBER_LIMIT, f"inode number {number}")
         if kind == INODE:
             require(offset == 0, f"inode {number} has an offset")
             inodes[number] = read_inode(number, value)
@@ -210,7 +211,8 @@ def check_inode(inode, pages, expect):
         expect(inode.parent == inode.subdirectories == 0, f"inode {number}: fields of directories")
         expect(not inode.entries, f"inode {number}: entries")
     if inode.is_a(stat.S_IFLNK):
-        expect(len(inode.inline or b"") == inode.size <= LONGEST_TARGET, f"symlink {number}: target")
+        expect(inode.has_inline and len(inode.inline) == inode.size <= LONGEST_TARGET,
+               f"symlink {number}: target")
     elif inode.has_inline:
         expect(inode.is_a(stat.S_IFREG) and len(inode.inline) <= MOST_INLINE_DATA,
                f"inode {number}: inline data")

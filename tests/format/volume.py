@@ -148,6 +148,10 @@ class Superblock:
         return self.data_start <= block and block + count <= self.data_end
 
 
+NUMBERS = ("generation", "root_generation", "log_epoch", "epoch_first_sequence", "replay_sequence",
+           "durable_lsn", "durable_sequence", "replay_epoch")
+
+
 def read_copy(device, block):
     """The valid copy of the superblock at `block`, or None."""
     if (block + 1) * BLOCK > device.size:
@@ -169,9 +173,8 @@ def find_superblock(device) -> Superblock:
     require(valid, "there is no valid superblock")
     best = max(valid, key=lambda copy: copy.generation)
     require(best.total_blocks * BLOCK <= device.size, "the device is smaller than the volume")
-    require(best.generation < NUMBER_LIMIT and best.log_epoch < NUMBER_LIMIT
-            and best.durable_lsn < NUMBER_LIMIT and best.replay_sequence < NUMBER_LIMIT,
-            "a number of the superblock is too large")
+    for name in NUMBERS:
+        require(getattr(best, name) < NUMBER_LIMIT, f"superblock: {name}")
     for copy in valid:
         device.expect(copy.volume_id == best.volume_id, "superblocks of several volumes")
         device.expect(not any(copy.reserved), "reserved bytes of a superblock")
