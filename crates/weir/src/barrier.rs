@@ -305,7 +305,7 @@ impl Engine {
         if self.log.has_open_chain() {
             return self.finish_barriers(Lsn::MAX);
         }
-        // A checkpoint is about to freeze.
+        // A checkpoint is about to freeze, or somebody has some of what is kept for the end of chains.
         if self.background.has_threads() {
             self.clock.sleep_us(20);
             return Ok(());

@@ -293,6 +293,9 @@ fn check(device: &Arc<dyn Device>) {
     assert!(report.is_clean(), "{:?}", report.problems);
 }
 
+/// What somebody does again and again.
+type Deed = fn(&Bank, &mut Random);
+
 /// Runs `rounds` of each of the workers; `meanwhile` until they have ended.
 fn race(bank: &Bank, rounds: u64, seed: u64, meanwhile: impl FnOnce(&AtomicBool) + Send) {
     let ended = AtomicBool::new(false);
@@ -311,21 +314,14 @@ fn race(bank: &Bank, rounds: u64, seed: u64, meanwhile: impl FnOnce(&AtomicBool)
                 }
             }));
         }
-        for worker in 10..12 {
+        let others: [(u64, Deed); 4] =
+            [(10, Bank::disturb), (11, Bank::disturb), (20, Bank::audit), (21, Bank::audit)];
+        for (worker, does) in others {
             let ended = &ended;
             scope.spawn(move || {
                 let mut random = Random::seeded(seed * 100 + worker);
                 while !ended.load(Ordering::Relaxed) {
-                    bank.disturb(&mut random);
-                }
-            });
-        }
-        for worker in 20..22 {
-            let ended = &ended;
-            scope.spawn(move || {
-                let mut random = Random::seeded(seed * 100 + worker);
-                while !ended.load(Ordering::Relaxed) {
-                    bank.audit(&mut random);
+                    does(bank, &mut random);
                 }
             });
         }

@@ -51,14 +51,28 @@ impl Writeback {
     }
 }
 
-/// A file of `pages` pages whose first version is on its way home, and whose second one is dirty.
-fn two_versions(pages: usize) -> (Arc<Volatile>, Arc<Probe>, Volume, File, Writeback) {
+/// A volume on a disk that forgets what is not flushed, and an empty file of it.
+fn probed() -> (Arc<Volatile>, Arc<Probe>, Volume, File) {
     let device = Volatile::new(16 * MIB);
     let dynamic: Arc<dyn Device> = device.clone();
     format(&dynamic, 0);
     let probe = Probe::new(dynamic);
     let volume = Volume::open_device(probe.clone(), manual(8 * MIB)).expect("open");
     let file = create(&volume, "/f");
+    (device, probe, volume, file)
+}
+
+/// Writes `pages` pages, and lets the file end in a hole behind them. Answers its size.
+fn write_before_a_hole(file: &File, pages: usize) -> u64 {
+    let size = (pages as u64 + 1) * 4096;
+    file.write_all_at(0, &pattern(1, size as usize)).expect("write");
+    file.allocate(AllocateMode::PunchHole, size - 4096, 4096).expect("punch");
+    size
+}
+
+/// A file of `pages` pages whose first version is on its way home, and whose second one is dirty.
+fn two_versions(pages: usize) -> (Arc<Volatile>, Arc<Probe>, Volume, File, Writeback) {
+    let (device, probe, volume, file) = probed();
     volume.sync().expect("sync");
     file.write_all_at(0, &pattern(1, pages * 4096)).expect("write");
     let earlier = Writeback::begin(&probe, &volume);
@@ -148,15 +162,8 @@ fn a_barrier_waits_for_pages_that_others_take_when_it_looks_whether_any_are_left
 #[test]
 fn a_sync_makes_the_size_durable_also_if_others_write_all_the_time() {
     const PAGES: usize = 40;
-    let device = Volatile::new(16 * MIB);
-    let dynamic: Arc<dyn Device> = device.clone();
-    format(&dynamic, 0);
-    let probe = Probe::new(dynamic);
-    let volume = Volume::open_device(probe.clone(), manual(8 * MIB)).expect("open");
-    let file = create(&volume, "/f");
-    let size = (PAGES as u64 + 1) * 4096;
-    file.write_all_at(0, &pattern(1, size as usize)).expect("write");
-    file.allocate(AllocateMode::PunchHole, size - 4096, 4096).expect("punch");
+    let (device, probe, _volume, file) = probed();
+    let size = write_before_a_hole(&file, PAGES);
     let goes_on = file.clone();
     probe.amid_next_data_write(move || {
         goes_on.write_all_at(0, &pattern(2, PAGES * 4096)).expect("write");
@@ -171,15 +178,8 @@ fn a_sync_makes_the_size_durable_also_if_others_write_all_the_time() {
 #[test]
 fn a_sync_does_not_bring_a_size_back_that_was_cut_off_meanwhile() {
     const PAGES: usize = 40;
-    let device = Volatile::new(16 * MIB);
-    let dynamic: Arc<dyn Device> = device.clone();
-    format(&dynamic, 0);
-    let probe = Probe::new(dynamic);
-    let volume = Volume::open_device(probe.clone(), manual(8 * MIB)).expect("open");
-    let file = create(&volume, "/f");
-    let size = (PAGES as u64 + 1) * 4096;
-    file.write_all_at(0, &pattern(1, size as usize)).expect("write");
-    file.allocate(AllocateMode::PunchHole, size - 4096, 4096).expect("punch");
+    let (device, probe, _volume, file) = probed();
+    let size = write_before_a_hole(&file, PAGES);
     let goes_on = file.clone();
     probe.amid_next_data_write(move || {
         // Nothing on its way home is cut off. What makes the file longer again is too much for the log.
@@ -197,15 +197,9 @@ fn a_sync_does_not_bring_a_size_back_that_was_cut_off_meanwhile() {
 #[test]
 fn a_barrier_comes_behind_the_size_of_a_file_that_ends_in_a_hole() {
     const PAGES: usize = 40;
-    let device = Volatile::new(16 * MIB);
-    let dynamic: Arc<dyn Device> = device.clone();
-    format(&dynamic, 0);
-    let volume = open(&dynamic, manual(8 * MIB));
-    let file = create(&volume, "/f");
+    let (device, _probe, volume, file) = probed();
     volume.sync().expect("sync");
-    let size = (PAGES as u64 + 1) * 4096;
-    file.write_all_at(0, &pattern(1, size as usize)).expect("write");
-    file.allocate(AllocateMode::PunchHole, size - 4096, 4096).expect("punch");
+    let size = write_before_a_hole(&file, PAGES);
     volume.barrier().expect("barrier");
     create(&volume, "/after");
     volume.fsync_dir(Volume::ROOT).expect("fsync");
@@ -218,12 +212,7 @@ fn a_barrier_comes_behind_the_size_of_a_file_that_ends_in_a_hole() {
 #[test]
 fn a_barrier_comes_behind_pages_that_are_on_their_way_home() {
     const PAGES: usize = 8;
-    let device = Volatile::new(16 * MIB);
-    let dynamic: Arc<dyn Device> = device.clone();
-    format(&dynamic, 0);
-    let probe = Probe::new(dynamic);
-    let volume = Volume::open_device(probe.clone(), manual(8 * MIB)).expect("open");
-    let file = create(&volume, "/f");
+    let (device, probe, volume, file) = probed();
     // The log has the size.
     file.write_all_at(0, &pattern(1, PAGES * 4096)).expect("write");
     volume.checkpoint().expect("checkpoint");
