@@ -299,7 +299,7 @@ impl Background {
                 return !signals.stop;
             }
             // Woken for others: what they are woken for must not lengthen the wait.
-            let waited_us = clock.monotonic_ns().saturating_sub(began_ns) / 1000;
+            let waited_us = clock.since_ns(began_ns) / 1000;
             left_us = timeout_us.saturating_sub(waited_us);
         }
     }

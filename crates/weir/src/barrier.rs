@@ -206,7 +206,7 @@ impl Engine {
     pub fn barrier(&self, only: Option<&Arc<Inode>>) -> Result<Lsn> {
         let began_ns = self.clock.monotonic_ns();
         let lsn = self.raise_barrier(only)?;
-        self.counters.barrier_call_ns.record(self.clock.monotonic_ns().saturating_sub(began_ns));
+        self.counters.barrier_call_ns.record(self.clock.since_ns(began_ns));
         Ok(lsn)
     }
 
@@ -330,7 +330,7 @@ impl Engine {
         let Some(job) = self.barriers.queue.lock().jobs.pop_front() else { return false };
         let (pages, began_ns) = (job.pages(), job.began_ns);
         let sent = self.send_job_home(job);
-        self.counters.barrier_data_ns.record(self.clock.monotonic_ns().saturating_sub(began_ns));
+        self.counters.barrier_data_ns.record(self.clock.since_ns(began_ns));
         let mut queue = self.barriers.queue.lock();
         queue.pending_jobs -= 1;
         queue.pending_pages -= pages;

@@ -160,6 +160,10 @@ pub trait Clock: Send + Sync {
     fn realtime_ns(&self) -> i64;
     /// Monotonic clock: nanoseconds, for latencies and pacing.
     fn monotonic_ns(&self) -> u64;
+    /// Nanoseconds of the monotonic clock since it showed `began_ns`.
+    fn since_ns(&self, began_ns: u64) -> u64 {
+        self.monotonic_ns().saturating_sub(began_ns)
+    }
     /// Lets `duration_us` pass for the calling thread.
     fn sleep_us(&self, duration_us: u64);
 }

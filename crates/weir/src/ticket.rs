@@ -395,7 +395,7 @@ impl CompletionQueue {
                 return None;
             }
             // Woken is not served: somebody else may have taken what came.
-            let waited_us = clock.monotonic_ns().saturating_sub(began_ns) / 1000;
+            let waited_us = clock.since_ns(began_ns) / 1000;
             let left_us = timeout_us.saturating_sub(waited_us);
             is_over = left_us == 0 || self.sleep(Some(left_us));
         }

@@ -464,7 +464,7 @@ impl Volume {
         let clock = &self.engine.clock;
         let began_ns = clock.monotonic_ns();
         self.engine.commit_attributes(inode, room)?;
-        self.engine.counters.count_sync(clock.monotonic_ns().saturating_sub(began_ns));
+        self.engine.counters.count_sync(clock.since_ns(began_ns));
         Ok(inode.meta.lock().last_lsn)
     }
 }
@@ -481,7 +481,7 @@ impl Engine {
         }
         let began_ns = self.clock.monotonic_ns();
         let lsn = self.prepare_all()?;
-        self.counters.count_volume_sync(self.clock.monotonic_ns().saturating_sub(began_ns));
+        self.counters.count_volume_sync(self.clock.since_ns(began_ns));
         self.commit_log(lsn)
     }
 

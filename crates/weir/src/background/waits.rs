@@ -326,7 +326,7 @@ impl Engine {
     fn timed_stall<T>(&self, wait: impl FnOnce() -> Result<T>) -> Result<T> {
         let began = self.clock.monotonic_ns();
         let result = wait();
-        let took_ns = self.clock.monotonic_ns().saturating_sub(began);
+        let took_ns = self.clock.since_ns(began);
         self.counters.stall_us.record(took_ns / 1000);
         result
     }

@@ -343,7 +343,7 @@ impl Batch {
         let engine = &self.engine;
         let began_ns = engine.clock.monotonic_ns();
         let lsn = engine.commit_batch(self)?;
-        engine.counters.batch_phase_ns.record(engine.clock.monotonic_ns().saturating_sub(began_ns));
+        engine.counters.batch_phase_ns.record(engine.clock.since_ns(began_ns));
         Ok(lsn)
     }
 }

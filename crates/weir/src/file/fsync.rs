@@ -67,7 +67,7 @@ impl Engine {
         }
         let began_ns = self.clock.monotonic_ns();
         let lsn = self.prepare_sync(inode, range, kind)?;
-        self.counters.count_sync(self.clock.monotonic_ns().saturating_sub(began_ns));
+        self.counters.count_sync(self.clock.since_ns(began_ns));
         self.take_others_along(inode);
         self.commit_log(lsn)
     }
@@ -87,7 +87,7 @@ impl Engine {
         if is_durable {
             self.note_found_durable(inode);
             self.log.note_found_durable();
-            self.counters.count_sync(self.clock.monotonic_ns().saturating_sub(began_ns));
+            self.counters.count_sync(self.clock.since_ns(began_ns));
         }
         is_durable
     }

@@ -98,7 +98,7 @@ impl Engine {
         let began_ns = self.clock.monotonic_ns();
         match self.prepare_at_once(inode, range.clone(), kind, true) {
             Ok(Some(lsn)) => {
-                self.counters.count_sync(self.clock.monotonic_ns().saturating_sub(began_ns));
+                self.counters.count_sync(self.clock.since_ns(began_ns));
                 self.promise_patiently(lsn, true, promise);
             }
             Ok(None) => {
@@ -243,12 +243,11 @@ impl Engine {
     /// What a sync thread does with a request.
     pub fn run_job(self: &Arc<Self>, job: SyncJob) {
         self.wait_for_log(None);
-        let since = |began_ns| self.clock.monotonic_ns().saturating_sub(began_ns);
         match job {
             SyncJob::File { inode, range, kind, began_ns, promise } => {
                 match self.prepare_sync(&inode, range, kind) {
                     Ok(lsn) => {
-                        self.counters.count_sync(since(began_ns));
+                        self.counters.count_sync(self.clock.since_ns(began_ns));
                         self.promise_at(lsn, promise);
                     }
                     Err(error) => self.end_ticket(promise, Err(error)),
@@ -256,7 +255,7 @@ impl Engine {
             }
             SyncJob::Volume { began_ns, promise } => match self.prepare_all() {
                 Ok(lsn) => {
-                    self.counters.count_volume_sync(since(began_ns));
+                    self.counters.count_volume_sync(self.clock.since_ns(began_ns));
                     self.promise_at(lsn, promise);
                 }
                 Err(error) => self.end_ticket(promise, Err(error)),

@@ -51,7 +51,7 @@ impl Underway {
             return None;
         }
         let began_ns = clock.monotonic_ns();
-        let waited_us = || clock.monotonic_ns().saturating_sub(began_ns) / 1000;
+        let waited_us = || clock.since_ns(began_ns) / 1000;
         self.waiting.fetch_add(1, Ordering::SeqCst);
         let mut held = self.lock.lock();
         while !is_over() {

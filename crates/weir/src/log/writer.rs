@@ -387,7 +387,7 @@ impl Log {
             let started_ns = self.clock.monotonic_ns();
             let write = || self.write_blocks(frame, placement.position_blocks, *fua, party);
             let written = self.underway.pass(write);
-            let elapsed_ns = self.clock.monotonic_ns().saturating_sub(started_ns);
+            let elapsed_ns = self.clock.since_ns(started_ns);
             if std::mem::take(&mut is_behind) {
                 add(&self.stats.frames_joined, 1);
                 let is_wiped = self.take_turn(Some(placement.position_blocks));
@@ -517,7 +517,7 @@ impl Log {
         let started_ns = self.clock.monotonic_ns();
         self.flushing.pass(|| self.device.flush())?;
         add(&self.stats.flushes, 1);
-        self.stats.flush_ns.record(self.clock.monotonic_ns().saturating_sub(started_ns));
+        self.stats.flush_ns.record(self.clock.since_ns(started_ns));
         Ok(())
     }
 

@@ -362,7 +362,7 @@ impl Engine {
         let began_ns = self.clock.monotonic_ns();
         self.checkpointer.progress.lock().step_began_ns = began_ns;
         let result = self.checkpoint_phase(work);
-        let took_ns = self.clock.monotonic_ns().saturating_sub(began_ns);
+        let took_ns = self.clock.since_ns(began_ns);
         self.counters.checkpoint_step_us[step].record(took_ns / 1000);
         match result {
             Ok(next) => {
@@ -476,7 +476,7 @@ impl Engine {
         loop {
             let began = self.clock.monotonic_ns();
             if let Some(frozen) = self.store.freeze(transaction) {
-                self.counters.freeze_ns.record(self.clock.monotonic_ns().saturating_sub(began));
+                self.counters.freeze_ns.record(self.clock.since_ns(began));
                 return Ok(frozen);
             }
             self.finish_barriers(Lsn::MAX)?;
@@ -635,7 +635,7 @@ impl Engine {
         progress.phase = Phase::Running;
         progress.covered_lsn = checkpoint_lsn;
         progress.keeps_log = keeps_log;
-        let took_ns = self.clock.monotonic_ns().saturating_sub(progress.began_ns);
+        let took_ns = self.clock.since_ns(progress.began_ns);
         drop(progress);
         self.counters.checkpoint_us.record(took_ns / 1000);
         self.checkpointer.changed.notify_all();

@@ -227,7 +227,7 @@ impl PagePool {
             let class = modesty.class(figures);
             let (began_ns, used_ns) = (clock.monotonic_ns(), processor_time_ns());
             refused = !self.prepare_slab_as(class);
-            let elapsed_ns = clock.monotonic_ns().saturating_sub(began_ns);
+            let elapsed_ns = clock.since_ns(began_ns);
             // While others have the processor, memory becomes no dearer.
             let took_ns = match (used_ns, processor_time_ns()) {
                 (Some(before), Some(after)) => after.saturating_sub(before).min(elapsed_ns),
@@ -253,7 +253,7 @@ impl PagePool {
             let are_syncs_awaited = are_syncs_awaited();
             let mut state = self.0.state.lock();
             let rest_us = state.preparation.rest_us(took_ns, are_syncs_awaited, state.figures());
-            let rested_us = clock.monotonic_ns().saturating_sub(began_ns) / 1000;
+            let rested_us = clock.since_ns(began_ns) / 1000;
             if rested_us >= rest_us || !go_on() {
                 return;
             }
