@@ -391,3 +391,46 @@ fn reading_after_a_refused_allocation_moves_the_access_time_then() {
     ops.push(Op::Sync(Sync::All));
     survives(Settings { atime: AtimePolicy::Relative, ..Settings::SMALL }, ops);
 }
+
+/// What had to fail amid another call was looked at, and that moved the access time without the oracle's knowledge.
+#[test]
+fn reading_after_a_call_that_had_to_fail_amid_another_moves_the_access_time() {
+    let slot = || Target::Slot(1);
+    let flags = OpenFlags { write: false, ..OpenFlags::READ_WRITE };
+    let (mode, offset, length) = (AllocateMode::ZeroRangeKeepSize, 5000, 100);
+    let first = At::Call(0);
+    let ops = vec![
+        create(),
+        Op::Write { target: file(), offset: 0, length: 20_000, tag: 1 },
+        Op::OpenWith { path: "/f".to_owned(), slot: 1, flags },
+        Op::Overlap {
+            outer: Box::new(Op::Sync(Sync::Full(slot()))),
+            amid: Amid { first, back: None },
+            inner: vec![Op::Allocate { target: slot(), mode, offset, length }],
+        },
+        Op::Sync(Sync::All),
+    ];
+    survives(Settings { atime: AtimePolicy::Strict, ..Settings::SMALL }, ops);
+}
+
+/// The oracle took a symbolic link amid a path for the end of it.
+#[test]
+fn a_symbolic_link_amid_a_path_is_followed() {
+    let link = |path: &str, target: String| Op::Symlink { path: path.to_owned(), target };
+    let make = |path: &str| Op::Create { path: path.to_owned(), permissions: 0o644 };
+    let ops = vec![
+        Op::Mkdir { path: "/d".to_owned() },
+        link("/d/gone", "nowhere".to_owned()),
+        link("/d/long", "t".repeat(300)),
+        link("/d/self", "self/x".to_owned()),
+        link("/l", "/d".to_owned()),
+        make("/d/gone/f"),
+        make("/d/long/f"),
+        make("/d/self/f"),
+        make("/l/f"),
+        Op::Write { target: Target::Path("/l/f".to_owned()), offset: 0, length: 100, tag: 1 },
+        Op::Link { from: "/l/f".to_owned(), to: "/l/g".to_owned() },
+        Op::Sync(Sync::Full(Target::Path("/l/g".to_owned()))),
+    ];
+    survives(Settings::SMALL, ops);
+}

@@ -271,3 +271,34 @@ fn who_fills_memory_on_a_full_host_hears_of_it_and_can_go_on_later() {
     drop(volume);
     assert_sound(&sparse);
 }
+
+/// A part of it fits into memory, and is taken back.
+#[test]
+fn an_append_that_fails_half_way_leaves_the_file_as_it_was() {
+    let (sparse, volume) = volume(manual(16 * MIB));
+    let file = create(&volume, "/f");
+    file.write_at(0, &pattern(1, 10_000)).expect("write");
+    volume.sync().expect("sync");
+    let shown = |file: &File| {
+        let attr = file.attr().expect("attributes");
+        (attr.size_bytes, attr.mtime, attr.ctime)
+    };
+    let before = shown(&file);
+    sparse.set_host_full(true);
+    let appended = file.append(&pattern(2, 32 << 20));
+    assert!(is_host_full(&appended), "{appended:?}");
+    assert!(volume.stats().writeback_errors > 0, "a part was written, and went home in vain");
+    assert_eq!(shown(&file), before);
+    sparse.set_host_full(false);
+    drop(file);
+    volume.close().expect("close");
+    drop(volume);
+    let device: Arc<dyn Device> = sparse.clone();
+    let volume = open(&device, manual(16 * MIB));
+    let file = volume.open_file("/f", OpenFlags::READ).expect("it is there");
+    assert_eq!(shown(&file), before, "the log has it so, too");
+    assert!(contents(&file) == pattern(1, 10_000));
+    drop(file);
+    volume.close().expect("close");
+    assert_sound(&sparse);
+}

@@ -203,10 +203,15 @@ impl<S: System> Explorer<'_, S> {
         if half.apply(&zeroing, None).is_ok() && shows(&half) && !shows(&now) {
             run.history.push(Arc::new(half));
         }
+        self.note_looking(run, &read, looked);
+    }
+
+    /// Somebody has looked at what an operation that failed has left, with `read`: that may have moved times.
+    pub(super) fn note_looking(&self, run: &mut Run<S::Session>, read: &Op, looked: Span) {
         if reading_moves_times(self.case) {
             let step = run.history.now().step();
             let mut read_back = Model::clone(&Self::at(run.history.now(), looked));
-            if read_back.apply(&read, None).is_ok() {
+            if read_back.apply(read, None).is_ok() {
                 run.history.push(Arc::new(read_back.counted_as(step)));
             }
         }

@@ -272,6 +272,9 @@ impl<S: System> Explorer<'_, S> {
                 if !self.case.faults.is_empty() {
                     Self::doubt_allocation(run, op, outer.clock);
                 }
+            } else if let (Some(read), Some(_)) = (op.reads_back(), read_back) {
+                // It had to fail, and was looked at all the same.
+                self.note_looking(run, &read, outer.clock);
             }
             return Ok(());
         }

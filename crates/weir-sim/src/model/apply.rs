@@ -8,17 +8,12 @@ use weir::{AllocateMode, AtimePolicy, FileType, OpenFlags, RenameMode, XattrMode
 
 use super::space::{INLINE_BYTES, Room, blocks_of};
 use super::times::Span;
-use super::{Body, Errno, Ino, Inode, Model, ROOT, Slot, errno};
+use super::{Body, Errno, Ino, Inode, MAX_NAME_BYTES, MAX_SYMLINKS, Model, ROOT, Slot, errno};
 use crate::image::BLOCK_BYTES;
 use crate::model::data::FileData;
 use crate::op::{Op, Target, parent};
 use crate::pattern;
 
-/// Longest name of a directory entry.
-const MAX_NAME_BYTES: usize = 255;
-const ENAMETOOLONG: Errno = 36;
-/// Symbolic links that are followed one after the other.
-const MAX_SYMLINKS: u32 = 40;
 const MAX_FILE_BYTES: u64 = i64::MAX as u64;
 
 /// What a successful operation answers.
@@ -41,7 +36,7 @@ fn name_of(path: &str) -> Result<&str, Errno> {
     let name = path.rsplit('/').next().unwrap_or("");
     match name.len() {
         0 => Err(errno::EINVAL),
-        length if length > MAX_NAME_BYTES => Err(ENAMETOOLONG),
+        length if length > MAX_NAME_BYTES => Err(errno::ENAMETOOLONG),
         _ => Ok(name),
     }
 }
@@ -486,7 +481,7 @@ impl Model {
     }
 
     fn directory_of(&self, path: &str) -> Result<Ino, Errno> {
-        let directory = self.resolve(parent(path))?;
+        let directory = self.parent_of(path)?;
         self.inodes[&directory].entries().ok_or(errno::ENOTDIR)?;
         Ok(directory)
     }

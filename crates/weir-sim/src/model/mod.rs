@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use weir::{AtimePolicy, FileType};
 
-use crate::op::Target;
+use crate::op::{Target, parent};
 use data::FileData;
 use times::{Span, Times};
 
@@ -43,6 +43,7 @@ pub mod errno {
     pub const EFBIG: Errno = 27;
     pub const ENOSPC: Errno = 28;
     pub const EROFS: Errno = 30;
+    pub const ENAMETOOLONG: Errno = 36;
     pub const ENOTEMPTY: Errno = 39;
     pub const ELOOP: Errno = 40;
     pub const ENODATA: Errno = 61;
@@ -54,6 +55,11 @@ pub type Ino = u32;
 
 /// The root directory.
 pub const ROOT: Ino = 1;
+
+/// Longest name of a directory entry.
+const MAX_NAME_BYTES: usize = 255;
+/// Symbolic links followed before a path is given up on.
+const MAX_SYMLINKS: u32 = 40;
 
 /// What an inode holds.
 #[derive(Debug, Clone)]
@@ -238,18 +244,42 @@ impl Model {
         })
     }
 
-    /// Inode of a path. Symbolic links are not followed.
+    /// Inode of a path. A symbolic link at its end is not followed.
     ///
     /// # Errors
-    /// `ENOENT` and `ENOTDIR` as POSIX has them.
+    /// `ENOENT`, `ENOTDIR`, `ENAMETOOLONG` and `ELOOP` as POSIX has them.
     pub fn resolve(&self, path: &str) -> Result<Ino, Errno> {
-        let mut ino = ROOT;
-        for name in path.split('/').filter(|name| !name.is_empty()) {
+        self.walk(ROOT, path, false, &mut 0)
+    }
+
+    /// What `path` leads to from the directory `start` on. `links`: how many were followed.
+    fn walk(&self, start: Ino, path: &str, follow: bool, links: &mut u32) -> Result<Ino, Errno> {
+        let mut ino = if path.starts_with('/') { ROOT } else { start };
+        let mut names = path.split('/').filter(|name| !name.is_empty()).peekable();
+        while let Some(name) = names.next() {
             let inode = self.inode(ino).ok_or(errno::ENOENT)?;
             let entries = inode.entries().ok_or(errno::ENOTDIR)?;
-            ino = *entries.get(name).ok_or(errno::ENOENT)?;
+            if name.len() > MAX_NAME_BYTES {
+                return Err(errno::ENAMETOOLONG);
+            }
+            let next = *entries.get(name).ok_or(errno::ENOENT)?;
+            ino = match self.inode(next).map(|inode| &inode.body) {
+                Some(Body::Symlink(target)) if follow || names.peek().is_some() => {
+                    *links += 1;
+                    if *links > MAX_SYMLINKS {
+                        return Err(errno::ELOOP);
+                    }
+                    self.walk(ino, target, true, links)?
+                }
+                _ => next,
+            };
         }
         Ok(ino)
+    }
+
+    /// The directory that a path's last name is in.
+    pub(super) fn parent_of(&self, path: &str) -> Result<Ino, Errno> {
+        self.walk(ROOT, parent(path), true, &mut 0)
     }
 
     /// Inode of a path or handle.

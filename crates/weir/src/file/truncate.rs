@@ -27,6 +27,7 @@ use crate::reclaim::Shortage;
 use crate::sync::atomic::Ordering;
 use crate::sync::{Arc, MutexGuard};
 use crate::txn::{Op, Overlay};
+use crate::types::Timestamp;
 use std::ops::Range;
 
 /// Extents that one operation takes away, unless [`crate::VolumeOptions::cut_extents`] says otherwise.
@@ -79,6 +80,16 @@ impl Engine {
 
     /// The file gets shorter. The caller holds `ops`.
     pub fn shrink(&self, inode: &Arc<Inode>, size: u64) -> Result<()> {
+        self.shrink_as_of(inode, size, None)
+    }
+
+    /// As [`Engine::shrink`]. `times`: of the data and of the attributes, if they are not now.
+    pub(super) fn shrink_as_of(
+        &self,
+        inode: &Arc<Inode>,
+        size: u64,
+        times: Option<(Timestamp, Timestamp)>,
+    ) -> Result<()> {
         let first_gone = size.div_ceil(BLOCK_BYTES_U64);
         let within = size % BLOCK_BYTES_U64;
         let partial =
@@ -93,6 +104,7 @@ impl Engine {
             range: first_gone..u64::MAX,
             zero,
             size: Some(size),
+            times,
             settle: true,
             began: false,
         };
@@ -117,6 +129,7 @@ impl Engine {
             range: range.start.div_ceil(BLOCK_BYTES_U64)..end / BLOCK_BYTES_U64,
             zero: Vec::new(),
             size: None,
+            times: None,
             settle: true,
             began: false,
         };
@@ -222,6 +235,9 @@ impl Engine {
         meta.item.blocks = meta.item.blocks.saturating_sub(cut);
         if !is_rest || mutation::active(Mutation::MoveTimesOfRest) {
             meta.touch_data(now);
+            if let Some(times) = step.times {
+                (meta.item.mtime, meta.item.ctime) = times;
+            }
         }
         op.put(Key::inode(number), &meta.item.encode());
         let committed = if ops.is_empty() {
@@ -505,6 +521,7 @@ impl Engine {
             range: size.div_ceil(BLOCK_BYTES_U64)..u64::MAX,
             zero: Vec::new(),
             size: Some(size),
+            times: None,
             settle: false,
             began: false,
         };
@@ -627,6 +644,8 @@ struct CutStep {
     range: Range<u64>,
     zero: Zero,
     size: Option<u64>,
+    /// Of the data and of the attributes, if they are not when the cut begins.
+    times: Option<(Timestamp, Timestamp)>,
     /// What the log has of the pages becomes void: not for what is left of a cut, whose first operation has said so.
     settle: bool,
     /// An operation of it has come before: nothing reaches the rest from before it.

@@ -39,6 +39,15 @@ enum Stop {
     NoMemory,
 }
 
+/// What a write of several chunks goes by, and what ended it.
+#[derive(Default)]
+struct Course {
+    /// Pages that the caller has reserved, from which the chunks take theirs.
+    promised: Option<u64>,
+    /// Why less than all was written.
+    ended_by: Option<Error>,
+}
+
 /// Page frames for what is about to be overwritten.
 struct Frames {
     /// New contents of the pages that the write begins with, in their order.
@@ -58,7 +67,7 @@ impl Engine {
         // As much as there is room for before the largest size.
         let room = MAX_FILE_BYTES.saturating_sub(offset).min(data.len() as u64) as usize;
         let fits = if room > 0 { &data[..room] } else { data };
-        self.write_locked(inode, offset, fits, &mut None)
+        self.write_locked(inode, offset, fits, &mut Course::default())
     }
 
     /// Writes `data` at the end of the file, in one piece; answers where that was. All or nothing: the answer
@@ -68,19 +77,24 @@ impl Engine {
         self.check_writable()?;
         self.end_cut(inode)?;
         let offset = inode.size();
+        let times = {
+            let meta = inode.meta.lock();
+            (meta.item.mtime, meta.item.ctime)
+        };
         let length = data.len() as u64;
         let pages = self.charged_pages(offset, length)?;
         let is_promised = self.charge_append(inode, offset..offset + length, pages)?;
-        let mut promised = is_promised.then_some(pages);
-        let result = self.write_locked(inode, offset, data, &mut promised);
-        self.alloc.release(promised.unwrap_or(0));
+        let mut course = Course { promised: is_promised.then_some(pages), ended_by: None };
+        let result = self.write_locked(inode, offset, data, &mut course);
+        self.alloc.release(course.promised.unwrap_or(0));
         if matches!(result, Ok(written) if written == data.len()) {
             return Ok(offset);
         }
         if inode.size() > offset {
-            self.shrink(inode, offset)?;
+            // A part was written, and is taken back with the times that it had.
+            self.shrink_as_of(inode, offset, Some(times))?;
         }
-        Err(result.err().unwrap_or(Error::NoSpace))
+        Err(result.err().or(course.ended_by).unwrap_or(Error::NoSpace))
     }
 
     /// Pages that a write is charged for, chunk by chunk.
@@ -100,14 +114,13 @@ impl Engine {
         ((at / BLOCK_BYTES_U64 + self.chunk_pages()) * BLOCK_BYTES_U64).min(end)
     }
 
-    /// As [`Engine::write`]; the caller holds `ops`. `promised`: pages that the caller has reserved, from which the chunks
-    /// take theirs.
+    /// As [`Engine::write`]; the caller holds `ops`.
     fn write_locked(
         &self,
         inode: &Arc<Inode>,
         offset: u64,
         data: &[u8],
-        promised: &mut Option<u64>,
+        course: &mut Course,
     ) -> Result<usize> {
         self.check_writable()?;
         let end = end_of(offset, data.len() as u64)?;
@@ -116,12 +129,15 @@ impl Engine {
             let at = offset + done as u64;
             let chunk_end = self.chunk_end(at, end);
             let chunk = &data[done..done + (chunk_end - at) as usize];
-            match self.write_chunk(inode, at, chunk, promised) {
+            match self.write_chunk(inode, at, chunk, course) {
                 Ok(count) => done += count,
                 Err(error) if done == 0 => return Err(error),
-                Err(_) => return Ok(done),
+                Err(error) => {
+                    course.ended_by = Some(error);
+                    return Ok(done);
+                }
             }
-            if promised.is_some() && done as u64 != chunk_end - offset {
+            if course.promised.is_some() && done as u64 != chunk_end - offset {
                 // An error struck: what is left of the chunk was promised once.
                 return Ok(done);
             }
@@ -146,12 +162,12 @@ impl Engine {
         inode: &Arc<Inode>,
         offset: u64,
         mut data: &[u8],
-        promised: &mut Option<u64>,
+        course: &mut Course,
     ) -> Result<usize> {
         self.throttle(data.len() as u64)?;
         let mut pages = pages_of(offset, offset + data.len() as u64);
         let first = offset / BLOCK_BYTES_U64;
-        let charge = match promised {
+        let charge = match &mut course.promised {
             Some(left) => {
                 *left -= pages;
                 Charge::Blocks
@@ -216,7 +232,11 @@ impl Engine {
         }
         match result {
             Err(error) if done == 0 => Err(error),
-            _ => Ok(done),
+            Err(error) => {
+                course.ended_by = Some(error);
+                Ok(done)
+            }
+            Ok(()) => Ok(done),
         }
     }
 
