@@ -52,7 +52,8 @@ mod base {
             Some(left) => THREADS_LEFT.set(left),
             None => return Err(std::io::Error::from_raw_os_error(libc::EAGAIN)),
         }
-        std::thread::Builder::new().name(name.to_owned()).spawn(body)
+        let thread = std::thread::Builder::new().name(name.to_owned());
+        super::scheduling::without_signals(|| thread.spawn(body))
     }
 }
 
@@ -93,7 +94,7 @@ thread_local! {
     static IS_OWN: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Starts a named thread of the engine.
+/// Starts a named thread of the engine. It takes none of the program's signals.
 ///
 /// # Errors
 /// [`Error::NoThread`], when the operating system has none to give.

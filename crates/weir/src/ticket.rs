@@ -182,15 +182,17 @@ impl SyncTicket {
             return Some(Err(error));
         }
         self.hurry();
+        let clock = SystemClock::default();
+        let began_ns = clock.monotonic_ns();
         let mut state = self.0.state.lock();
-        loop {
-            if let Some(result) = &state.result {
-                return Some(result.clone());
-            }
-            if wait_for(&self.0.done, &mut state, timeout_us) {
-                return state.result.clone();
-            }
+        let mut is_over = false;
+        while state.result.is_none() && !is_over {
+            // Woken is not served, and must not lengthen the wait.
+            let waited_us = clock.monotonic_ns().saturating_sub(began_ns) / 1000;
+            let left_us = timeout_us.saturating_sub(waited_us);
+            is_over = left_us == 0 || wait_for(&self.0.done, &mut state, left_us);
         }
+        state.result.clone()
     }
 
     /// Delivers the result to `queue` with `user_data`, now or when the request ends. Uses the ticket up.
@@ -596,6 +598,31 @@ mod tests {
         let (third, promise) = patient(&told);
         promise.complete(Ok(()));
         assert_eq!((third.wait(), told.times()), (Ok(()), 2));
+    }
+
+    #[test]
+    fn who_is_woken_for_nothing_waits_for_a_ticket_no_longer_than_asked() {
+        use std::sync::atomic::{AtomicBool, Ordering};
+        let (waited_for, _promise) = ticket(None);
+        let inner = waited_for.0.clone();
+        let is_over = AtomicBool::new(false);
+        let woken = std::thread::scope(|scope| {
+            let waker = scope.spawn(|| {
+                let mut times = 0;
+                while !is_over.load(Ordering::SeqCst) && times < 500 {
+                    std::thread::sleep(std::time::Duration::from_millis(10));
+                    let _state = inner.state.lock();
+                    inner.done.notify_all();
+                    times += 1;
+                }
+                times
+            });
+            let result = waited_for.wait_timeout(100_000);
+            is_over.store(true, Ordering::SeqCst);
+            assert_eq!(result, None);
+            waker.join().expect("no panic")
+        });
+        assert!(woken < 400, "100 ms took as long as {woken} wake-ups of 10 ms");
     }
 
     #[test]

@@ -303,6 +303,15 @@ fn a_submission_waits_for_a_free_ticket_where_it_is_told_to() {
 
 #[test]
 fn a_file_that_cannot_be_written_holds_up_no_other_that_was_handed_over() {
+    one_bad_file_among_others(true);
+}
+
+#[test]
+fn a_file_that_cannot_be_written_holds_up_no_other_that_is_too_much_in_memory() {
+    one_bad_file_among_others(false);
+}
+
+fn one_bad_file_among_others(handed_over: bool) {
     const FILES: u8 = 8;
     const BAD: u8 = 3;
     let probe = Probe::new(Arc::new(MemoryDevice::new(64 * MIB)));
@@ -323,7 +332,9 @@ fn a_file_that_cannot_be_written_holds_up_no_other_that_was_handed_over() {
     let files: Vec<File> = (1..=FILES).map(|n| create(&volume, &format!("/f{n}"))).collect();
     for (number, file) in (1..).zip(&files) {
         file.write_at(0, &vec![number; 64 * 4096]).expect("write");
-        file.sync_range(0..64 * PAGE, SyncRangeFlags::WRITE).expect("hand over");
+        if handed_over {
+            file.sync_range(0..64 * PAGE, SyncRangeFlags::WRITE).expect("hand over");
+        }
     }
     let failed = volume.background_step(BackgroundWork::Writeback);
     assert!(matches!(failed, Err(Error::Io(_))), "{failed:?}");

@@ -7,7 +7,9 @@ use common::*;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use weir::check::{CheckOptions, check_device};
-use weir::device::Device;
+use weir::device::buffer::AlignedBuf;
+use weir::device::memory::MemoryDevice;
+use weir::device::{Device, IoClass};
 use weir::format::{frame, root, superblock};
 use weir::*;
 
@@ -68,6 +70,58 @@ fn a_frame_that_was_cut_is_not_taken_for_the_one_that_came_after_it_by_later_ope
         }
     }
     assert_eq!(tried, 210);
+}
+
+/// What is on `device` now, but for both copies of the newest superblock, which are damaged.
+fn without_newest_superblock(device: &Arc<dyn Device>) -> Arc<dyn Device> {
+    let mut bytes = AlignedBuf::zeroed(4 * MIB as usize);
+    device.read(0, &mut [&mut bytes], IoClass::SyncRead).expect("read");
+    for block in superblock::choose_superblock(&**device).expect("superblock").0.places() {
+        bytes[block as usize * 4096 + 300] ^= 1;
+    }
+    let copy = MemoryDevice::new(4 * MIB);
+    copy.write(0, &[&bytes], IoClass::SyncWrite, false).expect("write");
+    Arc::new(copy)
+}
+
+/// Where the newest superblock is lost, the one before it is good for as long as the log goes on from there, and for nothing else.
+#[test]
+fn an_older_superblock_is_opened_only_if_nothing_acknowledged_is_lost_with_the_newest() {
+    let device = formatted(4 * MIB, LOG_BLOCKS);
+    let (mut opened, mut refused, mut made) = (0, 0, 0);
+    let mut look = |made: usize| {
+        let copy = without_newest_superblock(&device);
+        let report = check_device(&copy, &CheckOptions::default()).expect("check");
+        match opens(&copy) {
+            Ok(volume) => {
+                assert_eq!(names(&volume, "/").len(), made, "names were lost in silence");
+                assert!(report.is_clean(), "{:#?}", report.problems);
+                opened += 1;
+            }
+            Err(error) => {
+                assert!(!report.is_clean(), "{error}");
+                refused += 1;
+            }
+        }
+    };
+    for round in 0..6 {
+        let volume = opens(&device).expect("open");
+        look(made);
+        for number in 0..40 * round {
+            volume.create_dir(format!("/{round}-{number}"), 0o755).expect("mkdir");
+            volume.sync().expect("acknowledged");
+            made += 1;
+            if number % [9, 45][round % 2] == round {
+                volume.checkpoint().expect("checkpoint");
+            }
+            look(made);
+        }
+        if round % 2 == 0 {
+            volume.close().expect("close");
+            look(made);
+        }
+    }
+    assert!(opened > 100 && refused > 5, "{opened} opened, {refused} refused");
 }
 
 fn assert_sound(device: &Arc<dyn Device>) {

@@ -35,7 +35,7 @@ use crate::sync::Arc;
 use crate::tree::walk::{WalkVolume, walk};
 use crate::txn::checkpoint::loaded_tree;
 use crate::types::{BackgroundMode, VolumeOptions};
-use crate::volume::open::{lost_durable, posix_device, read_root, replay_start};
+use crate::volume::open::{OUTLIVED, lost_durable, posix_device, read_root, replay_start};
 use items::Items;
 use overlay::{Overlay, read_block};
 use report::Findings;
@@ -126,7 +126,12 @@ fn check_within(
     check_superblocks(&**device, &superblock, &places, &mut findings);
     let mut state = Checked { log_frames: 0, counts: Counts::default() };
     if let Some(root) = load_root(&**device, &superblock, &mut findings) {
-        state = check_stored(device, (&superblock, &root), (options, memory_bytes), &mut findings);
+        state = check_stored(
+            device,
+            (&superblock, &root, &places),
+            (options, memory_bytes),
+            &mut findings,
+        );
     }
     let mut report = findings.into_report();
     report.log_frames = state.log_frames;
@@ -144,11 +149,12 @@ struct Checked {
 /// The stored state, and if a log follows it, what recovery makes of it.
 fn check_stored(
     device: &Arc<dyn Device>,
-    (superblock, root): (&Superblock, &Root),
+    (superblock, root, places): (&Superblock, &Root, &[SuperblockPlace]),
     (options, memory_bytes): (&CheckOptions, u64),
     findings: &mut Findings,
 ) -> Checked {
-    let log_frames = check_log(&**device, superblock, root, findings);
+    let log_frames =
+        check_log(&**device, superblock, root, superblock.may_be_outlived(places), findings);
     let settled = log_frames == Some(0);
     let view = View {
         device: &**device,
@@ -201,7 +207,7 @@ fn check_recovered(
         }
     };
     let root = load_root(&*overlay, &superblock, findings)?;
-    let frames = check_log(&*overlay, &superblock, &root, findings)?;
+    let frames = check_log(&*overlay, &superblock, &root, false, findings)?;
     if frames > 0 {
         findings.add(ProblemKind::Recovery, Place::Log, || {
             format!("{frames} frames are left after recovery and close")
@@ -293,6 +299,7 @@ fn check_log(
     device: &dyn Device,
     superblock: &Superblock,
     root: &Root,
+    may_be_outlived: bool,
     findings: &mut Findings,
 ) -> Option<u64> {
     let geometry = LogGeometry {
@@ -324,6 +331,10 @@ fn check_log(
                 superblock.durable_sequence
             )
         });
+        return None;
+    }
+    if may_be_outlived && recovered.is_outlived(device) {
+        findings.add(ProblemKind::Superblock, Place::Log, || OUTLIVED.to_owned());
         return None;
     }
     if superblock.clean && frames > 0 {

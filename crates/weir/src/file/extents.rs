@@ -215,6 +215,17 @@ pub fn pieces(
     Ok((clipped(found.items, (start, end))?, found.next))
 }
 
+/// The first of [`pieces`], without a look at those behind it.
+pub fn first_piece(
+    store: &dyn View,
+    file: impl Into<Mapping>,
+    start: u64,
+    end: u64,
+) -> Result<Option<Piece>> {
+    let found = overlapping(store, file.into(), (start, end), 1)?;
+    Ok(clipped(found.items, (start, end))?.into_iter().next())
+}
+
 /// All of [`pieces`], however many.
 pub fn all_pieces(
     store: &dyn View,

@@ -55,6 +55,11 @@ impl Engine {
             return Ok(Some(0));
         }
         let end = in_cache.unwrap_or(end);
+        // Mostly the first is data: a walk would read many more.
+        match extents::first_piece(&self.store, inode, from, end)? {
+            Some(piece) if piece.unwritten => {}
+            first => return Ok(first.map(|piece| piece.file_block).or(in_cache)),
+        }
         let mut walk = extents::Walk::new(&self.store, inode, (from, end));
         while let Some(pieces) = walk.pieces()? {
             if let Some(piece) = pieces.iter().find(|piece| !piece.unwritten) {
@@ -66,9 +71,9 @@ impl Engine {
 
     /// The end of the run of data that page `from` is in, at least one page on; it may be found too early.
     fn data_end(&self, inode: &Inode, from: u64, end: u64) -> Result<u64> {
-        let (pieces, _) = extents::pieces(&self.store, inode, from, end)?;
-        let mapped = pieces.first().filter(|piece| piece.file_block == from && !piece.unwritten);
-        Ok(mapped.map_or(from + 1, extents::Piece::end))
+        let first = extents::first_piece(&self.store, inode, from, end)?;
+        let mapped = first.filter(|piece| piece.file_block == from && !piece.unwritten);
+        Ok(mapped.map_or(from + 1, |piece| piece.end()))
     }
 
     /// Copies up to `length` bytes between files (or within one, if the ranges do not overlap). Less only at

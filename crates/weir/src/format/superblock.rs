@@ -211,6 +211,28 @@ impl Superblock {
         [Geometry::superblock_block(slot), self.geometry.superblock_mirror_block(slot)]
     }
 
+    /// The places of the one before and of the one after.
+    pub const fn other_places(&self) -> [u64; 2] {
+        let other = 1 - self.slot();
+        [Geometry::superblock_block(other), self.geometry.superblock_mirror_block(other)]
+    }
+
+    /// Whether a valid copy was found in the slot that this one is not in.
+    fn has_neighbour(&self, places: &[SuperblockPlace]) -> bool {
+        let others = self.other_places();
+        places.iter().any(|place| others.contains(&place.block) && place.found.is_ok())
+    }
+
+    /// Whether a newer superblock may have been in use, both copies of which are damaged. Mostly a crash has left them so, of one that
+    /// was never in use: what the log holds tells.
+    pub fn may_be_outlived(&self, places: &[SuperblockPlace]) -> bool {
+        let others = self.other_places();
+        let is_empty = |place: &SuperblockPlace| place.found == Err(SuperblockError::Empty);
+        let is_new = self.generation == 1
+            && places.iter().filter(|place| others.contains(&place.block)).all(is_empty);
+        !is_new && !self.has_neighbour(places)
+    }
+
     /// The bytes of the copy at `block_address`.
     ///
     /// # Errors
@@ -443,15 +465,10 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Of the slot that `best` is not in, nothing is known: the newest superblock may be there, and what the older one refers to may have been
-    /// used again. (Copies that are read and make no sense are what a crash leaves of one that was never in use.)
+    /// The newest superblock may be where nothing could be read, and what the older one refers to may have been used again.
     fn is_in_doubt(&self, best: &Superblock) -> bool {
-        let other = 1 - best.slot();
-        let places =
-            [Geometry::superblock_block(other), best.geometry.superblock_mirror_block(other)];
-        let is_known =
-            |place: &SuperblockPlace| places.contains(&place.block) && place.found.is_ok();
-        !self.places.iter().any(is_known) && self.unread.iter().any(|block| places.contains(block))
+        let places = best.other_places();
+        !best.has_neighbour(&self.places) && self.unread.iter().any(|block| places.contains(block))
     }
 
     fn conclude(self, device_blocks: u64) -> crate::Result<(Superblock, Vec<SuperblockPlace>)> {

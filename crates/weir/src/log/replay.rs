@@ -473,6 +473,27 @@ impl Recovered {
         self.next_lsn <= self.durable_lsn
     }
 
+    /// Whether the ring holds a frame that is none of these, and that a superblock newer than the one replay began with must have come before:
+    /// it is of a later epoch, or says that operations were durable which are not here. No crash leaves such a frame. Reads all of the ring. What
+    /// cannot be read there says nothing.
+    pub fn is_outlived(&self, device: &dyn Device) -> bool {
+        let mut no_progress = |_| ();
+        let mut reader = RingReader::new(device, self.geometry, &mut no_progress);
+        let is_whole = |reader: &mut RingReader<'_>, position| -> Result<bool> {
+            let Some(header) = FrameHeader::peek(reader.get(position, 1)?) else {
+                return Ok(false);
+            };
+            let is_newer = header.epoch > self.start.epoch || header.durable_lsn >= self.next_lsn;
+            let blocks = header.total_blocks();
+            let is_here = header.volume_id == self.geometry.volume_id
+                && header.ring_position_blocks == position
+                && position + blocks <= self.geometry.log_blocks;
+            Ok(is_newer && is_here && header.verify(reader.get(position, blocks)?).is_some())
+        };
+        (0..self.geometry.log_blocks)
+            .any(|position| is_whole(&mut reader, position).unwrap_or(false))
+    }
+
     /// The epoch that all accepted frames carry; 0 if there is none, or more than one.
     pub fn epoch(&self) -> u64 {
         let first = self.frames.first().map_or(0, |frame| frame.epoch);

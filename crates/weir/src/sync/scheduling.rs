@@ -1,5 +1,6 @@
 //! How a thread asks to be scheduled: one that works in the background gives way to whoever wakes up ([`give_way`]), and one that is about to
-//! wake others may count for nothing for a moment ([`set_scheduling_class`]), if it comes first otherwise ([`come_first`]).
+//! wake others may count for nothing for a moment ([`set_scheduling_class`]), if it comes first otherwise ([`come_first`]). And which signals it is
+//! spared ([`without_signals`]).
 //!
 //! Linux does not take the processor from a running thread before its time slice is over (0.7 to 3 ms), not even for one that
 //! has just woken up and is owed time. Unless the one that wakes has a shorter slice (Linux 6.12, EEVDF with *custom slices*:
@@ -188,9 +189,71 @@ pub fn give_way(_niceness: i32) {}
 #[cfg(not(all(target_os = "linux", not(any(miri, feature = "shuttle")))))]
 pub fn come_first() {}
 
+/// What says that a thread itself went wrong, which it alone can hear; and the profiler's clock, which asks whoever runs.
+#[cfg(not(feature = "shuttle"))]
+const ONES_OWN_SIGNALS: [i32; 8] = [
+    libc::SIGABRT,
+    libc::SIGBUS,
+    libc::SIGFPE,
+    libc::SIGILL,
+    libc::SIGPROF,
+    libc::SIGSEGV,
+    libc::SIGSYS,
+    libc::SIGTRAP,
+];
+
+/// Does `start` while the calling thread takes no signals that are the program's: a thread that is started there takes none, ever. They go to
+/// one of the program's own, whose handler may rely on its thread's data, and whose call they are to interrupt.
+#[cfg(not(feature = "shuttle"))]
+pub fn without_signals<T>(start: impl FnOnce() -> T) -> T {
+    if cfg!(miri) {
+        return start();
+    }
+    // SAFETY: all zero is a valid set of signals.
+    let (mut spared, mut before): (libc::sigset_t, libc::sigset_t) = unsafe { std::mem::zeroed() };
+    // SAFETY: the sets outlive the calls, and the numbers are signals.
+    let is_changed = unsafe {
+        libc::sigfillset(&raw mut spared);
+        for signal in ONES_OWN_SIGNALS {
+            libc::sigdelset(&raw mut spared, signal);
+        }
+        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const spared, &raw mut before) == 0
+    };
+    let result = start();
+    if is_changed {
+        // SAFETY: the set was filled in by the call above, and outlives this one.
+        unsafe {
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut())
+        };
+    }
+    result
+}
+
 #[cfg(all(test, target_os = "linux", not(any(miri, feature = "shuttle"))))]
 mod tests {
     use super::*;
+
+    /// The signals that the calling thread does not take.
+    fn spared() -> u64 {
+        let status = std::fs::read_to_string("/proc/thread-self/status").expect("Linux tells");
+        let line = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).expect("a line");
+        u64::from_str_radix(line.trim(), 16).expect("a number")
+    }
+
+    #[test]
+    fn threads_of_the_engine_take_none_of_the_programs_signals() {
+        let is_spared = |set: u64, signal: i32| set >> (signal - 1) & 1 != 0;
+        let own = spared();
+        let (send, receive) = std::sync::mpsc::channel();
+        let thread = crate::sync::spawn("spared", move || send.send(spared()).expect("heard"));
+        let set = receive.recv().expect("an answer");
+        thread.expect("a thread").join().expect("the thread ends");
+        for signal in [libc::SIGALRM, libc::SIGCHLD, libc::SIGTERM, libc::SIGINT, libc::SIGUSR1] {
+            assert!(is_spared(set, signal), "signal {signal}");
+        }
+        assert!(!ONES_OWN_SIGNALS.iter().any(|&signal| is_spared(set, signal)), "{set:#x}");
+        assert_eq!(spared(), own, "the caller takes what it took");
+    }
 
     fn niceness() -> i32 {
         rustix::process::getpriority_process(None).expect("a thread has a niceness")

@@ -244,12 +244,24 @@ fn write_zeros(
         done += bytes;
         progress(done, blocks * BLOCK_BYTES_U64);
     };
+    forget_older_superblock(device)?;
     for area in places {
         write_area(device, &zeros, area, &mut step)?;
     }
     forget_older_volume(device, geometry)?;
     device.flush()?;
     write_area(device, &zeros, written, &mut step)
+}
+
+/// Of a volume that is there the newest superblock goes last: with the one before it, which a power cut may leave alone otherwise, it is not what
+/// it was.
+fn forget_older_superblock(device: &dyn Device) -> Result<()> {
+    let Ok((newest, _)) = superblock::choose_superblock(device) else { return Ok(()) };
+    let zeros = AlignedBuf::zeroed(BLOCK_BYTES);
+    for block in newest.other_places() {
+        write_area(device, &zeros, block..block + 1, &mut |_| {})?;
+    }
+    Ok(device.flush()?)
 }
 
 /// A volume that filled the device has mirrors of its superblocks behind the end of a smaller one: without its slots it would be found by

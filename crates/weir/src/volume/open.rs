@@ -50,6 +50,10 @@ const TIDY_RESERVE_SHARE: u64 = 256;
 const LEAST_TIDY_RESERVE_BLOCKS: u64 = 4 * OP_SPACE_BLOCKS;
 const MOST_TIDY_RESERVE_BLOCKS: u64 = 64;
 
+/// Of a volume whose newest superblock is gone: see [`Superblock::may_be_outlived`] and [`Recovered::is_outlived`].
+pub(crate) const OUTLIVED: &str = "both copies of the newest superblock are damaged, and the one before it is older than what the \
+     log holds: run weir fsck, or restore a copy";
+
 /// Opens an image file or block device, exclusively.
 pub(crate) fn posix_device(path: &Path, read_only: bool) -> Result<Arc<dyn Device>> {
     let mode = if read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
@@ -243,6 +247,9 @@ pub(super) fn open(device: Arc<dyn Device>, options: VolumeOptions) -> Result<Ar
     }
     let root = read_root(&*device, &superblock)?;
     let recovered = scan_log(&*device, &superblock, &root, &options)?;
+    if superblock.may_be_outlived(&places) && recovered.is_outlived(&*device) {
+        return Err(Error::Corrupt(OUTLIVED.into()));
+    }
     if !options.read_only {
         check_counters(&superblock, &root, &recovered)?;
         superblock = begin_epoch(&*device, superblock, &places, &recovered)?;

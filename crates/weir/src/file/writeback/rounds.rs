@@ -126,17 +126,7 @@ impl Engine {
                 given_up = batch;
             }
         }
-        let mut result = rounds.end();
-        for (inode, range) in given_up {
-            // One that cannot be written is no reason for the others to stay in memory.
-            if !result.as_ref().is_err_and(is_of_one_file) {
-                break;
-            }
-            let written = self.write_back(&inode, range, TO_WRITE, IoClass::Writeback);
-            if written.as_ref().is_err_and(|error| !is_of_one_file(error)) {
-                result = written;
-            }
-        }
+        let result = self.write_each_alone(rounds.end(), given_up, TO_WRITE);
         // After an error, or where the end of a batch had nothing to write any more.
         while self.end_handed_over_batch() {}
         self.counters.handed_over_pages.add(pages);
@@ -151,16 +141,37 @@ impl Engine {
     pub fn flush_while(&self, filter: RunFilter, go_on: impl Fn(u64) -> bool) -> Result<u64> {
         let mut rounds = Rounds::new(self, filter, IoClass::Writeback);
         let mut pages = 0;
-        loop {
+        let given_up = loop {
             let inodes = self.dirty.next_batch(FLUSH_INODES).into_iter();
             let files: Vec<_> = inodes.map(|inode| (inode, 0..u64::MAX)).collect();
             let written = rounds.write(&files, Then::More, |more| go_on(pages + more));
             pages += written;
             if written == 0 || rounds.result.is_err() || !go_on(pages) {
+                // The last round may fail yet.
+                break files;
+            }
+        };
+        self.write_each_alone(rounds.end(), given_up, filter).map(|()| pages)
+    }
+
+    /// Where the rounds that `given_up` was part of have ended with an error of one file, writes each of its files by itself: one that cannot be
+    /// written is no reason for the others to stay in memory. Answers the error.
+    fn write_each_alone(
+        &self,
+        result: Result<()>,
+        given_up: Batch,
+        filter: RunFilter,
+    ) -> Result<()> {
+        for (inode, range) in given_up {
+            if !result.as_ref().is_err_and(is_of_one_file) {
                 break;
             }
+            let written = self.write_back(&inode, range, filter, IoClass::Writeback);
+            if written.as_ref().is_err_and(|error| !is_of_one_file(error)) {
+                return written;
+            }
         }
-        rounds.end().map(|()| pages)
+        result
     }
 
     /// The oldest batch under way is home, or given up. False: there is none.
