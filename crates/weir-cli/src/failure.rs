@@ -72,6 +72,9 @@ impl Failure {
             Error::Exists => {
                 "exists already: choose another path, or overwrite it with --force".to_owned()
             }
+            Error::AccessDenied if is_locked(volume) => format!(
+                "it is marked as not to be changed: open it with --read-only, or take the mark away: chattr -i -a {shown}"
+            ),
             Error::AccessDenied => {
                 "permission denied: run as the owner of the volume, or as root".to_owned()
             }
@@ -110,6 +113,7 @@ impl Failure {
     pub fn creating(volume: &Path, error: &Error) -> Self {
         let what = match error {
             Error::NotFound => "no files can be made there: choose another path",
+            Error::AccessDenied if is_locked(volume) => return Self::volume(volume, error),
             Error::AccessDenied => {
                 "permission denied: choose a directory that you may write to, or run as root"
             }
@@ -145,6 +149,14 @@ impl Failure {
         let text = text.split(" (os error").next().unwrap_or(&text).to_lowercase();
         Self::new(path.display(), text)
     }
+}
+
+/// Nobody may change the file, not even root (`chattr +i`, `chattr +a`).
+fn is_locked(path: &Path) -> bool {
+    use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};
+    let locked = StatxAttributes::IMMUTABLE | StatxAttributes::APPEND;
+    statx(CWD, path, AtFlags::empty(), StatxFlags::BASIC_STATS)
+        .is_ok_and(|file| file.stx_attributes.intersects(locked))
 }
 
 impl Display for Failure {

@@ -360,6 +360,52 @@ fn a_volume_that_cannot_be_made_or_opened_for_want_of_descriptors_names_that_lim
     assert!(refusals > 0);
 }
 
+#[test]
+fn a_mount_that_fails_for_want_of_descriptors_names_that_limit_and_no_other_remedy() {
+    let Some(bench) = Bench::new() else { return };
+    let volume = bench.volume();
+    let mut refusals = 0;
+    for descriptors in 5..40 {
+        let arguments = ["mount", &volume, &bench.dir(), "--background"];
+        let (code, said) = limited(&format!("-n {descriptors}"), &arguments);
+        if code == Some(0) {
+            bench.unmount();
+            continue;
+        }
+        refusals += 1;
+        assert!(said.contains("ulimit -n"), "{descriptors}: {said}");
+        assert!(!said.contains("root") && !said.contains("weir: weir"), "{descriptors}: {said}");
+    }
+    assert!(refusals > 0);
+}
+
+/// Root may do everything else.
+#[test]
+fn a_volume_that_is_marked_as_not_to_be_changed_is_refused_with_the_way_to_change_that() {
+    let scratch = Scratch::new();
+    let volume = scratch.volume();
+    for mark in ["i", "a"] {
+        let chattr = |sign: &str| {
+            let marked = Command::new("chattr").arg(format!("{sign}{mark}")).arg(&volume).output();
+            marked.is_ok_and(|output| output.status.success())
+        };
+        if !chattr("+") {
+            eprintln!("skipped: chattr +{mark} needs root, and a file system that has it");
+            return;
+        }
+        let inside = format!("{volume}:/d");
+        let create = ["create", &volume, "--size", "8M", "--force"];
+        let outputs = [&["mkdir", &inside][..], &create].map(weir);
+        assert!(chattr("-"));
+        for output in outputs {
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(1), "{said}");
+            assert!(said.contains("chattr -i -a") && !said.contains("root"), "{said}");
+        }
+    }
+    done(&["mkdir", &format!("{volume}:/d")]);
+}
+
 /// Two that write one volume destroy it; each has a lock on something else, unless they agree.
 #[test]
 fn a_volume_is_in_use_also_by_way_of_a_loop_device() {

@@ -142,6 +142,7 @@ pub fn attach(dir: &Path, options: &MountOptions) -> Result<OwnedFd, MountError>
     let device = rustix::fs::open(FUSE_DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
         .map_err(|error| match error {
             Errno::NOENT | Errno::NODEV | Errno::NXIO => MountError::NoFuse,
+            error @ (Errno::MFILE | Errno::NFILE) => MountError::Session(error.into()),
             error => MountError::FuseDevice(error.into()),
         })?;
     let mut data = format!(

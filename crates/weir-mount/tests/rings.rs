@@ -131,6 +131,26 @@ fn a_program_that_changes_the_core_is_lent_a_place_and_no_thread_sleeps_in_that_
     assert!(!classes().is_empty());
 }
 
+/// A hand-over to a thread of another core costs some ten round trips.
+#[test]
+fn what_may_wait_is_served_on_the_core_that_asks_for_it() {
+    if !has_rings() {
+        return;
+    }
+    let _one_at_a_time = ONE_AT_A_TIME.lock();
+    let ops = common::MemoryFs::new();
+    let Some(mount) = common::TestMount::new(ops.clone(), "io_uring") else { return };
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(0);
+    rustix::thread::sched_setaffinity(None, &set).unwrap();
+    let file = fs::File::create(mount.path().join("file")).unwrap();
+    (0..200).for_each(|size| file.set_len(size).unwrap());
+    let resized_by = ops.resized_by.lock().unwrap();
+    assert_eq!(resized_by.len(), 200);
+    let others: Vec<_> = resized_by.iter().filter(|name| *name != "weir-wait-0").collect();
+    assert!(others.is_empty(), "{} on {}", others.len(), others[0]);
+}
+
 #[test]
 fn syncs_are_answered_where_others_compute_on_the_same_core() {
     if !has_rings() {

@@ -213,8 +213,14 @@ fn check_dir(dir: &Path) -> Outcome {
 
 /// Starts the server and waits for its report.
 fn start_server(args: &MountArgs) -> Result<ExitCode, Failure> {
-    let fail = |what: &str, error: std::io::Error| Failure::new(what, error);
-    let program = std::env::current_exe().map_err(|error| fail("weir", error))?;
+    let fail = |what: &str, error: std::io::Error| {
+        if is_descriptor_limit(&error) {
+            return Failure::new(what, no_descriptor(&error));
+        }
+        Failure::new(what, error)
+    };
+    let program =
+        std::env::current_exe().map_err(|error| fail("cannot find this program again", error))?;
     let log = match &args.log {
         None => Stdio::null(),
         Some(path) => OpenOptions::new()
@@ -234,10 +240,10 @@ fn start_server(args: &MountArgs) -> Result<ExitCode, Failure> {
         .stdout(Stdio::piped())
         .stderr(log)
         .spawn()
-        .map_err(|error| fail("weir: cannot start the server", error))?;
+        .map_err(|error| fail("cannot start the server", error))?;
     let lines = server.stdout.take().map(BufReader::new);
     for line in lines.into_iter().flat_map(BufRead::lines) {
-        let line = line.map_err(|error| fail("weir: the server's report", error))?;
+        let line = line.map_err(|error| fail("the server's report", error))?;
         if let Some(ready) = line.strip_prefix(READY) {
             open::print(format!("{ready}\n").as_bytes())?;
             return Ok(ExitCode::SUCCESS);
@@ -245,7 +251,7 @@ fn start_server(args: &MountArgs) -> Result<ExitCode, Failure> {
         let _ = writeln!(std::io::stderr().lock(), "{line}");
     }
     // It ended without being ready, and has said why.
-    let status = server.wait().map_err(|error| fail("weir: the server", error))?;
+    let status = server.wait().map_err(|error| fail("the server", error))?;
     let code = status.code().and_then(|code| u8::try_from(code).ok()).filter(|code| *code != 0);
     match code {
         Some(code) => Ok(ExitCode::from(code)),
@@ -328,12 +334,25 @@ fn serve(args: &MountArgs, options: &MountOptions) -> Result<ExitCode, Failure> 
 
 fn mount_failure(dir: &Path, error: &MountError) -> Failure {
     match error {
+        MountError::FuseDevice(cause) | MountError::Mount(cause) | MountError::Session(cause)
+            if is_descriptor_limit(cause) =>
+        {
+            Failure::new(dir.display(), no_descriptor(cause))
+        }
         MountError::NoFuse
         | MountError::FuseDevice(_)
         | MountError::NoHelper
         | MountError::Directory(_) => Failure::bare(error.to_string()),
         error => Failure::new(dir.display(), error),
     }
+}
+
+fn is_descriptor_limit(error: &std::io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
+}
+
+fn no_descriptor(error: &std::io::Error) -> weir::Error {
+    weir::Error::NoDescriptor(error.to_string())
 }
 
 /// The one line that says the mount is usable.

@@ -13,7 +13,7 @@
 //! | [`abi`] | the bytes of requests and answers |
 //! | [`queue`] | one ring and its thread |
 //! | [`serve`] | one request |
-//! | [`helper`] | a sync that a core waits for |
+//! | [`helper`] | a sync, or what may wait, that a core waits for |
 //! | [`hops`] | programs that change the core with every request |
 //! | [`manners`] | whom a queue's thread lets go first |
 //! | [`wake`] | how others wake it |

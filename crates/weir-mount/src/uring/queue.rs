@@ -15,7 +15,7 @@
 
 #![allow(unsafe_code)]
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -76,6 +76,43 @@ impl Drop for Memory {
 thread_local! {
     /// The queue that the calling thread serves; only ever compared.
     static SERVED_HERE: Cell<*const Shared> = const { Cell::new(std::ptr::null()) };
+    /// What the calling thread has answered within [`answering_later`].
+    static LATER: RefCell<Option<Vec<Answered>>> = const { RefCell::new(None) };
+}
+
+/// An entry that is to be given back.
+struct Answered {
+    shared: Arc<Shared>,
+    index: usize,
+    commit_id: u64,
+}
+
+/// Answers of [`answering_later`]; dropping them gives them.
+pub struct Answers(Vec<Answered>);
+
+impl Drop for Answers {
+    fn drop(&mut self) {
+        for Answered { shared, index, commit_id } in self.0.drain(..) {
+            shared.answer(index, commit_id);
+        }
+    }
+}
+
+/// Does `job`, and keeps what it answers on this thread: the thread of the queue, on the same core, takes the processor as soon as it is woken.
+pub fn answering_later(job: impl FnOnce()) -> Answers {
+    struct Kept;
+    impl Drop for Kept {
+        fn drop(&mut self) {
+            // A job that unwinds has answered too.
+            drop(Answers(LATER.take().unwrap_or_default()));
+        }
+    }
+    LATER.set(Some(Vec::new()));
+    let kept = Kept;
+    job();
+    let answers = Answers(LATER.take().unwrap_or_default());
+    drop(kept);
+    answers
 }
 
 /// What the queue's thread shares with those who answer.
@@ -168,7 +205,13 @@ impl Held {
         let header = unsafe { std::slice::from_raw_parts_mut(header, HEADER_BYTES) };
         abi::answer(header, self.request.unique, result);
         self.shared.open.fetch_sub(1, Ordering::Relaxed);
-        self.shared.answer(self.index, self.request.commit_id);
+        let (index, commit_id) = (self.index, self.request.commit_id);
+        LATER.with_borrow_mut(|later| match later {
+            Some(later) => {
+                later.push(Answered { shared: Arc::clone(&self.shared), index, commit_id });
+            }
+            None => self.shared.answer(index, commit_id),
+        });
     }
 }
 

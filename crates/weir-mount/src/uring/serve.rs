@@ -2,7 +2,8 @@
 //! `fuser` does not know, this does: `O_TMPFILE`, and `statx` with the birth time.
 //!
 //! Nothing waits on a queue's thread: each core has one queue, and whoever runs on that core would wait too. So a lone sync is done by
-//! the queue's helper, others become tickets, and what may block goes to the pool.
+//! one of the queue's helpers, others become tickets; what may block is done by the other helper, or goes to the pool where that has
+//! something to do.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -13,7 +14,7 @@ use weir::{Attr, FileType, RenameMode, SetAttr, SetTime, Timestamp};
 
 use super::abi::{Fields, Writer, op};
 use super::helper::Helper;
-use super::queue::Held;
+use super::queue::{Held, answering_later};
 use crate::dispatch::{Asks, Class, Dispatcher, Here};
 use crate::errno::Errno;
 use crate::fuser_convert::{
@@ -30,6 +31,8 @@ use crate::options::TransportOptions;
 
 /// Largest part of a file copied by one request.
 const MAX_COPY_BYTES: u64 = 1 << 30;
+/// A longer copy is no matter of one core.
+const SHORT_COPY_BYTES: u64 = 1 << 20;
 /// `FUSE_IOCTL_DIR`.
 const IOCTL_DIR: u32 = 1 << 4;
 /// `FUSE_FSYNC_FDATASYNC`.
@@ -40,10 +43,14 @@ pub struct Server {
     ops: Arc<dyn FileSystemOps>,
     dispatcher: Arc<Dispatcher>,
     context: Context,
-    /// One for each queue; fewer where threads are not to be had.
+    /// For lone syncs, one for each queue; fewer where threads are not to be had.
     helpers: Vec<Helper<(SyncTarget, Done)>>,
+    /// The same for requests that may wait.
+    waiters: Vec<Helper<Job>>,
     crowd: Arc<Crowd>,
 }
+
+type Job = Box<dyn FnOnce() + Send>;
 
 /// For how long a sync that met another says that there are several who sync.
 const CROWD: Duration = Duration::from_millis(2);
@@ -109,6 +116,12 @@ fn class(opcode: u32, operation: Fields<'_>) -> Class {
     }
 }
 
+/// Computes for long.
+fn is_long(held: &Held) -> bool {
+    held.request.opcode == op::COPY_FILE_RANGE
+        && held.parts().0.u64(40).is_ok_and(|length| length > SHORT_COPY_BYTES)
+}
+
 impl Server {
     pub fn new(ops: Arc<dyn FileSystemOps>, options: TransportOptions, queues: usize) -> Self {
         let reporter = Arc::clone(&ops);
@@ -121,12 +134,19 @@ impl Server {
         };
         let helper = |core| {
             let (ops, dispatcher) = (Arc::clone(&ops), Arc::clone(&dispatcher));
-            Helper::new(core, move |(target, done): (SyncTarget, Done)| {
-                dispatcher.run_waiting(|| done(ops.sync(&target)));
+            Helper::new("weir-fsync", core, move |(target, done): (SyncTarget, Done)| {
+                answering_later(|| dispatcher.run_waiting(|| done(ops.sync(&target))))
             })
         };
         let helpers = (0..queues).map_while(|core| helper(core).ok()).collect();
-        Self { ops, dispatcher, context, helpers, crowd: Arc::default() }
+        let waiter = |core| {
+            let dispatcher = Arc::clone(&dispatcher);
+            Helper::new("weir-wait", core, move |job: Job| {
+                answering_later(|| dispatcher.run_waiting(job))
+            })
+        };
+        let waiters = (0..queues).map_while(|core| waiter(core).ok()).collect();
+        Self { ops, dispatcher, context, helpers, waiters, crowd: Arc::default() }
     }
 
     /// A ring gave up, and the mount with it.
@@ -147,16 +167,16 @@ impl Server {
             op::FSYNC | op::FSYNCDIR => self.dispatcher.run_here(Here::Free, || self.fsync(held)),
             op::WRITE => self.write(held),
             op::LSEEK if self.ops.is_written(held.request.ino) => {
-                let (ops, context) = (Arc::clone(&self.ops), self.context);
-                self.dispatcher.submit_asking(Asks::Content, move || {
+                let (ops, context, queue) = (Arc::clone(&self.ops), self.context, held.queue());
+                self.ask(queue, move || {
                     ops.fetch_mapped(Some(held.request.ino));
                     answer(&*ops, context, held);
                 });
             }
             // After an error it asks the kernel.
             op::FALLOCATE => {
-                let (ops, context) = (Arc::clone(&self.ops), self.context);
-                self.dispatcher.submit_asking(Asks::Content, move || answer(&*ops, context, held));
+                let (ops, context, queue) = (Arc::clone(&self.ops), self.context, held.queue());
+                self.ask(queue, move || answer(&*ops, context, held));
             }
             op::IOCTL => self.dispatcher.run_here(Here::Free, || self.ioctl(held)),
             _ => {
@@ -176,8 +196,27 @@ impl Server {
         if let Some(permission) = self.dispatcher.admit(class) {
             self.dispatcher.run_here(permission, || job(&*self.ops, context, held));
         } else {
-            let ops = Arc::clone(&self.ops);
-            self.dispatcher.submit(move || job(&*ops, context, held));
+            let (ops, queue, is_long) = (Arc::clone(&self.ops), held.queue(), is_long(&held));
+            let job: Job = Box::new(move || job(&*ops, context, held));
+            let left = if is_long { Some(job) } else { self.wait(queue, job) };
+            if let Some(job) = left {
+                self.dispatcher.submit(job);
+            }
+        }
+    }
+
+    /// Has `job` done by whoever waits for `queue`, or gives it back where he has something to do.
+    fn wait(&self, queue: usize, job: Job) -> Option<Job> {
+        match self.waiters.get(queue) {
+            Some(waiter) => waiter.give(job).err(),
+            None => Some(job),
+        }
+    }
+
+    /// The same for a job that may ask the kernel for pages. Nothing waits behind what a waiter does, so the kernel may ask for anything meanwhile.
+    fn ask(&self, queue: usize, job: impl FnOnce() + Send + 'static) {
+        if let Some(job) = self.wait(queue, Box::new(job)) {
+            self.dispatcher.submit_asking(Asks::Content, job);
         }
     }
 

@@ -49,6 +49,8 @@ pub struct MemoryFs {
     changed: Condvar,
     pub waiting_fsyncs: AtomicU64,
     pub xattr_reads: AtomicU64,
+    /// Names of the threads that have changed sizes.
+    pub resized_by: Mutex<Vec<String>>,
     /// Every change is promised to be durable before its answer.
     pub is_synchronous: AtomicBool,
     /// How often something was made durable for that.
@@ -139,6 +141,7 @@ impl MemoryFs {
             changed: Condvar::new(),
             waiting_fsyncs: AtomicU64::new(0),
             xattr_reads: AtomicU64::new(0),
+            resized_by: Mutex::default(),
             is_synchronous: AtomicBool::new(false),
             made_durable: AtomicU64::new(0),
         })
@@ -206,6 +209,8 @@ impl FileSystemOps for MemoryFs {
             node.attr.permissions &= !0o6000;
         }
         if let Some(size) = change.size_bytes {
+            let thread = std::thread::current();
+            self.resized_by.lock().unwrap().push(thread.name().unwrap_or_default().to_owned());
             node.data.resize(size as usize, 0);
             node.attr.size_bytes = size;
         }
