@@ -1,5 +1,5 @@
 #!/bin/bash
-# Installs everything the suites for programs, kills and the format need on Debian. Idempotent and quick
+# Installs everything that the suites for programs, kills and the format, and the tests of the lab, need on Debian. Idempotent and quick
 # when all is there. Needs root for the packages; fsx goes into the cache directory only.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -8,7 +8,8 @@ source "$here/lib.sh"
 
 packages=(
     acl attr btrfs-progs curl e2fsprogs fio fuse3 git postgresql-15 procps psmisc python3
-    python3-crc32c python3-xxhash rsync sqlite3 stress-ng tar util-linux xfsprogs
+    python3-crc32c python3-xxhash redis-server rocksdb-tools rsync sqlite3 stress-ng tar util-linux
+    xfsprogs
 )
 missing=()
 for package in "${packages[@]}"; do

@@ -107,6 +107,13 @@ enum LabCommand {
         #[command(flatten)]
         options: experiments::tickets::TicketsOptions,
     },
+    /// Durable transactions of programs that sync all the time, on a mount
+    Programs {
+        #[command(flatten)]
+        run: RunArgs,
+        #[command(flatten)]
+        options: experiments::programs::ProgramsOptions,
+    },
     /// All that the claims about Weir's speed need, on a plain and on a slow disk, and what became of each
     Claims {
         #[command(flatten)]
@@ -338,6 +345,9 @@ pub fn run(args: LabArgs) -> LabResult<ExitCode> {
         }
         LabCommand::Foundation { run, options } => experiment(&run, |q, _| {
             vec![Box::new(experiments::foundation::Foundation::new(&options, q))]
+        }),
+        LabCommand::Programs { run, options } => experiment(&run, |q, _| {
+            vec![Box::new(experiments::programs::Programs::new(&options, q))]
         }),
         LabCommand::Tickets { run, options } => {
             experiment(&run, |q, _| vec![Box::new(experiments::tickets::Tickets::new(&options, q))])

@@ -99,6 +99,8 @@ fn a_number_that_makes_no_load_is_refused() {
         ("checkpoint", "--reads", most.as_str()),
         ("ingest", "--total-mib", most.as_str()),
         ("tickets", "--tickets", "0"),
+        ("programs", "--clients", "0"),
+        ("programs", "--seconds", "-1"),
     ] {
         let out = scratch.run(&[command, "--on", "dir:.", "--allow-no-device", option, value]);
         let text = String::from_utf8_lossy(&out.stderr).into_owned();

@@ -5,7 +5,7 @@ mod common;
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 
-use common::{Needs, SmallRun, figure, in_scratch, median, rows};
+use common::{Needs, Scratch, SmallRun, figure, in_scratch, median, rows};
 
 /// Runs an experiment with small loads on a directory and checks what every report must have.
 fn check(name: &str) {
@@ -228,4 +228,22 @@ fn a_report_can_be_checked_drawn_and_rendered_again() {
         let text = String::from_utf8_lossy(&out.stdout).into_owned();
         assert!(text.contains("fsyncs per flush") && text.contains("0 truths hold"), "{text}");
     });
+}
+
+#[test]
+fn a_program_that_is_not_installed_is_not_offered() {
+    let scratch = Scratch::new("missing");
+    let json = scratch.json();
+    let args = ["programs", "--quick", "--on", "dir:.", "--allow-no-device", "--no-probe"];
+    let some =
+        ["--mode", "sqlite,redis,rocksdb", "--clients", "1", "--rounds", "1", "--json", &json];
+    let mut command = scratch.command(&[&args[..], &some].concat());
+    let out = command.env("PATH", "/nowhere").output().expect("weir-lab starts");
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let report = std::fs::read(json).expect("report");
+    let report: serde_json::Value = serde_json::from_slice(&report).expect("JSON");
+    let lacking = report["not_offered"].as_array().expect("list");
+    let reasons: Vec<&str> = lacking.iter().filter_map(|s| s["reason"].as_str()).collect();
+    assert_eq!(reasons.len(), 4, "{reasons:?}");
+    assert!(reasons.iter().all(|reason| reason.contains("is in the package")), "{reasons:?}");
 }

@@ -77,6 +77,61 @@ fn tickets_are_held_while_flushes_are() {
 }
 
 #[test]
+fn programs_work_on_mounts_and_leave_nothing_behind() {
+    in_scratch("programs", Needs::Loops, |scratch| {
+        let options = "--no-probe --size 1G --seconds 0.3 --clients 2 --mode sqlite,redis,rocksdb";
+        let report = scratch.quick("programs", "ext4,weir", options);
+        let transactions = |mode| figure(&report, "ext4", mode, "transactions_per_s");
+        for mode in ["sqlite-wal", "sqlite-delete", "redis", "rocksdb"] {
+            let flushes = figure(&report, "ext4", mode, "flushes_per_transaction");
+            assert!(transactions(mode) > 0.0 && flushes > 0.0, "{mode} waits for the disk");
+            assert!(figure(&report, "ext4", mode, "cpu_us_per_transaction") > 0.0, "{mode}");
+        }
+        assert!(figure(&report, "ext4", "redis", "transaction_count") > 0.0);
+        let lacking = report["not_offered"].as_array().expect("list");
+        assert!(lacking.iter().all(|s| s["target"] == "weir" && s["failed"] == false));
+    });
+}
+
+/// Its server refuses to run as root, and whoever it runs as must get to the work directory.
+#[test]
+fn a_server_that_refuses_to_run_as_root_works_on_a_mount() {
+    in_scratch("postgres", Needs::Loops, |scratch| {
+        let work = format!("/var/tmp/weir-lab-test-{}", std::process::id());
+        std::fs::create_dir(&work).expect("work directory");
+        let json = scratch.json();
+        let out = scratch.run(&[
+            "programs",
+            "--quick",
+            "--on",
+            "ext4",
+            "--no-probe",
+            "--size",
+            "1G",
+            "--rounds",
+            "1",
+            "--seconds",
+            "1",
+            "--clients",
+            "2",
+            "--mode",
+            "postgres",
+            "--work",
+            &work,
+            "--json",
+            &json,
+        ]);
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert!(out.status.success(), "{said}");
+        std::fs::remove_dir(&work).expect("nothing is left in it");
+        let report = std::fs::read(json).expect("report");
+        let report = serde_json::from_slice(&report).expect("JSON");
+        assert!(figure(&report, "ext4", "postgres", "transactions_per_s") > 0.0);
+        assert!(figure(&report, "ext4", "postgres", "transaction_p50_us") > 0.0);
+    });
+}
+
+#[test]
 fn free_space_is_read_from_every_file_system() {
     in_scratch("aging", Needs::Loops, |scratch| {
         let targets = ["xfs", "ext4", "btrfs", "weir"];

@@ -8,6 +8,7 @@ pub mod fsmark;
 pub mod fsync;
 pub mod ingest;
 pub mod load;
+pub mod programs;
 pub mod simoop;
 pub mod tickets;
 mod tree;
@@ -328,12 +329,13 @@ pub trait Experiment {
     fn space_bytes(&self) -> u64;
 }
 
-/// Every experiment with its default options: those of [`all`], *foundation* and *tickets*.
+/// Every experiment with its default options: those of [`all`], *foundation*, *tickets* and *programs*.
 pub fn every(size: Size) -> Vec<Box<dyn Experiment>> {
     let mut every = all(size, false);
     let options = foundation::FoundationOptions::default();
     every.push(Box::new(foundation::Foundation::new(&options, size)));
     every.push(Box::new(tickets::Tickets::new(&tickets::TicketsOptions::default(), size)));
+    every.push(Box::new(programs::Programs::new(&programs::ProgramsOptions::default(), size)));
     every
 }
 

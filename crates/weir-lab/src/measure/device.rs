@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs;
 use std::io;
+use std::ops::Range;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -220,14 +221,27 @@ fn own_ticks() -> u64 {
 fn tree_ticks(mut children: Vec<u32>) -> u64 {
     let mut total = 0;
     while let Some(pid) = children.pop() {
-        let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { continue };
-        let Some((_, rest)) = stat.rsplit_once(") ") else { continue };
-        let f: Vec<u64> = rest.split(' ').map(|w| w.parse().unwrap_or(0)).collect();
-        // utime, stime, cutime, cstime are fields 14 to 17 of the line, 11 to 14 after the name.
-        total += f.get(11..15).map_or(0, |t| t.iter().sum::<u64>());
+        let Some(fields) = stat_fields(pid) else { continue };
+        total += sum_of(&fields, OWN_TICKS) + sum_of(&fields, ENDED_TICKS);
         children.extend(children_of(pid));
     }
     total
+}
+
+/// utime and stime are fields 14 and 15 of the line, 11 and 12 after the name.
+const OWN_TICKS: Range<usize> = 11..13;
+/// cutime and cstime: of children that have ended and were waited for, and of theirs.
+const ENDED_TICKS: Range<usize> = 13..15;
+
+/// The fields of a process's `stat` after its name; 0 for those that are no numbers.
+fn stat_fields(pid: u32) -> Option<Vec<u64>> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, rest) = stat.rsplit_once(") ")?;
+    Some(rest.split(' ').map(|w| w.parse().unwrap_or(0)).collect())
+}
+
+fn sum_of(fields: &[u64], which: Range<usize>) -> u64 {
+    fields.get(which).map_or(0, |f| f.iter().sum())
 }
 
 fn children_of(pid: u32) -> Vec<u32> {
@@ -311,7 +325,9 @@ impl CpuTime {
 
     /// All but this process.
     fn others() -> Self {
-        let children = tree_ticks(without_disk_server(children_of(std::process::id())));
+        let own = std::process::id();
+        let live = tree_ticks(without_disk_server(children_of(own)));
+        let children = live + stat_fields(own).map_or(0, |f| sum_of(&f, ENDED_TICKS));
         // A kernel without nanoseconds on a processor leaves these threads out.
         let kernel_ns = kernel_threads(|dir, _| {
             let text = fs::read_to_string(dir.join("schedstat")).unwrap_or_default();

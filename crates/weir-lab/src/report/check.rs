@@ -9,6 +9,7 @@ use std::fmt::Write;
 
 use super::schema::{Report, Row, skipped_groups};
 use super::table::figure;
+use crate::experiments::programs;
 use crate::measure::Spread;
 
 /// Kind of statement.
@@ -370,6 +371,16 @@ fn mount_claims(c: &mut Checker<'_>, target: &str) {
             let params = [("jobs", jobs)];
             let wanted = Wanted { experiment: "fsync", mode, params: &params, metric: "mib_per_s" };
             let what = format!("{target}: fsync {mode}, jobs={jobs}, MiB/s over the kernel's");
+            c.against_best_kernel(target, &what, wanted, 1.0);
+        }
+    }
+    for mode in programs::MODES {
+        for clients in [1, 4, 16] {
+            let params = [("clients", clients)];
+            let metric = "transactions_per_s";
+            let wanted = Wanted { experiment: "programs", mode, params: &params, metric };
+            let what =
+                format!("{target}: {mode}, clients={clients}, transactions/s over the kernel's");
             c.against_best_kernel(target, &what, wanted, 1.0);
         }
     }

@@ -10,10 +10,20 @@ use crate::experiments::{Better, Params, Size, label};
 const STYLE: &str = include_str!("style.css");
 
 /// Figures that each experiment shows as bars, in this order.
-const BARS: [(&str, &[&str]); 9] = [
+const BARS: [(&str, &[&str]); 10] = [
     (
         "fsmark",
         &["files_per_s", "flushes_per_file", "writes_per_file", "cpu_us_per_file", "fsync_p99_us"],
+    ),
+    (
+        "programs",
+        &[
+            "transactions_per_s",
+            "transaction_p99_us",
+            "flushes_per_transaction",
+            "writes_per_transaction",
+            "cpu_us_per_transaction",
+        ],
     ),
     ("tickets", &["submit_mean_us", "submit_p50_us", "tickets_per_s", "held_mib"]),
     (

@@ -36,7 +36,7 @@ fn grouped(n: i64) -> String {
 
 /// Metrics that the table shows; JSON has all of them.
 pub fn is_headline(metric: &str) -> bool {
-    const SHOWN: [&str; 35] = [
+    const SHOWN: [&str; 38] = [
         "files_per_s",
         "mib_per_s",
         "fsync_per_s",
@@ -72,6 +72,9 @@ pub fn is_headline(metric: &str) -> bool {
         "submit_p50_us",
         "held_mib",
         "tickets_per_s",
+        "transactions_per_s",
+        "transaction_p99_us",
+        "flushes_per_transaction",
     ];
     const SHOWN_ENDS: [&str; 8] = [
         "read_p99_us",
