@@ -288,6 +288,7 @@ fn files_can_be_made_listed_read_and_removed_without_a_mount() {
     let volume = scratch.volume("v");
     let at = |path: &str| format!("{volume}:{path}");
     done(&["mkdir", "-p", "-m", "750", &at("/a/b/c")]);
+    assert!(done(&["ls", "-l", &at("/a")]).starts_with("drwxr-xr-x"), "what is on the way");
     assert!(refused(1, &["mkdir", &at("/a/b")]).contains("exists"));
     done(&["mkdir", "-p", &at("/a/b")]);
     fs::write(scratch.path("hello"), "hello, world\n").unwrap();

@@ -309,6 +309,46 @@ fn nothing_is_written_through_a_link_that_the_same_copy_made() {
 }
 
 #[test]
+fn a_volume_is_not_taken_away_for_a_link_or_a_fifo_either() {
+    let scratch = Scratch::new("8M");
+    fs::create_dir_all(scratch.path("tree/out")).unwrap();
+    symlink("nowhere", scratch.path("tree/out/v")).unwrap();
+    done(&["cp", "-r", &scratch.shown("tree"), &scratch.at("/")]);
+    let other = Scratch::new("8M");
+    fs::create_dir(scratch.path("out")).unwrap();
+    let kept = scratch.path("out/v");
+    fs::copy(&other.volume, &kept).unwrap();
+    let said = refused(1, &["cp", "-r", &scratch.at("/tree/out"), &scratch.shown("")]);
+    assert!(said.contains("a Weir volume"), "{said}");
+    assert!(fs::read(&kept).unwrap() == fs::read(&other.volume).unwrap());
+}
+
+/// Whose copy it is cannot be said by who may not give files away: then nobody is to run it for somebody else.
+#[test]
+fn who_cannot_give_a_copy_its_owner_does_not_make_it_set_user_id() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let scratch = Scratch::new("8M");
+    let program = scratch.file("program", "#!/bin/sh");
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o6755)).unwrap();
+    done(&["cp", "-r", &program, &scratch.at("/")]);
+    fs::set_permissions(scratch.dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    fs::set_permissions(&scratch.volume, fs::Permissions::from_mode(0o644)).unwrap();
+    let copied = |uid: u32, name: &str| {
+        let place = scratch.at("/program");
+        let mut copy = Command::new("setpriv");
+        copy.args([&format!("--reuid={uid}"), &format!("--regid={uid}"), "--clear-groups"]);
+        copy.args([env!("CARGO_BIN_EXE_weir"), "cp", "-r", &place, &scratch.shown(name)]);
+        let output = copy.output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        mode(&scratch.path(name))
+    };
+    assert_eq!(copied(0, "same"), 0o6755);
+    assert_eq!(copied(65534, "other"), 0o755);
+}
+
+#[test]
 fn a_file_that_is_replaced_keeps_its_mode_and_with_r_gets_the_copied_one() {
     let scratch = Scratch::new("8M");
     let source = scratch.file("source", "new");

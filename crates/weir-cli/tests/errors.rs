@@ -265,6 +265,27 @@ fn a_volume_that_was_not_closed_is_called_that_by_info_and_fsck_alike() {
 }
 
 #[test]
+fn a_check_that_is_to_change_nothing_leaves_the_log_as_it_is_and_one_that_may_replays_it() {
+    let scratch = Scratch::new();
+    let volume = scratch.volume();
+    let open = weir::Volume::open(Path::new(&volume), weir::VolumeOptions::default()).unwrap();
+    open.create_dir("/dir", 0o755).unwrap();
+    open.sync().unwrap();
+    let left = scratch.shown("left");
+    fs::copy(&volume, &left).unwrap();
+    open.close().unwrap();
+    let before = fs::read(&left).unwrap();
+    for options in [&["-n"][..], &["--dry-run", "--json"]] {
+        let checked = weir(&[&["fsck"][..], options, &[&left]].concat());
+        assert_eq!(checked.status.code(), Some(0), "{options:?}");
+        assert!(fs::read(&left).unwrap() == before, "{options:?} has written");
+    }
+    assert_eq!(weir(&["fsck", &left]).status.code(), Some(1));
+    assert!(fs::read(&left).unwrap() != before);
+    assert_eq!(weir(&["fsck", &left]).status.code(), Some(0));
+}
+
+#[test]
 fn a_mount_refuses_sizes_that_would_have_no_effect() {
     let scratch = Scratch::new();
     let volume = scratch.volume();

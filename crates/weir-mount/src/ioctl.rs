@@ -492,6 +492,28 @@ mod tests {
     }
 
     #[test]
+    fn each_bit_of_a_hand_over_is_its_own_and_what_waits_may_keep_a_thread() {
+        let flags = |bits| match decode(WRITE_RANGE, &words(&[7, 10, bits])) {
+            Ok(Command::WriteRange { range, flags }) => {
+                assert_eq!(range, 7..17);
+                flags
+            }
+            other => panic!("{other:?}"),
+        };
+        let none =
+            SyncRangeFlags { wait_before: false, write: false, wait_after: false, nowait: false };
+        assert_eq!(flags(0), none);
+        assert_eq!(flags(1), SyncRangeFlags { wait_before: true, ..none });
+        assert_eq!(flags(2), SyncRangeFlags { write: true, ..none });
+        assert_eq!(flags(4), SyncRangeFlags { wait_after: true, ..none });
+        assert_eq!(flags(8), SyncRangeFlags { nowait: true, ..none });
+        assert_eq!(decode(WRITE_RANGE, &words(&[7, 10, 16])), Err(Errno::EINVAL));
+        let class = |bits| decode(WRITE_RANGE, &words(&[7, 10, bits])).unwrap().class();
+        assert_eq!((class(2), class(8 | 2)), (Class::Blocking, Class::Normal));
+        assert_eq!((class(8 | 1), class(8 | 4)), (Class::Blocking, Class::Blocking));
+    }
+
+    #[test]
     fn a_portion_of_a_batch_is_as_long_as_it_says_and_no_longer_than_it_can_be() {
         let portion = |length: u64, bytes: usize| {
             let mut input = words(&[3, length]);

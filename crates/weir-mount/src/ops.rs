@@ -221,7 +221,8 @@ pub trait FileSystemOps: Send + Sync + 'static {
         mode: RenameMode,
     ) -> OpResult<()>;
 
-    /// Entries after `cookie` (0: from the start), `.` and `..` included.
+    /// Entries after `cookie` (0: from the start), `.` and `..` included. An error is the answer only if no entry was visited: the kernel
+    /// takes none, and counts no reference, of an answer that is one.
     fn readdir(&self, dir: u64, cookie: u64, visit: Visit<'_>) -> OpResult<()>;
     /// As `readdir`, with attributes. Every visited entry but `.` and `..` is referenced unless the
     /// visitor refused it.

@@ -408,12 +408,34 @@ mod tests {
         assert!(!facts.holds(Fact::NoAccessAcl));
     }
 
-    #[test]
-    fn of_a_new_inode_nothing_is_known_if_anything_changed_while_it_was_made() {
+    fn volume() -> Volume {
         let device = Arc::new(weir::device::memory::MemoryDevice::new(64 << 20));
         let device: Arc<dyn weir::device::Device> = device;
         Volume::format_device(&device, &weir::CreateOptions::default()).unwrap();
-        let volume = Volume::open_device(device, weir::VolumeOptions::default()).unwrap();
+        Volume::open_device(device, weir::VolumeOptions::default()).unwrap()
+    }
+
+    #[test]
+    fn an_inode_is_held_until_the_kernel_has_given_back_as_many_references_as_it_got() {
+        let volume = volume();
+        let new = weir::NewInode::new(weir::FileType::Regular, 0o644);
+        let ino = volume.make(Volume::ROOT, b"f", &new).unwrap().ino;
+        let inodes = InodeTable::default();
+        for _ in 0..5 {
+            inodes.acquire(&volume, ino).unwrap();
+        }
+        volume.unlink(Volume::ROOT, b"f").unwrap();
+        for (count, left) in [(1, true), (3, true), (1, false)] {
+            inodes.forget(ino, count);
+            assert_eq!((inodes.knows(ino), inodes.count()), (left, usize::from(left)));
+            assert_eq!(volume.getattr(ino).is_ok(), left);
+        }
+        volume.close().unwrap();
+    }
+
+    #[test]
+    fn of_a_new_inode_nothing_is_known_if_anything_changed_while_it_was_made() {
+        let volume = volume();
         let inodes = InodeTable::default();
         inodes.acquire(&volume, Volume::ROOT).unwrap();
         let establish = |changes| {

@@ -17,6 +17,7 @@
 mod batches;
 mod errors;
 mod files;
+mod listing;
 mod privileges;
 mod snapshots;
 
@@ -28,8 +29,8 @@ use std::time::Duration;
 use weir::stats::Report;
 use weir::sync::Mutex;
 use weir::{
-    AllocateMode, Attr, DirEntry, Error, File, FileType, RenameMode, SetAttr, StatFs, SyncKind,
-    SyncTicket, Volume, XattrMode,
+    AllocateMode, Attr, Error, File, FileType, RenameMode, SetAttr, StatFs, SyncKind, SyncTicket,
+    Volume, XattrMode,
 };
 
 use crate::acl::{self, Acl};
@@ -54,11 +55,6 @@ use snapshots::Snapshots;
 const FULL_PATIENCE_US: u64 = 1000;
 /// The mount's own state, on the root directory.
 const STATUS: &[u8] = b"weir.status";
-/// Cookies of `.` and `..`; the engine's are larger.
-const COOKIE_DOT: u64 = 1;
-const COOKIE_DOT_DOT: u64 = 2;
-/// Entries fetched at once for `readdir_plus`: the engine is not called from its own visitor.
-const PLUS_BATCH: usize = 64;
 /// What went wrong since the volume was mounted.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Trouble {
@@ -262,27 +258,6 @@ impl WeirFs {
             self.check(sync_file(&open.file, &(0..u64::MAX), kind == SyncKind::Data))
         })
     }
-
-    fn dots(&self, dir: u64, cookie: u64, visit: Visit<'_>) -> OpResult<bool> {
-        let dot = |name: &[u8], ino, cookie| DirEntry {
-            name: name.to_vec(),
-            ino,
-            file_type: FileType::Directory,
-            cookie,
-        };
-        if cookie < COOKIE_DOT && !visit(&dot(b".", dir, COOKIE_DOT)) {
-            return Ok(false);
-        }
-        if cookie < COOKIE_DOT_DOT {
-            let parent = self.check(self.volume.parent(dir))?;
-            return Ok(visit(&dot(b"..", parent, COOKIE_DOT_DOT)));
-        }
-        Ok(true)
-    }
-}
-
-fn engine_cookie(cookie: u64) -> u64 {
-    if cookie <= COOKIE_DOT_DOT { 0 } else { cookie }
 }
 
 fn sync_kind(data_only: bool) -> SyncKind {
@@ -439,53 +414,11 @@ impl FileSystemOps for WeirFs {
     }
 
     fn readdir(&self, dir: u64, cookie: u64, visit: Visit<'_>) -> OpResult<()> {
-        if !self.dots(dir, cookie, visit)? {
-            return Ok(());
-        }
-        let after = engine_cookie(cookie);
-        self.check(self.volume.readdir(dir, after, &mut |entry| visit(&entry)))
+        self.list(dir, cookie, visit)
     }
 
     fn readdir_plus(&self, dir: u64, cookie: u64, visit: VisitPlus<'_>) -> OpResult<()> {
-        let own = self.check(self.volume.getattr(dir))?;
-        if !self.dots(dir, cookie, &mut |entry| {
-            // The kernel takes nothing from the attributes of these two but their type.
-            visit(entry, &Attr { ino: entry.ino, ..own.clone() })
-        })? {
-            return Ok(());
-        }
-        let mut after = engine_cookie(cookie);
-        let mut batch: Vec<DirEntry> = Vec::with_capacity(PLUS_BATCH);
-        loop {
-            let collected = self.volume.readdir(dir, after, &mut |entry| {
-                batch.push(entry);
-                batch.len() < PLUS_BATCH
-            });
-            self.check(collected)?;
-            let Some(last) = batch.last() else { return Ok(()) };
-            after = last.cookie;
-            let full = batch.len() == PLUS_BATCH;
-            for entry in batch.drain(..) {
-                // An entry that was removed meanwhile is left out.
-                if self.acquire(entry.ino).is_err() {
-                    continue;
-                }
-                let taken = match self.volume.getattr(entry.ino) {
-                    Ok(attr) => visit(&entry, &attr),
-                    Err(error) => {
-                        self.forget(entry.ino, 1);
-                        return Err(self.fail(error));
-                    }
-                };
-                if !taken {
-                    self.forget(entry.ino, 1);
-                    return Ok(());
-                }
-            }
-            if !full {
-                return Ok(());
-            }
-        }
+        self.list_plus(dir, cookie, visit)
     }
 
     fn open(&self, caller: Caller, ino: u64, open: Open) -> OpResult<Handle> {

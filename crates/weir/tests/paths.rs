@@ -78,6 +78,34 @@ fn links_are_made_by_path_and_not_followed_where_they_are_meant() {
 }
 
 #[test]
+fn what_is_no_directory_is_neither_removed_nor_renamed_by_a_path_that_says_that_it_is_one() {
+    let volume = volume();
+    volume.create_dir("/dir", 0o700).unwrap();
+    volume.open_file("/file", OpenFlags::CREATE).unwrap();
+    volume.symlink_path("dir", "/link").unwrap();
+    for path in ["/file/", "/link/", "/file//"] {
+        assert_eq!(volume.remove_file(path), Err(Error::NotDirectory), "{path}");
+        assert_eq!(volume.rename_path(path, "/new"), Err(Error::NotDirectory), "{path}");
+        assert_eq!(volume.rename_path("/file", path), Err(Error::NotDirectory), "{path}");
+    }
+    assert_eq!(volume.rename_path("/file", "/new/"), Err(Error::NotDirectory));
+    assert_eq!(volume.remove_file("/dir/"), Err(Error::IsDirectory));
+    volume.rename_path("/dir/", "/new/").unwrap();
+    let names: Vec<_> = volume.read_dir("/").unwrap().into_iter().map(|entry| entry.name).collect();
+    assert_eq!(names.len(), 3, "{names:?}");
+}
+
+#[test]
+fn who_may_only_read_a_file_does_not_cut_it() {
+    let volume = volume();
+    let flags = OpenFlags { write: true, ..OpenFlags::CREATE };
+    volume.open_file("/file", flags).unwrap().write_at(0, b"kept").unwrap();
+    let cuts = OpenFlags { truncate: true, write: false, ..OpenFlags::READ };
+    assert!(matches!(volume.open_file("/file", cuts), Err(Error::Invalid(_))));
+    assert_eq!(volume.metadata("/file").unwrap().size_bytes, 4);
+}
+
+#[test]
 fn a_cursor_reads_and_writes_where_it_is_and_moves_on() {
     let volume = volume();
     let file = volume.open_file("/f", OpenFlags::CREATE).unwrap();

@@ -328,11 +328,13 @@ fn tell(kernel: &dyn KernelCache, touched: &Touched) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::{Caller, FileSystemOps as _};
+    use crate::ops::{Caller, FileSystemOps as _, Make, Open, SetXattr, WriteMode};
     use crate::weir_fs::privileges::CAPABILITY;
     use weir::device::Device;
     use weir::device::memory::MemoryDevice;
-    use weir::{BackgroundMode, CreateOptions, SetAttr, Volume, VolumeOptions, XattrMode};
+    use weir::{
+        Attr, BackgroundMode, CreateOptions, FileType, SetAttr, Volume, VolumeOptions, XattrMode,
+    };
 
     #[test]
     fn the_kernel_is_told_of_all_that_it_may_remember_and_of_nothing_that_is_new() {
@@ -386,19 +388,131 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_new_owner_ends_capabilities_and_a_write_of_nothing_does_not() {
+    fn volume() -> Volume {
         let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(64 << 20));
         Volume::format_device(&device, &CreateOptions::default()).unwrap();
         let options =
             VolumeOptions { background: BackgroundMode::Manual, ..VolumeOptions::default() };
-        let volume = Volume::open_device(device, options).unwrap();
+        Volume::open_device(device, options).unwrap()
+    }
+
+    /// A batch of who owns the mount.
+    fn target(ino: u64) -> ControlTarget {
+        let caller = Caller { uid: rustix::process::geteuid().as_raw(), gid: 0 };
+        ControlTarget { ino, handle: None, caller, thread: std::process::id() }
+    }
+
+    #[test]
+    fn privileges_that_a_batch_gives_end_with_the_next_write_and_capabilities_with_its_own() {
+        let fs = WeirFs::new(volume(), true, Box::new(|_| {})).unwrap();
+        let somebody = Caller { uid: 1000, gid: 1000 };
+        let new = Make { file_type: FileType::Regular, permissions: 0o755, umask: 0, rdev: 0 };
+        let open = Open { write: true, ..Open::default() };
+        let made = fs.create(somebody, Volume::ROOT, b"f", &new, open, true);
+        let (Attr { ino, .. }, handle) = made.unwrap();
+        let mode = WriteMode { kill_suid_sgid: true, ..WriteMode::default() };
+        let write = || fs.write(handle, 0, b"x", mode).map(drop);
+        write().unwrap();
+        let change = SetAttr { permissions: Some(0o6755), ..SetAttr::default() };
+        fs.apply_batch(target(ino), &[Step::SetAttr { ino: Node::Ino(ino), change }]).unwrap();
+        assert_eq!(fs.getattr(ino).unwrap().permissions, 0o6755);
+        write().unwrap();
+        assert_eq!(fs.getattr(ino).unwrap().permissions, 0o755);
+        fs.setxattr(somebody, ino, CAPABILITY, b"some", SetXattr::Any).unwrap();
+        let write = Step::Write { ino: Node::Ino(ino), offset: 0, data: vec![1] };
+        fs.apply_batch(target(ino), &[write]).unwrap();
+        assert_eq!(fs.optional_xattr(ino, CAPABILITY).unwrap(), None);
+        fs.release(handle);
+        fs.close().unwrap();
+    }
+
+    #[test]
+    fn a_step_that_a_list_would_have_to_follow_is_refused_and_so_is_one_of_somebody_else() {
+        let fs = WeirFs::new(volume(), true, Box::new(|_| {})).unwrap();
+        let ino =
+            fs.volume.make(Volume::ROOT, b"f", &weir::NewInode::new(FileType::Regular, 0o644));
+        let ino = ino.unwrap().ino;
+        let change = SetAttr { permissions: Some(0o600), ..SetAttr::default() };
+        let chmod = [Step::SetAttr { ino: Node::Ino(ino), change }];
+        let new = weir::NewInode::new(FileType::Regular, 0o644);
+        let make = [Step::Make { dir: Node::Ino(Volume::ROOT), name: b"g".to_vec(), new }];
+        let entry = |tag: u16, id: u32| {
+            [&tag.to_le_bytes()[..], &4_u16.to_le_bytes(), &id.to_le_bytes()].concat()
+        };
+        let entries = [(1, u32::MAX), (2, 1000), (4, u32::MAX), (0x10, u32::MAX), (0x20, u32::MAX)];
+        let entries = entries.into_iter().flat_map(|(tag, id)| entry(tag, id));
+        let list: Vec<u8> = 2_u32.to_le_bytes().into_iter().chain(entries).collect();
+        let set = |ino, name| fs.setxattr(target(ino).caller, ino, name, &list, SetXattr::Any);
+        set(ino, acl::ACCESS).unwrap();
+        assert_eq!(fs.apply_batch(target(ino), &chmod), Err(Errno::EOPNOTSUPP));
+        assert_eq!(fs.getattr(ino).unwrap().permissions, 0o444);
+        set(Volume::ROOT, acl::DEFAULT).unwrap();
+        assert_eq!(fs.apply_batch(target(ino), &make), Err(Errno::EOPNOTSUPP));
+        fs.removexattr(ino, acl::ACCESS).unwrap();
+        fs.removexattr(Volume::ROOT, acl::DEFAULT).unwrap();
+        // The descriptor that a batch was begun on may have come to somebody else since.
+        let somebody = Caller { uid: target(ino).caller.uid + 4321, gid: 0 };
+        let other = ControlTarget { caller: somebody, ..target(ino) };
+        assert_eq!(fs.apply_batch(other, &chmod), Err(Errno::EPERM));
+        assert_eq!(fs.getattr(ino).unwrap().permissions, 0o444);
+        fs.apply_batch(target(ino), &chmod).unwrap();
+        fs.apply_batch(target(ino), &make).unwrap();
+        fs.close().unwrap();
+    }
+
+    #[derive(Default)]
+    struct Told(weir::sync::Mutex<BTreeSet<(&'static str, u64)>>);
+
+    impl KernelCache for Told {
+        fn attributes_changed(&self, ino: u64) {
+            self.0.lock().insert(("attributes", ino));
+        }
+        fn content_changed(&self, ino: u64) {
+            self.0.lock().insert(("content", ino));
+        }
+        fn name_changed(&self, dir: u64, _: &[u8]) {
+            self.0.lock().insert(("name", dir));
+        }
+        fn forget(&self, _: &[u64]) -> bool {
+            false
+        }
+    }
+
+    #[test]
+    fn the_kernel_is_told_of_what_loses_a_name_or_is_replaced() {
+        let fs = WeirFs::new(volume(), true, Box::new(|_| {})).unwrap();
+        let told = Arc::new(Told::default());
+        let kernel: Weak<Told> = Arc::downgrade(&told);
+        fs.mounted(kernel);
+        let new = weir::NewInode::new(FileType::Regular, 0o644);
+        let make = |name: &[u8]| fs.volume.make(Volume::ROOT, name, &new).unwrap().ino;
+        let (removed, moved, replaced) = (make(b"removed"), make(b"moved"), make(b"replaced"));
+        let dir = Node::Ino(Volume::ROOT);
+        let steps = [
+            Step::Unlink { dir, name: b"removed".to_vec() },
+            Step::Rename {
+                dir,
+                name: b"moved".to_vec(),
+                new_dir: dir,
+                new_name: b"replaced".to_vec(),
+                mode: weir::RenameMode::Replace,
+            },
+        ];
+        fs.apply_batch(target(removed), &steps).unwrap();
+        let expected = [removed, moved, replaced].map(|ino| ("attributes", ino));
+        let root = [("content", Volume::ROOT), ("name", Volume::ROOT)];
+        assert_eq!(*told.0.lock(), expected.into_iter().chain(root).collect());
+        fs.close().unwrap();
+    }
+
+    #[test]
+    fn a_new_owner_ends_capabilities_and_a_write_of_nothing_does_not() {
+        let volume = volume();
         let new = weir::NewInode::new(weir::FileType::Regular, 0o4755);
         let ino = volume.make(Volume::ROOT, b"f", &new).unwrap().ino;
         volume.setxattr(ino, CAPABILITY, b"some", XattrMode::Set).unwrap();
         let fs = WeirFs::new(volume, true, Box::new(|_| {})).unwrap();
-        let caller = Caller { uid: rustix::process::geteuid().as_raw(), gid: 0 };
-        let target = ControlTarget { ino, handle: None, caller, thread: std::process::id() };
+        let target = target(ino);
         let nothing = Step::Write { ino: Node::Ino(ino), offset: 5, data: Vec::new() };
         fs.apply_batch(target, &[nothing]).unwrap();
         assert!(fs.optional_xattr(ino, CAPABILITY).unwrap().is_some());

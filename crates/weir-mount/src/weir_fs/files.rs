@@ -63,7 +63,7 @@ mod tests {
     use weir::device::memory::MemoryDevice;
     use weir::sync::Mutex;
     use weir::{
-        AllocateMode, BackgroundMode, BackgroundWork, CreateOptions, FileType, Volume,
+        AllocateMode, Attr, BackgroundMode, BackgroundWork, CreateOptions, FileType, Volume,
         VolumeOptions,
     };
 
@@ -172,6 +172,60 @@ mod tests {
             fs.forget(ino, 2);
         }
         assert_eq!(handed_over(&fs), 0);
+        fs.close().unwrap();
+    }
+
+    /// What it is called, and itself, with the inode it shows.
+    type Answer<'a> = (&'a str, &'a dyn Fn() -> u64);
+
+    #[test]
+    fn every_answer_that_shows_an_inode_is_one_reference_to_it_and_no_other_is() {
+        let fs = fs();
+        let new = |file_type| Make { file_type, permissions: 0o644, umask: 0, rdev: 0 };
+        let file = new(FileType::Regular);
+        let open = Open { write: true, ..Open::default() };
+        let known = || fs.in_use().0 - 1;
+        let ino = fs.make(CALLER, Volume::ROOT, b"f", &file).unwrap().ino;
+        fs.forget(ino, 1);
+        assert_eq!(known(), 0);
+        let closed = |(attr, handle): (Attr, Handle)| {
+            fs.release(handle);
+            attr.ino
+        };
+        let answers: [Answer<'_>; 6] = [
+            ("lookup", &|| fs.lookup(Volume::ROOT, b"f").unwrap().ino),
+            ("link", &|| fs.link(ino, Volume::ROOT, b"l").unwrap().ino),
+            ("symlink", &|| fs.symlink(CALLER, Volume::ROOT, b"s", b"f").unwrap().ino),
+            ("create", &|| {
+                closed(fs.create(CALLER, Volume::ROOT, b"f", &file, open, false).unwrap())
+            }),
+            ("tmpfile", &|| closed(fs.tmpfile(CALLER, Volume::ROOT, &file).unwrap())),
+            ("directory", &|| {
+                fs.make(CALLER, Volume::ROOT, b"d", &new(FileType::Directory)).unwrap().ino
+            }),
+        ];
+        for (what, answer) in answers {
+            let shown = answer();
+            assert_eq!(known(), 1, "{what}");
+            fs.forget(shown, 1);
+            assert_eq!(known(), 0, "{what}");
+        }
+        for (flags, exclusive) in [(open, true), (open, false)] {
+            let refused = fs.create(CALLER, Volume::ROOT, b"d", &file, flags, exclusive);
+            assert!(refused.is_err());
+            assert_eq!(known(), 0, "what could not be opened");
+        }
+        // The first that does not fit is not looked at again before the next request.
+        let mut taken = Vec::new();
+        fs.readdir_plus(Volume::ROOT, 2, &mut |entry, _| {
+            let fits = taken.len() < 2;
+            fits.then(|| taken.push(entry.ino)).is_some()
+        })
+        .unwrap();
+        for ino in &taken {
+            fs.forget(*ino, 1);
+        }
+        assert_eq!((taken.len(), known()), (2, 0), "an entry that did not fit");
         fs.close().unwrap();
     }
 

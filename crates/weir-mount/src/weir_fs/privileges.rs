@@ -205,10 +205,10 @@ mod tests {
 
     use weir::device::Device;
     use weir::device::memory::MemoryDevice;
-    use weir::{BackgroundMode, CreateOptions, Volume, VolumeOptions};
+    use weir::{AllocateMode, BackgroundMode, CreateOptions, SetTime, Volume, VolumeOptions};
 
     use super::*;
-    use crate::ops::{FileSystemOps, Open, SetXattr};
+    use crate::ops::{FileSystemOps, Open, SetXattr, WriteMode};
 
     const CALLER: Caller = Caller { uid: 0, gid: 0 };
 
@@ -253,6 +253,71 @@ mod tests {
             fs.create(CALLER, Volume::ROOT, b"g", &new(FileType::Regular), open, true).unwrap();
         assert_eq!(made, fs.getattr(made.ino).unwrap());
         fs.release(handle);
+        fs.close().unwrap();
+    }
+
+    /// What it is called, whether it ends privileges, and itself.
+    type Act<'a> = (&'a str, bool, &'a dyn Fn() -> OpResult<()>);
+
+    /// A set-user-id program, or one with capabilities, that somebody else can fill or give away would lend out what it had.
+    #[test]
+    fn whatever_changes_content_or_owner_ends_privileges_each_time_and_nothing_else_does() {
+        let fs = fs();
+        let somebody = Caller { uid: 1000, gid: 1000 };
+        let new = Make { file_type: FileType::Regular, permissions: 0o755, umask: 0, rdev: 0 };
+        let open = Open { write: true, ..Open::default() };
+        let create = |name| fs.create(CALLER, Volume::ROOT, name, &new, open, true).unwrap();
+        let ((attr, handle), (_, other)) = (create(b"program"), create(b"other"));
+        let ino = attr.ino;
+        fs.write(other, 0, &[1; 8192], WriteMode::default()).unwrap();
+        let change = |change: SetAttr| fs.setattr(somebody, ino, &change).map(drop);
+        let cut = SetAttr { size_bytes: Some(3), kill_suid_sgid: true, ..SetAttr::default() };
+        let chown = SetAttr { uid: Some(7), kill_suid_sgid: true, ..SetAttr::default() };
+        let chgrp = SetAttr { gid: Some(7), kill_suid_sgid: true, ..SetAttr::default() };
+        let touch = SetAttr { mtime: Some(SetTime::Now), ..SetAttr::default() };
+        let mode = WriteMode { kill_suid_sgid: true, ..WriteMode::default() };
+        let acts: [Act<'_>; 10] = [
+            ("write", true, &|| fs.write(handle, 0, b"x", mode).map(drop)),
+            ("cut", true, &|| change(cut.clone())),
+            ("chown", true, &|| change(chown.clone())),
+            ("chgrp", true, &|| change(chgrp.clone())),
+            ("allocate", true, &|| fs.allocate(somebody, handle, AllocateMode::Extend, 0, 9000)),
+            ("copy", true, &|| fs.copy_range(somebody, other, 0, handle, 0, 4096).map(drop)),
+            ("empty", true, &|| {
+                let emptied = Open { truncate: true, ..open };
+                fs.open(somebody, ino, emptied).map(|handle| fs.release(handle))
+            }),
+            ("touch", false, &|| change(touch.clone())),
+            ("open", false, &|| fs.open(somebody, ino, open).map(|handle| fs.release(handle))),
+            ("note", false, &|| fs.setxattr(somebody, ino, b"user.note", b"1", SetXattr::Any)),
+        ];
+        for (what, ends, act) in acts {
+            // With both, and with one alone: what is known of it must not outlast the next change.
+            for (bits, capable) in [(0o6755, true), (0o755, true), (0o755, true), (0o6755, false)] {
+                let chmod = SetAttr { permissions: Some(bits), ..SetAttr::default() };
+                // A change of the mode would end what is known by itself.
+                if fs.getattr(ino).unwrap().permissions != bits {
+                    fs.setattr(CALLER, ino, &chmod).unwrap();
+                }
+                if capable {
+                    fs.setxattr(CALLER, ino, CAPABILITY, b"all", SetXattr::Any).unwrap();
+                }
+                act().unwrap();
+                let left = fs.getattr(ino).unwrap().permissions;
+                assert_eq!(left, if ends { 0o755 } else { bits }, "{what}");
+                let expected =
+                    if capable && !ends { Ok(b"all".to_vec()) } else { Err(Errno::ENODATA) };
+                assert_eq!(fs.getxattr(ino, CAPABILITY), expected, "{what}");
+                assert_eq!(
+                    fs.volume().getxattr(ino, CAPABILITY).is_ok(),
+                    expected.is_ok(),
+                    "{what}"
+                );
+                fs.remove_optional_xattr(ino, CAPABILITY).unwrap();
+            }
+        }
+        fs.release(handle);
+        fs.release(other);
         fs.close().unwrap();
     }
 }

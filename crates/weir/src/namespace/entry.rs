@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::format::item::{Dirent, name_hash};
 use crate::format::{Key, Kind};
 use crate::inode::Inode;
+use crate::namespace::check_name;
 use crate::txn::View;
 use crate::txn::names::{Moment, Named};
 use crate::types::{DirEntry, FileType};
@@ -52,6 +53,14 @@ pub struct FreePlace {
 
 /// How many entries a directory listing reads at a time.
 const LIST_BATCH: usize = 128;
+
+#[cold]
+fn impossible_name(dir: u64, name: &[u8]) -> Error {
+    Error::Corrupt(format!(
+        "directory {dir} has an entry \"{}\", which is no name: run fsck",
+        name.escape_ascii()
+    ))
+}
 
 /// Looks `name` up in `dir`, as `view` has it.
 pub fn find(view: &dyn View, dir: u64, name: &[u8]) -> Result<Lookup> {
@@ -117,6 +126,9 @@ impl Engine {
 
     /// Shows the entries of `dir` after `after_cookie` (0: from the start) to `visit` until it answers
     /// false. Entries made or removed meanwhile may or may not be seen; all others are seen once.
+    ///
+    /// A name that cannot be one (checksums hold, so somebody has made it) is shown to nobody: who copies a tree would join it to a path of
+    /// the host, and write outside of where he was told to.
     pub fn list(
         &self,
         dir: &Inode,
@@ -131,6 +143,7 @@ impl Engine {
             let (entries, more) = self.store.collect(from, last, LIST_BATCH)?;
             for (key, value) in entries {
                 let entry = Dirent::decode(&value)?;
+                check_name(entry.name).map_err(|_| impossible_name(dir.number, entry.name))?;
                 let shown = DirEntry {
                     name: entry.name.to_vec(),
                     ino: entry.inode,

@@ -14,7 +14,7 @@ use weir::format::item::{Dirent, INODE_INLINE, InodeItem, Xattr, name_hash};
 use weir::format::record::Record;
 use weir::format::superblock::choose_superblock;
 use weir::format::{BLOCK_BYTES, BLOCK_BYTES_U64, Key, Kind, checksum};
-use weir::{BackgroundWork, Error, FileType, OpenFlags, Volume};
+use weir::{BackgroundWork, Error, FileType, OpenFlags, Volume, VolumeOptions};
 
 const ROOT: u64 = Volume::ROOT;
 
@@ -184,6 +184,47 @@ fn wrong_names_are_found() {
         let key = Key::new(ROOT, Kind::Xattr, name_hash(b"trusted.a") + 9);
         image.items.insert(key, Xattr { name: b"trusted.a", value: b"x" }.encode());
     });
+}
+
+/// Whoever copies a tree to the host joins names to paths there.
+#[test]
+fn a_name_that_leads_out_of_its_directory_is_shown_to_nobody() {
+    for name in [&b"../../etc/cron.d/job"[..], b"/etc/passwd", b"..", b".", b"a\0b"] {
+        let mut image = Image::load(&closed());
+        let (key, inode) = image.entry(ROOT, "fifo");
+        image.items.remove(&key);
+        let entry = Dirent { inode, file_type: FileType::Fifo, name };
+        image.items.insert(Key { offset: name_hash(name), ..key }, entry.encode().to_vec());
+        image.store();
+        let volume = open(&image.device);
+        let mut shown = Vec::new();
+        let listed = volume.readdir(ROOT, 0, &mut |entry| {
+            shown.push(entry.name);
+            true
+        });
+        assert!(
+            matches!(&listed, Err(Error::Corrupt(what)) if what.contains("fsck")),
+            "{listed:?}"
+        );
+        assert!(!shown.iter().any(|shown| shown == name));
+        volume.close().expect("close");
+    }
+}
+
+/// Whoever does not know what a volume has may read it where its maker says so, and must not write to it.
+#[test]
+fn a_volume_with_features_that_only_its_makers_can_write_is_opened_for_reading_alone() {
+    let mut image = Image::load(&closed());
+    image.superblock.features.ro_compat |= 1 << 63;
+    image.store();
+    let before = image.device.image();
+    let opened = Volume::open_device(image.device.clone(), manual());
+    assert!(matches!(opened, Err(Error::NotAVolume(_))), "{:?}", opened.map(|_| ()));
+    let options = VolumeOptions { read_only: true, ..manual() };
+    let volume = Volume::open_device(image.device.clone(), options).expect("for reading");
+    volume.metadata("/dir/file").expect("metadata");
+    volume.close().expect("close");
+    assert!(image.device.image() == before, "it was written to");
 }
 
 #[test]
