@@ -76,43 +76,55 @@ impl Drop for Memory {
 thread_local! {
     /// The queue that the calling thread serves; only ever compared.
     static SERVED_HERE: Cell<*const Shared> = const { Cell::new(std::ptr::null()) };
-    /// What the calling thread has answered within [`answering_later`].
-    static LATER: RefCell<Option<Vec<Answered>>> = const { RefCell::new(None) };
+    /// The request that the calling thread works on within [`answering_later`], and its answer.
+    static LATER: RefCell<Option<(Entry, Option<Answered>)>> = const { RefCell::new(None) };
 }
 
-/// An entry that is to be given back.
-struct Answered {
+/// Where a request is held; only ever compared.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Entry {
+    /// The address of what the queue shares.
+    shared: usize,
+    index: usize,
+}
+
+/// An entry that is to be given back. Dropping it does that.
+pub struct Answered {
     shared: Arc<Shared>,
     index: usize,
     commit_id: u64,
 }
 
-/// Answers of [`answering_later`]; dropping them gives them.
-pub struct Answers(Vec<Answered>);
-
-impl Drop for Answers {
+impl Drop for Answered {
     fn drop(&mut self) {
-        for Answered { shared, index, commit_id } in self.0.drain(..) {
-            shared.answer(index, commit_id);
-        }
+        self.shared.answer(self.index, self.commit_id);
     }
 }
 
-/// Does `job`, and keeps what it answers on this thread: the thread of the queue, on the same core, takes the processor as soon as it is woken.
-pub fn answering_later(job: impl FnOnce()) -> Answers {
+/// Does `job`, whose request is `own`, and keeps its answer if that is given on this thread: the thread of the queue, on the same core, takes
+/// the processor as soon as it is woken. What others hear meanwhile, from a flush that is led here, say, they hear at once.
+pub fn answering_later(own: Entry, job: impl FnOnce()) -> Option<Answered> {
     struct Kept;
     impl Drop for Kept {
         fn drop(&mut self) {
             // A job that unwinds has answered too.
-            drop(Answers(LATER.take().unwrap_or_default()));
+            drop(LATER.take());
         }
     }
-    LATER.set(Some(Vec::new()));
+    LATER.set(Some((own, None)));
     let kept = Kept;
     job();
-    let answers = Answers(LATER.take().unwrap_or_default());
+    let answered = LATER.take().and_then(|(_, answered)| answered);
     drop(kept);
-    answers
+    answered
+}
+
+/// Keeps `answered`, or gives it back where it is not the request that is worked on here.
+fn keep_own(entry: Entry, answered: Answered) -> Option<Answered> {
+    LATER.with_borrow_mut(|later| match later {
+        Some((own, kept)) if *own == entry => kept.replace(answered),
+        _ => Some(answered),
+    })
 }
 
 /// What the queue's thread shares with those who answer.
@@ -188,9 +200,13 @@ impl Held {
         self.commit(result);
     }
 
-    /// The queue, by number.
-    pub fn queue(&self) -> usize {
-        self.shared.number.into()
+    /// Its queue, by number, and where that holds it.
+    pub fn place(&self) -> (usize, Entry) {
+        (self.shared.number.into(), self.entry())
+    }
+
+    fn entry(&self) -> Entry {
+        Entry { shared: Arc::as_ptr(&self.shared).addr(), index: self.index }
     }
 
     /// Most entries of the queue are held.
@@ -205,13 +221,12 @@ impl Held {
         let header = unsafe { std::slice::from_raw_parts_mut(header, HEADER_BYTES) };
         abi::answer(header, self.request.unique, result);
         self.shared.open.fetch_sub(1, Ordering::Relaxed);
-        let (index, commit_id) = (self.index, self.request.commit_id);
-        LATER.with_borrow_mut(|later| match later {
-            Some(later) => {
-                later.push(Answered { shared: Arc::clone(&self.shared), index, commit_id });
-            }
-            None => self.shared.answer(index, commit_id),
-        });
+        let answered = Answered {
+            shared: Arc::clone(&self.shared),
+            index: self.index,
+            commit_id: self.request.commit_id,
+        };
+        drop(keep_own(self.entry(), answered));
     }
 }
 
@@ -434,4 +449,45 @@ fn with_length(mut entry: squeue::Entry128, length: u32) -> squeue::Entry128 {
             .write_unaligned(length);
     }
     entry
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn held(shared: &Arc<Shared>, index: usize) -> Held {
+        let commit_id = 100 + index as u64;
+        let (opcode, unique, ino, payload_bytes) = (abi::op::FSYNC, index as u64, 1, 0);
+        let request =
+            Request { opcode, unique, ino, uid: 0, gid: 0, pid: 0, commit_id, payload_bytes };
+        shared.open.fetch_add(1, Ordering::Relaxed);
+        Held { shared: Arc::clone(shared), index, request, answered: false }
+    }
+
+    #[test]
+    fn a_request_that_is_worked_on_is_answered_behind_the_work_and_others_at_once() {
+        let Ok(queue) = Queue::new(0, 4, super::super::PAGE_BYTES, None) else {
+            eprintln!("skipped: no io_uring here");
+            return;
+        };
+        let shared = &queue.shared;
+        let answered = || shared.answered.lock().clone();
+        let (own, other, unwound) = (held(shared, 0), held(shared, 1), held(shared, 2));
+        let kept = answering_later(own.entry(), || {
+            own.answer(Ok(0));
+            other.answer(Ok(0));
+        });
+        assert_eq!(answered(), [(1, 101)]);
+        drop(kept);
+        assert_eq!(answered(), [(1, 101), (0, 100)]);
+        let entry = unwound.entry();
+        let job = move || {
+            let _unanswered = unwound;
+            panic!("amid the work");
+        };
+        let work = std::panic::AssertUnwindSafe(|| drop(answering_later(entry, job)));
+        assert!(std::panic::catch_unwind(work).is_err());
+        assert_eq!(answered(), [(1, 101), (0, 100), (2, 102)], "it is not lost");
+        assert_eq!(shared.open.load(Ordering::Relaxed), 0);
+    }
 }

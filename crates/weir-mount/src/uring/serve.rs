@@ -14,7 +14,7 @@ use weir::{Attr, FileType, RenameMode, SetAttr, SetTime, Timestamp};
 
 use super::abi::{Fields, Writer, op};
 use super::helper::Helper;
-use super::queue::{Held, answering_later};
+use super::queue::{Entry, Held, answering_later};
 use crate::dispatch::{Asks, Class, Dispatcher, Here};
 use crate::errno::Errno;
 use crate::fuser_convert::{
@@ -44,13 +44,16 @@ pub struct Server {
     dispatcher: Arc<Dispatcher>,
     context: Context,
     /// For lone syncs, one for each queue; fewer where threads are not to be had.
-    helpers: Vec<Helper<(SyncTarget, Done)>>,
+    helpers: Vec<Helper<(Entry, SyncTarget, Done)>>,
     /// The same for requests that may wait.
-    waiters: Vec<Helper<Job>>,
+    waiters: Vec<Helper<(Entry, Job)>>,
     crowd: Arc<Crowd>,
 }
 
 type Job = Box<dyn FnOnce() + Send>;
+
+/// Of a request: its queue, by number, and where that holds it.
+type Place = (usize, Entry);
 
 /// For how long a sync that met another says that there are several who sync.
 const CROWD: Duration = Duration::from_millis(2);
@@ -134,15 +137,19 @@ impl Server {
         };
         let helper = |core| {
             let (ops, dispatcher) = (Arc::clone(&ops), Arc::clone(&dispatcher));
-            Helper::new("weir-fsync", core, move |(target, done): (SyncTarget, Done)| {
-                answering_later(|| dispatcher.run_waiting(|| done(ops.sync(&target))))
-            })
+            Helper::new(
+                "weir-fsync",
+                core,
+                move |(entry, target, done): (Entry, SyncTarget, Done)| {
+                    answering_later(entry, || dispatcher.run_waiting(|| done(ops.sync(&target))))
+                },
+            )
         };
         let helpers = (0..queues).map_while(|core| helper(core).ok()).collect();
         let waiter = |core| {
             let dispatcher = Arc::clone(&dispatcher);
-            Helper::new("weir-wait", core, move |job: Job| {
-                answering_later(|| dispatcher.run_waiting(job))
+            Helper::new("weir-wait", core, move |(entry, job): (Entry, Job)| {
+                answering_later(entry, || dispatcher.run_waiting(job))
             })
         };
         let waiters = (0..queues).map_while(|core| waiter(core).ok()).collect();
@@ -167,16 +174,16 @@ impl Server {
             op::FSYNC | op::FSYNCDIR => self.dispatcher.run_here(Here::Free, || self.fsync(held)),
             op::WRITE => self.write(held),
             op::LSEEK if self.ops.is_written(held.request.ino) => {
-                let (ops, context, queue) = (Arc::clone(&self.ops), self.context, held.queue());
-                self.ask(queue, move || {
+                let (ops, context) = (Arc::clone(&self.ops), self.context);
+                self.ask(held.place(), move || {
                     ops.fetch_mapped(Some(held.request.ino));
                     answer(&*ops, context, held);
                 });
             }
             // After an error it asks the kernel.
             op::FALLOCATE => {
-                let (ops, context, queue) = (Arc::clone(&self.ops), self.context, held.queue());
-                self.ask(queue, move || answer(&*ops, context, held));
+                let (ops, context) = (Arc::clone(&self.ops), self.context);
+                self.ask(held.place(), move || answer(&*ops, context, held));
             }
             op::IOCTL => self.dispatcher.run_here(Here::Free, || self.ioctl(held)),
             _ => {
@@ -196,26 +203,27 @@ impl Server {
         if let Some(permission) = self.dispatcher.admit(class) {
             self.dispatcher.run_here(permission, || job(&*self.ops, context, held));
         } else {
-            let (ops, queue, is_long) = (Arc::clone(&self.ops), held.queue(), is_long(&held));
+            let (ops, is_long) = (Arc::clone(&self.ops), is_long(&held));
+            let place = held.place();
             let job: Job = Box::new(move || job(&*ops, context, held));
-            let left = if is_long { Some(job) } else { self.wait(queue, job) };
+            let left = if is_long { Some(job) } else { self.wait(place, job) };
             if let Some(job) = left {
                 self.dispatcher.submit(job);
             }
         }
     }
 
-    /// Has `job` done by whoever waits for `queue`, or gives it back where he has something to do.
-    fn wait(&self, queue: usize, job: Job) -> Option<Job> {
+    /// Has `job` done by whoever waits for the queue, or gives it back where he has something to do.
+    fn wait(&self, (queue, entry): Place, job: Job) -> Option<Job> {
         match self.waiters.get(queue) {
-            Some(waiter) => waiter.give(job).err(),
+            Some(waiter) => waiter.give((entry, job)).err().map(|(_, job)| job),
             None => Some(job),
         }
     }
 
     /// The same for a job that may ask the kernel for pages. Nothing waits behind what a waiter does, so the kernel may ask for anything meanwhile.
-    fn ask(&self, queue: usize, job: impl FnOnce() + Send + 'static) {
-        if let Some(job) = self.wait(queue, Box::new(job)) {
+    fn ask(&self, place: Place, job: impl FnOnce() + Send + 'static) {
+        if let Some(job) = self.wait(place, Box::new(job)) {
             self.dispatcher.submit_asking(Asks::Content, job);
         }
     }
@@ -241,14 +249,16 @@ impl Server {
             })
         });
         match target {
-            Ok(target) => self.sync(held.queue(), target, answer_empty(held)),
+            Ok(target) => {
+                self.sync(held.place(), target, answer_empty(held));
+            }
             Err(error) => held.answer(Err(error)),
         }
     }
 
     /// Makes `target` durable without waiting for it here: a lone sync on the helper of this queue, others as tickets, which share
     /// flushes better than threads do. What is durable already needs neither.
-    fn sync(&self, queue: usize, target: SyncTarget, done: Done) {
+    fn sync(&self, (queue, entry): Place, target: SyncTarget, done: Done) {
         if let Some(result) = self.ops.sync_if_durable(&target) {
             return done(result);
         }
@@ -260,7 +270,9 @@ impl Server {
         });
         let helper = if alone { self.helpers.get(queue) } else { None };
         let left = match helper {
-            Some(helper) => helper.give((target, done)).err(),
+            Some(helper) => {
+                helper.give((entry, target, done)).err().map(|(_, target, done)| (target, done))
+            }
             None => Some((target, done)),
         };
         if let Some((target, done)) = left {
@@ -277,7 +289,7 @@ impl Server {
     }
 
     fn write(&self, held: Held) {
-        let (mut to_sync, queue) = (None, held.queue());
+        let (mut to_sync, place) = (None, held.place());
         let Some(permission) = self.dispatcher.admit(Class::Normal) else {
             // Under pressure: all of it elsewhere.
             return self.run(Class::Blocking, held, |ops, _, held| {
@@ -291,7 +303,7 @@ impl Server {
         });
         if let Some((held, count, target)) = to_sync {
             let done: Done = Box::new(move |result| answer_count(held, result.map(|()| count)));
-            self.dispatcher.run_here(Here::Free, || self.sync(queue, target, done));
+            self.dispatcher.run_here(Here::Free, || self.sync(place, target, done));
         }
     }
 
@@ -313,8 +325,8 @@ impl Server {
         };
         match command {
             Command::SyncRange { range, data_only, start } => {
-                let (queue, what) = (held.queue(), what(target, range, data_only));
-                self.begin_sync(queue, what, start, done(held));
+                let (place, what) = (held.place(), what(target, range, data_only));
+                self.begin_sync(place, what, start, done(held));
             }
             Command::SyncVolume { start, mapped: true } => {
                 let (ops, done) = (Arc::clone(&self.ops), done(held));
@@ -322,7 +334,7 @@ impl Server {
                     .submit_asking(Asks::Content, move || ops.sync_with_mapped(start, done));
             }
             Command::SyncVolume { start, mapped: false } => {
-                self.begin_sync(held.queue(), SyncTarget::Volume, start, done(held));
+                self.begin_sync(held.place(), SyncTarget::Volume, start, done(held));
             }
             Command::WaitLsn { lsn, timeout_us, push } => {
                 // A wait for somebody else's sync keeps an entry of the queue for as long: only so many of them may.
@@ -347,9 +359,9 @@ impl Server {
     }
 
     /// Makes `target` durable; with `start`, answers as soon as that is under way: how it ends is told by the next sync of the same handle.
-    fn begin_sync(&self, queue: usize, target: SyncTarget, start: bool, done: Done) {
+    fn begin_sync(&self, place: Place, target: SyncTarget, start: bool, done: Done) {
         if !start {
-            return self.sync(queue, target, done);
+            return self.sync(place, target, done);
         }
         if self.ops.start_sync(&target) {
             return done(Ok(()));
