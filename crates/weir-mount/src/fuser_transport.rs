@@ -613,12 +613,23 @@ impl fuser::Filesystem for FuserTransport {
     ) {
         let valid = self.valid;
         self.run(Class::Normal, move |ops| {
+            let (mut unread, mut is_empty) = (None, true);
             let result = ops.readdir_plus(ino.0, offset, &mut |entry, attr| {
+                let attr = match attr {
+                    Ok(attr) => fuser_attr(attr),
+                    // `fuser` has no entry without attributes: the answer ends before it, and the next one is the error.
+                    Err(error) => {
+                        unread = Some(error);
+                        return false;
+                    }
+                };
                 let name = OsStr::from_bytes(&entry.name);
-                let attr = fuser_attr(attr);
-                !reply.add(INodeNo(entry.ino), entry.cookie, name, &valid, &attr, GENERATION)
+                let ino = INodeNo(entry.ino);
+                let fits = !reply.add(ino, entry.cookie, name, &valid, &attr, GENERATION);
+                is_empty &= !fits;
+                fits
             });
-            match result {
+            match result.and(unread.filter(|_| is_empty).map_or(Ok(()), Err)) {
                 Ok(()) => reply.ok(),
                 Err(error) => reply.error(errno(error)),
             }

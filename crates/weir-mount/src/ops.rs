@@ -172,8 +172,8 @@ pub struct ControlTarget {
 /// entry then counts as not read.
 pub type Visit<'a> = &'a mut dyn FnMut(&DirEntry) -> bool;
 
-/// As [`Visit`], with the attributes of the entry.
-pub type VisitPlus<'a> = &'a mut dyn FnMut(&DirEntry, &Attr) -> bool;
+/// As [`Visit`], with the attributes of the entry, or why they cannot be read.
+pub type VisitPlus<'a> = &'a mut dyn FnMut(&DirEntry, OpResult<&Attr>) -> bool;
 
 /// A file system, as seen by a transport. See the module's head for the invariants.
 pub trait FileSystemOps: Send + Sync + 'static {
@@ -224,8 +224,8 @@ pub trait FileSystemOps: Send + Sync + 'static {
     /// Entries after `cookie` (0: from the start), `.` and `..` included. An error is the answer only if no entry was visited: the kernel
     /// takes none, and counts no reference, of an answer that is one.
     fn readdir(&self, dir: u64, cookie: u64, visit: Visit<'_>) -> OpResult<()>;
-    /// As `readdir`, with attributes. Every visited entry but `.` and `..` is referenced unless the
-    /// visitor refused it.
+    /// As `readdir`, with attributes. Every visited entry that has some, but for `.` and `..`, is referenced unless
+    /// the visitor refused it.
     fn readdir_plus(&self, dir: u64, cookie: u64, visit: VisitPlus<'_>) -> OpResult<()>;
     /// Opens a regular file.
     fn open(&self, caller: Caller, ino: u64, open: Open) -> OpResult<Handle>;

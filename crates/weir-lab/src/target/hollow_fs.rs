@@ -301,7 +301,7 @@ impl FileSystemOps for HollowFs {
 
     fn readdir_plus(&self, dir: u64, cookie: u64, visit: VisitPlus<'_>) -> OpResult<()> {
         self.visit(dir, cookie, &mut |entry, node| {
-            let taken = visit(entry, &node.attr);
+            let taken = visit(entry, Ok(&node.attr));
             if taken && !matches!(&entry.name[..], b"." | b"..") {
                 node.known += 1;
             }

@@ -252,21 +252,24 @@ impl<'a> Writer<'a> {
         self.u32s(&[time.nanoseconds, 0])
     }
 
-    /// `struct fuse_dirent` if it fits into the rest up to `limit` bytes, behind `before` (an entry).
+    /// `struct fuse_dirent` if it fits into the rest up to `limit` bytes. `plus`: behind a `struct fuse_entry_out` with these attributes,
+    /// for so many seconds; without attributes it is zeros, and the kernel takes the name alone.
     pub fn dirent(
         &mut self,
         limit: usize,
         entry: (u64, u64, FileType, &[u8]),
-        plus: Option<(&Attr, u64)>,
+        plus: Option<(Option<&Attr>, u64)>,
     ) -> Result<(), Errno> {
         let (ino, cookie, file_type, name) = entry;
-        let before = if plus.is_some() { 128 } else { 0 };
+        let before = if plus.is_some() { ENTRY_OUT_BYTES } else { 0 };
         let length = (24 + name.len()).next_multiple_of(8);
         if self.used + before + length > limit.min(self.space.len()) {
             return Err(Errno::ERANGE);
         }
-        if let Some((attr, valid_seconds)) = plus {
-            self.entry_out(attr, valid_seconds)?;
+        match plus {
+            Some((Some(attr), valid_seconds)) => self.entry_out(attr, valid_seconds)?,
+            Some((None, _)) => self.bytes(&[0; ENTRY_OUT_BYTES])?,
+            None => {}
         }
         self.u64s(&[ino, cookie])?;
         self.u32s(&[name.len() as u32, file_type.dirent_type().into()])?;
@@ -276,6 +279,8 @@ impl<'a> Writer<'a> {
 }
 
 const BLOCK_BYTES: u32 = 4096;
+/// `struct fuse_entry_out`.
+const ENTRY_OUT_BYTES: usize = 128;
 
 #[cfg(test)]
 mod tests {
@@ -326,7 +331,8 @@ mod tests {
         assert_eq!(length(&|to| to.statx_out(&attr(), 1)), 288);
         let entry = (1, 2, FileType::Regular, &b"123456789"[..]);
         assert_eq!(length(&|to| to.dirent(512, entry, None)), 40);
-        assert_eq!(length(&|to| to.dirent(512, entry, Some((&attr(), 1)))), 168);
+        assert_eq!(length(&|to| to.dirent(512, entry, Some((Some(&attr()), 1)))), 168);
+        assert_eq!(length(&|to| to.dirent(512, entry, Some((None, 1)))), 168);
     }
 
     #[test]

@@ -664,7 +664,7 @@ impl Request {
         }
         ops.readdir_plus(self.ino, cookie, &mut |entry, attr| {
             let what = (entry.ino, entry.cookie, entry.file_type, &entry.name[..]);
-            to.dirent(limit, what, Some((attr, valid))).is_ok()
+            to.dirent(limit, what, Some((attr.ok(), valid))).is_ok()
         })
     }
 

@@ -334,7 +334,7 @@ impl FileSystemOps for MemoryFs {
         })?;
         for entry in entries {
             let attr = self.state().referenced(entry.ino)?;
-            if !visit(&entry, &attr) {
+            if !visit(&entry, Ok(&attr)) {
                 self.forget(entry.ino, 1);
                 return Ok(());
             }
