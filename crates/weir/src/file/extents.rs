@@ -215,15 +215,16 @@ pub fn pieces(
     Ok((clipped(found.items, (start, end))?, found.next))
 }
 
-/// The first of [`pieces`], without a look at those behind it.
+/// The first of [`pieces`], without a look at those behind it. As there, none may be found though there are some: then the second says where to
+/// go on.
 pub fn first_piece(
     store: &dyn View,
     file: impl Into<Mapping>,
     start: u64,
     end: u64,
-) -> Result<Option<Piece>> {
+) -> Result<(Option<Piece>, Option<u64>)> {
     let found = overlapping(store, file.into(), (start, end), 1)?;
-    Ok(clipped(found.items, (start, end))?.into_iter().next())
+    Ok((clipped(found.items, (start, end))?.into_iter().next(), found.next))
 }
 
 /// All of [`pieces`], however many.

@@ -57,8 +57,9 @@ impl Engine {
         let end = in_cache.unwrap_or(end);
         // Mostly the first is data: a walk would read many more.
         match extents::first_piece(&self.store, inode, from, end)? {
-            Some(piece) if piece.unwritten => {}
-            first => return Ok(first.map(|piece| piece.file_block).or(in_cache)),
+            (Some(piece), _) if !piece.unwritten => return Ok(Some(piece.file_block)),
+            (None, None) => return Ok(in_cache),
+            _ => {}
         }
         let mut walk = extents::Walk::new(&self.store, inode, (from, end));
         while let Some(pieces) = walk.pieces()? {
@@ -71,7 +72,7 @@ impl Engine {
 
     /// The end of the run of data that page `from` is in, at least one page on; it may be found too early.
     fn data_end(&self, inode: &Inode, from: u64, end: u64) -> Result<u64> {
-        let first = extents::first_piece(&self.store, inode, from, end)?;
+        let (first, _) = extents::first_piece(&self.store, inode, from, end)?;
         let mapped = first.filter(|piece| piece.file_block == from && !piece.unwritten);
         Ok(mapped.map_or(from + 1, |piece| piece.end()))
     }
