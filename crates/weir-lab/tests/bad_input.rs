@@ -100,7 +100,7 @@ fn a_number_that_makes_no_load_is_refused() {
         ("ingest", "--total-mib", most.as_str()),
         ("tickets", "--tickets", "0"),
         ("programs", "--clients", "0"),
-        ("programs", "--seconds", "-1"),
+        ("programs", "--seconds", "0"),
     ] {
         let out = scratch.run(&[command, "--on", "dir:.", "--allow-no-device", option, value]);
         let text = String::from_utf8_lossy(&out.stderr).into_owned();
