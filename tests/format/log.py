@@ -183,6 +183,11 @@ def kept_frames(device, superblock, root, frames) -> list:
     last_lsn = max(root.checkpoint_lsn, frames[kept - 1].last_lsn if kept else 0)
     require(end >= superblock.durable_sequence, f"the log ends at frame {end}, before what is durable")
     require(last_lsn >= durable, f"the log ends at {last_lsn}, before {durable}, which is durable")
+    if superblock.may_be_outlived:
+        for place in range(superblock.log_blocks):
+            frame = read_frame(device, superblock, place)
+            require(not frame or frame.epoch <= superblock.log_epoch and frame.durable_lsn <= last_lsn,
+                    f"the frame at {place} is of a newer superblock, of which no copy is left")
     return frames[:kept]
 
 

@@ -165,6 +165,16 @@ def read_copy(device, block):
     return copy if copy.version == 1 and copy.is_in_place(block) else None
 
 
+def may_be_outlived(device, best, valid) -> bool:
+    """Whether a newer superblock may have been in use, of which no copy is left."""
+    other = 1 - best.generation % 2
+    if any(copy.generation % 2 == other for copy in valid):
+        return False
+    places = [block for block, slot in best.slots().items() if slot == other]
+    is_new = best.generation == 1 and not any(any(device.blocks(block)) for block in places)
+    return not is_new
+
+
 def find_superblock(device) -> Superblock:
     slots = [copy for copy in map(lambda block: read_copy(device, block), (0, 8)) if copy]
     ends = {copy.total_blocks for copy in slots} or {device.size // BLOCK}
@@ -172,6 +182,7 @@ def find_superblock(device) -> Superblock:
     valid = slots + [copy for copy in mirrors if copy]
     require(valid, "there is no valid superblock")
     best = max(valid, key=lambda copy: copy.generation)
+    best.may_be_outlived = may_be_outlived(device, best, valid)
     require(best.total_blocks * BLOCK <= device.size, "the device is smaller than the volume")
     for name in NUMBERS:
         require(getattr(best, name) < NUMBER_LIMIT, f"superblock: {name}")
