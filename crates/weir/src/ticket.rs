@@ -188,7 +188,7 @@ impl SyncTicket {
         let mut is_over = false;
         while state.result.is_none() && !is_over {
             // Woken is not served, and must not lengthen the wait.
-            let waited_us = clock.monotonic_ns().saturating_sub(began_ns) / 1000;
+            let waited_us = clock.since_ns(began_ns) / 1000;
             let left_us = timeout_us.saturating_sub(waited_us);
             is_over = left_us == 0 || wait_for(&self.0.done, &mut state, left_us);
         }

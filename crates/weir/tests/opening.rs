@@ -124,6 +124,34 @@ fn an_older_superblock_is_opened_only_if_nothing_acknowledged_is_lost_with_the_n
     assert!(opened > 100 && refused > 5, "{opened} opened, {refused} refused");
 }
 
+/// All frames are of one epoch, and the first behind the older superblock is damaged as well: the frames behind the newest one say what they come
+/// after.
+#[test]
+fn an_older_superblock_whose_log_is_gone_is_not_opened_beside_frames_of_the_newest() {
+    let device = formatted(4 * MIB, LOG_BLOCKS);
+    let volume = opens(&device).expect("open");
+    for round in 0..3 {
+        for number in 0..5 {
+            volume.create_dir(format!("/{round}-{number}"), 0o755).expect("mkdir");
+            volume.sync().expect("acknowledged");
+        }
+        if round < 2 {
+            volume.checkpoint().expect("checkpoint");
+        }
+    }
+    let copy = without_newest_superblock(&device);
+    assert_eq!(names(&opens(&copy).expect("the log goes on from there"), "/").len(), 15);
+    let copy = without_newest_superblock(&device);
+    let (older, _) = superblock::choose_superblock(&*copy).expect("the older one");
+    let first_frame = older.geometry.log_start_block() + older.replay.position_blocks;
+    let zeros = AlignedBuf::zeroed(4096);
+    copy.write(first_frame * 4096, &[&zeros], IoClass::SyncWrite, false).expect("write");
+    let report = check_device(&copy, &CheckOptions::default()).expect("check");
+    assert!(!report.is_clean());
+    let error = opens(&copy).map(drop).expect_err("ten names are lost");
+    assert!(error.to_string().contains("newest superblock"), "{error}");
+}
+
 fn assert_sound(device: &Arc<dyn Device>) {
     let report = check_device(device, &CheckOptions::default()).expect("check");
     assert!(report.is_clean(), "{:#?}", report.problems);

@@ -13,12 +13,11 @@ mod redis;
 mod rocksdb;
 mod sqlite;
 
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{Better, Case, CaseResult, Cost, Env, Experiment, Size, Spent};
-use crate::error::{IoContext, LabError, LabResult};
+use crate::error::{LabError, LabResult};
 use crate::measure::Recorder;
 
 /// Options.
@@ -50,7 +49,7 @@ struct Place<'a> {
     env: &'a Env<'a>,
     /// For what it stores: an empty directory of the target.
     dir: PathBuf,
-    /// For its socket and what it says: an empty directory elsewhere.
+    /// For its socket and what it says: an empty directory elsewhere, which is the lab's.
     aside: PathBuf,
     clients: u64,
     time: Duration,
@@ -105,12 +104,6 @@ impl Drop for Until<'_> {
     }
 }
 
-/// A directory that a server under another name can use.
-fn open_to_all(dir: &Path) -> LabResult<()> {
-    std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o777))
-        .during(|| format!("opening {} to a server", dir.display()))
-}
-
 impl Experiment for Programs {
     fn name(&self) -> &'static str {
         "programs"
@@ -140,7 +133,6 @@ impl Experiment for Programs {
         // Short: it is where sockets are.
         let aside = std::env::temp_dir().join(format!("weir-programs-{}", std::process::id()));
         env.registry.make_dir(&aside)?;
-        open_to_all(&aside)?;
         env.fs.remove_tree(&inside)?;
         env.fs.mkdir_all(&inside)?;
         let place = Place {

@@ -116,7 +116,7 @@ impl File {
         &self.handle.hold.engine
     }
 
-    fn inode(&self) -> &Arc<Inode> {
+    pub(super) fn inode(&self) -> &Arc<Inode> {
         &self.handle.hold.inode
     }
 

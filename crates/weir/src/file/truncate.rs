@@ -83,12 +83,12 @@ impl Engine {
         self.shrink_as_of(inode, size, None)
     }
 
-    /// As [`Engine::shrink`]. `times`: of the data and of the attributes, if they are not now.
+    /// As [`Engine::shrink`], for what takes back what it has done itself: with the times that were there before, if they are still to be had.
     pub(super) fn shrink_as_of(
         &self,
         inode: &Arc<Inode>,
         size: u64,
-        times: Option<(Timestamp, Timestamp)>,
+        times: Option<TimesBefore>,
     ) -> Result<()> {
         let first_gone = size.div_ceil(BLOCK_BYTES_U64);
         let within = size % BLOCK_BYTES_U64;
@@ -234,9 +234,10 @@ impl Engine {
         }
         meta.item.blocks = meta.item.blocks.saturating_sub(cut);
         if !is_rest || mutation::active(Mutation::MoveTimesOfRest) {
+            let taken_back = step.times.filter(|times| times.are_untouched(&meta));
             meta.touch_data(now);
-            if let Some(times) = step.times {
-                (meta.item.mtime, meta.item.ctime) = times;
+            if let Some(times) = taken_back {
+                (meta.item.mtime, meta.item.ctime) = (times.mtime, times.ctime);
             }
         }
         op.put(Key::inode(number), &meta.item.encode());
@@ -639,13 +640,38 @@ enum Unmap {
     NeedsRoom(u64),
 }
 
+/// Times of a file before a call that is taken back.
+#[derive(Clone, Copy)]
+pub(super) struct TimesBefore {
+    mtime: Timestamp,
+    ctime: Timestamp,
+    change_counter: u64,
+}
+
+impl TimesBefore {
+    pub(super) fn of(inode: &Inode) -> Self {
+        let item = inode.meta.lock().item;
+        Self { mtime: item.mtime, ctime: item.ctime, change_counter: item.change_counter }
+    }
+
+    /// The call itself has moved them so often.
+    pub(super) fn moved(self, often: u64) -> Self {
+        Self { change_counter: self.change_counter.wrapping_add(often), ..self }
+    }
+
+    /// Nobody else has: links and attributes need no `ops`, and what they have set stays.
+    fn are_untouched(self, meta: &Meta) -> bool {
+        meta.item.change_counter == self.change_counter
+    }
+}
+
 /// What is left of a cut.
 struct CutStep {
     range: Range<u64>,
     zero: Zero,
     size: Option<u64>,
-    /// Of the data and of the attributes, if they are not when the cut begins.
-    times: Option<(Timestamp, Timestamp)>,
+    /// If they are not to be when the cut begins.
+    times: Option<TimesBefore>,
     /// What the log has of the pages becomes void: not for what is left of a cut, whose first operation has said so.
     settle: bool,
     /// An operation of it has come before: nothing reaches the rest from before it.

@@ -12,6 +12,7 @@
 //! page map under one hold of its lock: memory for all of them is had before the first is changed.
 
 use super::in_place::Charge;
+use super::truncate::TimesBefore;
 use crate::cache::map::{Inserted, OldContents, PageMap, UNTORN_PAGES, WriteRefused};
 use crate::cache::page::{Growth, PageMut, PageRef};
 use crate::device::IoClass;
@@ -44,6 +45,8 @@ enum Stop {
 struct Course {
     /// Pages that the caller has reserved, from which the chunks take theirs.
     promised: Option<u64>,
+    /// How often it has moved the file's times.
+    times_moved: u64,
     /// Why less than all was written.
     ended_by: Option<Error>,
 }
@@ -77,22 +80,19 @@ impl Engine {
         self.check_writable()?;
         self.end_cut(inode)?;
         let offset = inode.size();
-        let times = {
-            let meta = inode.meta.lock();
-            (meta.item.mtime, meta.item.ctime)
-        };
+        let times = TimesBefore::of(inode);
         let length = data.len() as u64;
         let pages = self.charged_pages(offset, length)?;
         let is_promised = self.charge_append(inode, offset..offset + length, pages)?;
-        let mut course = Course { promised: is_promised.then_some(pages), ended_by: None };
+        let mut course = Course { promised: is_promised.then_some(pages), ..Course::default() };
         let result = self.write_locked(inode, offset, data, &mut course);
         self.alloc.release(course.promised.unwrap_or(0));
         if matches!(result, Ok(written) if written == data.len()) {
             return Ok(offset);
         }
         if inode.size() > offset {
-            // A part was written, and is taken back with the times that it had.
-            self.shrink_as_of(inode, offset, Some(times))?;
+            // A part was written, and is taken back with the times that the file had.
+            self.shrink_as_of(inode, offset, Some(times.moved(course.times_moved)))?;
         }
         Err(result.err().or(course.ended_by).unwrap_or(Error::NoSpace))
     }
@@ -181,7 +181,10 @@ impl Engine {
                 let fits = (first + count) * BLOCK_BYTES_U64 - offset;
                 data = &data[..data.len().min(fits as usize)];
             }
-            Charge::Written { bytes } => return Ok(bytes),
+            Charge::Written { bytes } => {
+                course.times_moved += 1;
+                return Ok(bytes);
+            }
         }
         // Counted as if all became dirty: writeback may end before this write has.
         self.dirty_pages.fetch_add(pages, Ordering::AcqRel);
@@ -220,6 +223,7 @@ impl Engine {
                 let mut meta = inode.meta.lock();
                 let before = meta.item.ctime;
                 meta.touch_data(now);
+                course.times_moved += 1;
                 if mutation::active(Mutation::ForgetChangeTime) {
                     meta.item.ctime = before;
                 }
@@ -407,4 +411,47 @@ fn end_of(offset: u64, length: u64) -> Result<u64> {
 /// Pages that bytes `start .. end` touch.
 fn pages_of(start: u64, end: u64) -> u64 {
     end.div_ceil(BLOCK_BYTES_U64) - start / BLOCK_BYTES_U64
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+    use crate::device::Device;
+    use crate::device::memory::MemoryDevice;
+    use crate::{
+        BackgroundMode, CreateOptions, OpenFlags, SetAttr, SetTime, Timestamp, Volume,
+        VolumeOptions,
+    };
+
+    #[test]
+    fn what_others_set_while_an_append_is_taken_back_stays() {
+        let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(32 << 20));
+        Volume::format_device(&device, &CreateOptions::default()).expect("format");
+        let background = BackgroundMode::Manual;
+        let options = VolumeOptions { background, ..VolumeOptions::default() };
+        let volume = Volume::open_device(device, options).expect("open");
+        let file = volume.open_file("/f", OpenFlags::CREATE).expect("create");
+        file.write_at(0, b"before").expect("write");
+        let (engine, inode) = (file.engine(), file.inode());
+        let set = Timestamp { seconds: 7, nanoseconds: 7 };
+        let change = SetAttr { mtime: Some(SetTime::At(set)), ..SetAttr::default() };
+        for others_change in [false, true] {
+            let before = file.attr().expect("attributes");
+            let times = TimesBefore::of(inode);
+            let mut course = Course::default();
+            {
+                let _ops = inode.ops.lock();
+                engine.write_locked(inode, 6, b"and after", &mut course).expect("write");
+                if others_change {
+                    volume.setattr(file.ino(), &change).expect("it needs no `ops`");
+                }
+                let moved = times.moved(course.times_moved);
+                engine.shrink_as_of(inode, 6, Some(moved)).expect("taken back");
+            }
+            let after = file.attr().expect("attributes");
+            let is_as_before = (after.mtime, after.ctime) == (before.mtime, before.ctime);
+            assert_eq!(is_as_before, !others_change);
+            assert!(after.size_bytes == 6 && after.ctime >= before.ctime);
+        }
+    }
 }

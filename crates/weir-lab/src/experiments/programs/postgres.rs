@@ -1,12 +1,13 @@
 //! `PostgreSQL`: a server as it is shipped, with every commit durable, and `pgbench`'s simple update.
 
+use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::process::{Said, Working, program};
-use super::{Cost, Place, Work, open_to_all};
+use super::{Cost, Place, Work};
 use crate::disk::{await_helper, start_helper};
 use crate::error::{IoContext, LabError, LabResult};
 use crate::measure::Recorder;
@@ -40,13 +41,25 @@ struct Cluster<'a> {
     place: &'a Place<'a>,
     bin: PathBuf,
     data: PathBuf,
+    /// For its socket, and for what `pgbench` logs.
+    run: PathBuf,
+}
+
+/// Makes a directory that is the server's alone, whoever it runs as.
+fn own_directory(dir: PathBuf) -> LabResult<PathBuf> {
+    let making = || format!("making {} for a server", dir.display());
+    std::fs::DirBuilder::new().mode(0o700).create(&dir).during(making)?;
+    if is_root() {
+        std::os::unix::fs::chown(&dir, Some(NOBODY), Some(NOBODY)).during(making)?;
+    }
+    Ok(dir)
 }
 
 impl Cluster<'_> {
     fn command(&self, program: &str) -> Command {
         let mut command = Command::new(self.bin.join(program));
-        command.env("LC_ALL", "C").env("PGHOST", &self.place.aside).env("PGPORT", PORT);
-        command.current_dir(&self.place.aside).stdin(Stdio::null());
+        command.env("LC_ALL", "C").env("PGHOST", &self.run).env("PGPORT", PORT);
+        command.current_dir(&self.run).stdin(Stdio::null());
         if is_root() {
             command.uid(NOBODY).gid(NOBODY);
         }
@@ -69,7 +82,7 @@ impl Cluster<'_> {
         let log = self.place.aside.join("postgres.log");
         let said = std::fs::File::create(&log).during(|| format!("creating {}", log.display()))?;
         let mut server = self.command("postgres");
-        server.arg("-D").arg(&self.data).arg("-k").arg(&self.place.aside).args(["-p", PORT]);
+        server.arg("-D").arg(&self.data).arg("-k").arg(&self.run).args(["-p", PORT]);
         server.args(["-c", "listen_addresses=", "-c", "shared_buffers=64MB"]);
         server.process_group(0).stdout(Stdio::null()).stderr(said);
         let pid = start_helper(&mut server, self.place.env.registry)?;
@@ -104,8 +117,9 @@ impl Cluster<'_> {
 
 /// Updates until the time is over.
 pub fn work(place: &Place<'_>) -> LabResult<Work> {
-    open_to_all(&place.dir)?;
-    let cluster = Cluster { place, bin: programs()?, data: place.dir.join("data") };
+    let bin = programs()?;
+    let data = own_directory(place.dir.join("data"))?;
+    let cluster = Cluster { place, bin, data, run: own_directory(place.aside.join("run"))? };
     cluster.create()?;
     cluster.start()?;
     let scale: u64 = place.size.pick(1, 5, 10);
@@ -114,7 +128,7 @@ pub fn work(place: &Place<'_>) -> LabResult<Work> {
     cluster.run("pgbench -i", &mut fill)?;
     // What filling has left to write is not the load's.
     place.env.fs.syncfs()?;
-    let log = place.aside.join("pgbench");
+    let log = cluster.run.join("pgbench");
     let cost = Cost::start(place.env);
     let said = cluster.update(&log)?;
     let spent = cost.stop(place.env);
