@@ -520,4 +520,32 @@ mod tests {
             assert_eq!(covered, wanted, "{runs:?}");
         }
     }
+
+    /// Others may have sent home what a barrier is about between its look and its chain: then its number is nobody's until the chain ends.
+    #[test]
+    #[cfg(not(feature = "shuttle"))]
+    fn a_sync_covers_the_number_of_a_barrier_that_has_nothing_left_to_do() {
+        use crate::device::{Device, memory::MemoryDevice};
+        use crate::{BackgroundMode, CreateOptions, Volume, VolumeOptions};
+        let device: crate::sync::Arc<dyn Device> =
+            crate::sync::Arc::new(MemoryDevice::new(32 << 20));
+        Volume::format_device(&device, &CreateOptions::default()).expect("format");
+        let background = BackgroundMode::Manual;
+        let options = VolumeOptions { background, ..VolumeOptions::default() };
+        let volume = Volume::open_device(device, options).expect("open");
+        let file = volume.open_file("/f", crate::OpenFlags::CREATE).expect("create");
+        volume.sync().expect("sync");
+        let engine = file.engine();
+        let blocks = super::CHAIN_END_BLOCKS;
+        let mut room = engine.log.admit(blocks, super::class_of(blocks)).expect("room");
+        let lsn = engine.log.open_chain(&mut room).expect("open").expect("a number");
+        assert_eq!(lsn, volume.last_lsn() + 1, "nobody's yet");
+        let ticket = volume.sync_async().expect("submit");
+        assert_eq!(engine.prepare_all(), Ok(lsn));
+        engine.log.close_chain();
+        while !matches!(ticket.poll(), Some(Ok(()))) {
+            volume.background_step(crate::BackgroundWork::Log).expect("step");
+        }
+        assert!(volume.durable_lsn() >= lsn);
+    }
 }

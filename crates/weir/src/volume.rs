@@ -138,7 +138,8 @@ impl Volume {
         self.engine.background.listen(crate::sync::Arc::new(listener));
     }
 
-    /// Makes everything that happened before the call durable (`syncfs`). Blocks. (A volume that is open for reading only has
+    /// Makes everything that happened before the call durable (`syncfs`), and [`Volume::durable_lsn`] reaches what barriers have answered
+    /// before it. Blocks. (A volume that is open for reading only has
     /// nothing to sync: this and all other syncs succeed.)
     pub fn sync(&self) -> Result<()> {
         self.engine.sync()
@@ -489,6 +490,8 @@ impl Engine {
     /// rest is made durable before the first error is answered.
     pub fn prepare_all(&self) -> Result<u64> {
         self.check_writable()?;
+        // A barrier may have answered a number that nobody has yet, and what came before it may be home already.
+        let given_out = self.log.last_given_out();
         let mut failed = None;
         let dirty = self.dirty.all();
         // What fails here strikes again below, file by file.
@@ -503,7 +506,7 @@ impl Engine {
                 failed.get_or_insert(error);
             }
         }
-        let lsn = self.log.last_lsn();
+        let lsn = self.log.last_lsn().max(given_out);
         match failed {
             None => Ok(lsn),
             Some(error) => {
