@@ -5,6 +5,7 @@
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
 
 use fuser::INodeNo;
 
@@ -18,15 +19,15 @@ const PRUNE_HEAD_BYTES: usize = 16 + 16;
 /// See the module's head.
 pub(crate) struct FuserKernelCache {
     notifier: fuser::Notifier,
-    /// For notifications that `fuser` does not know; `None` where the descriptor could not be copied.
-    connection: Option<OwnedFd>,
+    /// For notifications that `fuser` does not know.
+    connection: Arc<OwnedFd>,
     keeps_sizes: bool,
 }
 
 impl FuserKernelCache {
     pub(crate) fn new(
         notifier: fuser::Notifier,
-        connection: Option<OwnedFd>,
+        connection: Arc<OwnedFd>,
         keeps_sizes: bool,
     ) -> Self {
         Self { notifier, connection, keeps_sizes }
@@ -44,11 +45,10 @@ impl KernelCache for FuserKernelCache {
         let _ = self.notifier.inval_entry(INodeNo(dir), OsStr::from_bytes(name));
     }
     fn forget(&self, inodes: &[u64]) -> bool {
-        let Some(connection) = &self.connection else { return false };
         let Some(message) = prune_message(inodes) else { return false };
         // The kernel takes a notification whole or refuses it, with this error if it does not know what it is. Whatever else is
         // wrong, such as a lack of memory, may be over the next time.
-        rustix::io::write(connection, &message) != Err(rustix::io::Errno::INVAL)
+        rustix::io::write(&self.connection, &message) != Err(rustix::io::Errno::INVAL)
     }
     fn grown(&self, ino: u64, size_bytes: u64, last: u8) {
         // Only what brings a byte moves the end.

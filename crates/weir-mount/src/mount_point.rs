@@ -19,7 +19,8 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 use rustix::io::{Errno, FdFlags};
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
@@ -106,6 +107,26 @@ pub fn held_by(device: &str) -> Option<String> {
 /// The topmost mount at exactly `dir` (which must be canonical).
 pub fn mount_at(dir: &Path) -> io::Result<Option<MountEntry>> {
     Ok(mounts()?.into_iter().rev().find(|entry| entry.dir == dir))
+}
+
+/// The number of the topmost mount at exactly `dir`, which no other mount has while the system runs (Linux 6.8); `None`: nothing is there,
+/// or the kernel has none. Nobody who serves it is asked.
+pub fn unique_id(dir: &Path) -> Option<u64> {
+    /// `STATX_MNT_ID_UNIQUE`.
+    const UNIQUE: StatxFlags = StatxFlags::from_bits_retain(0x4000);
+    let flags = AtFlags::NO_AUTOMOUNT | AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC;
+    let found = rustix::fs::statx(rustix::fs::CWD, dir, flags, UNIQUE).ok()?;
+    (found.stx_mask & UNIQUE.bits() != 0).then_some(found.stx_mnt_id)
+}
+
+/// Whether the kernel still sends requests over a connection: nobody has ended it, and its mount is somewhere still.
+pub fn is_connected(connection: &OwnedFd) -> bool {
+    let mut polled = [PollFd::new(connection, PollFlags::IN)];
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    match rustix::event::poll(&mut polled, Some(&at_once)) {
+        Ok(_) => !polled[0].revents().contains(PollFlags::ERR),
+        Err(_) => true,
+    }
 }
 
 /// The canonical form of `path` as far as its last name, of which nobody is asked what it is: a file system that is mounted there may have a

@@ -32,7 +32,11 @@ pub struct Session {
 #[derive(Debug, Clone)]
 pub struct Controller {
     dir: PathBuf,
+    /// Its number, which the kernel gives to the next mount once this one is gone.
     device: String,
+    /// The number that no other mount will have; `None`: the kernel has none.
+    unique_id: Option<u64>,
+    connection: Weak<OwnedFd>,
 }
 
 /// One thread per core, and never one alone: it could not read a request while it waits.
@@ -72,23 +76,26 @@ pub fn mount(
     let (for_rings, for_notes) = (connection.try_clone(), connection.try_clone());
     // From here on an error must take the mount off again.
     let mounted = start(transport, connection, options, threads).and_then(|inner| {
+        let for_notes = Arc::new(for_notes.map_err(MountError::Session)?);
         let entry = mount_point::mount_at(&dir).map_err(MountError::Session)?;
         let device = entry.map_or_else(String::new, |entry| entry.device);
-        Ok((inner, device))
+        Ok((inner, device, for_notes))
     });
     // The kernel has said what it offers.
     drop(switch);
     match mounted {
-        Ok((inner, device)) => {
+        Ok((inner, device, for_notes)) => {
             mount_point::set_read_ahead(&device, options.transport.max_write_bytes);
+            let unique_id = mount_point::unique_id(&dir);
+            let connection = Arc::downgrade(&for_notes);
             let kernel = Arc::new(FuserKernelCache::new(
                 inner.notifier(),
-                for_notes.ok(),
+                for_notes,
                 transport_options.writeback_cache,
             ));
             let weak: Weak<FuserKernelCache> = Arc::downgrade(&kernel);
             served.mounted(weak);
-            let controller = Controller { dir, device };
+            let controller = Controller { dir, device, unique_id, connection };
             let rings = match (rings, for_rings) {
                 (Some(rings), Ok(connection)) if taken.load(Ordering::Relaxed) => {
                     let server = Server::new(served, transport_options, rings.count());
@@ -220,7 +227,20 @@ impl Controller {
     /// Where this mount can be seen now, by this process.
     fn places(&self) -> Result<Vec<PathBuf>, UnmountError> {
         let entries = mount_point::mounts_of(&self.device).map_err(UnmountError::Io)?;
-        Ok(entries.into_iter().map(|entry| entry.dir).collect())
+        let places: Vec<_> = entries.into_iter().map(|entry| entry.dir).collect();
+        // Asked for behind the list: whose connection lives then had the number while the list was made.
+        let is_ours = self.is_connected() || places.iter().any(|place| self.has_our_id(place));
+        Ok(if is_ours { places } else { Vec::new() })
+    }
+
+    /// Whether the kernel still sends requests. It ends that before it gives the device's number away.
+    fn is_connected(&self) -> bool {
+        self.connection.upgrade().is_some_and(|connection| mount_point::is_connected(&connection))
+    }
+
+    /// What is aborted stays where it is until it is taken off. Without numbers of their own (before Linux 6.8) the device's has to do.
+    fn has_our_id(&self, place: &Path) -> bool {
+        self.unique_id.is_none_or(|ours| mount_point::unique_id(place) == Some(ours))
     }
 
     fn is_at(&self, dir: &Path) -> bool {
@@ -229,11 +249,14 @@ impl Controller {
 
     /// Through which other mount it can be reached still, for people; `None`: none is known.
     pub fn held_by(&self) -> Option<String> {
-        mount_point::held_by(&self.device)
+        self.is_connected().then(|| mount_point::held_by(&self.device)).flatten()
     }
 
     /// Ends the connection to the kernel: whoever uses the mount gets errors.
     pub fn abort(&self) -> io::Result<()> {
+        if !self.is_connected() {
+            return Ok(());
+        }
         mount_point::abort(&self.dir, &self.device)
     }
 }

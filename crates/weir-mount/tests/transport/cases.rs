@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::XattrFlags;
 use rustix::io::Errno;
+use weir_mount::mount_point::mount_at;
 use weir_mount::{FileSystemOps, UnmountError};
 
 use crate::TRANSPORT;
@@ -331,6 +332,51 @@ fn an_unmount_from_outside_ends_the_server_without_an_error() {
 }
 
 #[test]
+fn a_later_mount_with_the_same_device_number_is_left_alone() {
+    // The kernel gives the lowest free number; other tests may take it.
+    for _ in 0..100 {
+        let Some(gone) = mounted(MemoryFs::new(), "") else { return };
+        let number = |mount: &TestMount| {
+            let dir = mount.path().canonicalize().unwrap();
+            mount_at(&dir).unwrap().unwrap().device
+        };
+        let its_number = number(&gone);
+        rustix::mount::unmount(gone.path(), rustix::mount::UnmountFlags::empty()).unwrap();
+        let later: Vec<_> = (0..4).filter_map(|_| mounted(MemoryFs::new(), "")).collect();
+        if !later.iter().any(|mount| number(mount) == its_number) {
+            continue;
+        }
+        for lazy in [false, true] {
+            let refused = gone.controller.unmount(lazy);
+            assert!(matches!(refused, Err(UnmountError::NotMounted)), "{refused:?}");
+        }
+        assert_eq!(gone.controller.held_by(), None);
+        gone.controller.abort().unwrap();
+        for mount in &later {
+            fs::write(mount.path().join("f"), "x").unwrap();
+        }
+        gone.join().unwrap();
+        return;
+    }
+    panic!("no later mount has ever got the number");
+}
+
+#[test]
+fn what_is_aborted_can_be_taken_off_still() {
+    let Some(mount) = mounted(MemoryFs::new(), "") else { return };
+    let dir = mount.path().canonicalize().unwrap();
+    // What is in use stays, even where aborting means a forced unmount.
+    let user = File::create(dir.join("f")).unwrap();
+    mount.controller.abort().unwrap();
+    assert!(user.metadata().is_err() && mount_at(&dir).unwrap().is_some());
+    assert!(matches!(mount.controller.unmount(false), Err(UnmountError::Busy(_))));
+    drop(user);
+    mount.controller.unmount(false).unwrap();
+    assert_eq!(mount_at(&dir).unwrap(), None);
+    mount.join().unwrap();
+}
+
+#[test]
 fn a_later_mount_at_the_same_place_is_left_alone() {
     let Some(below) = mounted(MemoryFs::new(), "") else { return };
     let dir = below.path().to_owned();
@@ -375,7 +421,7 @@ fn the_kernel_shows_what_is_mounted() {
         return;
     };
     let dir = mount.path().canonicalize().unwrap();
-    let entry = weir_mount::mount_point::mount_at(&dir).unwrap().unwrap();
+    let entry = mount_at(&dir).unwrap().unwrap();
     assert_eq!(entry.fs_type, "fuse.weir");
     assert_eq!(entry.source, "/some volume");
 }
