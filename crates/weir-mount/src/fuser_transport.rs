@@ -27,7 +27,7 @@
 //!   the business of `fsync`, on files and directories, of `weir sync` for everything at once (the
 //!   attribute `weir.sync`), and of the unmount.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -64,6 +64,11 @@ const VALID: Duration = Duration::from_secs(365 * 86_400);
 /// The same where the kernel writes back later: it does not notice that this allocates blocks.
 const VALID_WITH_WRITEBACK: Duration = Duration::from_secs(1);
 
+/// Where rings bring the requests, this is how long a thread rests after one that tells what the kernel has forgotten. Nothing else comes
+/// its way that anybody waits for; and who removes files has the kernel forget each in turn, which would wake a thread up each time. What is forgotten meanwhile
+/// comes as one request.
+const FORGET_REST: Duration = Duration::from_millis(1);
+
 /// How long the kernel may trust what it is told.
 pub(crate) fn valid_for(options: &TransportOptions) -> Duration {
     if options.writeback_cache { VALID_WITH_WRITEBACK } else { VALID }
@@ -84,6 +89,8 @@ pub(crate) struct FuserTransport {
 thread_local! {
     /// Reused by every read of a thread, up to the largest request.
     static READ_BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    /// The number of the thread's last request that told of forgotten inodes.
+    static FORGET: Cell<u64> = const { Cell::new(0) };
 }
 
 /// Whatever is in the buffer will be overwritten: only growth costs.
@@ -244,8 +251,14 @@ impl fuser::Filesystem for FuserTransport {
         });
     }
 
-    fn forget(&self, _request: &Request, ino: INodeNo, count: u64) {
+    fn forget(&self, request: &Request, ino: INodeNo, count: u64) {
         self.run(Class::Quick, move |ops| ops.forget(ino.0, count));
+        // One request may tell of many inodes.
+        if self.rings.load(Ordering::Relaxed)
+            && FORGET.replace(request.unique().0) != request.unique().0
+        {
+            std::thread::sleep(FORGET_REST);
+        }
     }
 
     fn getattr(

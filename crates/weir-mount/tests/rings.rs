@@ -10,7 +10,8 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, mpsc};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use weir_mount::FileSystemOps;
 
@@ -56,7 +57,7 @@ fn rings_of_this_process() -> Vec<RawFd> {
 
 /// Asks the mount for something on every core, in turn.
 fn ask_on_every_core(dir: &Path) -> Vec<std::io::Result<()>> {
-    let cores = std::thread::available_parallelism().unwrap().get();
+    let cores = thread::available_parallelism().unwrap().get();
     let results = (0..cores).map(|core| {
         let mut set = rustix::thread::CpuSet::new();
         set.set(core);
@@ -83,7 +84,7 @@ fn a_ring_that_fails_ends_the_mount_with_errors_and_not_with_programs_that_wait(
 
     let (done, is_done) = mpsc::channel();
     let dir = mount.path().to_path_buf();
-    std::thread::spawn(move || done.send(ask_on_every_core(&dir)));
+    thread::spawn(move || done.send(ask_on_every_core(&dir)));
     let answers = is_done.recv_timeout(Duration::from_secs(60)).expect("a program waits for ever");
     assert!(answers.iter().any(Result::is_err), "{answers:?}");
     let ended = mount.join().unwrap_err().to_string();
@@ -105,7 +106,7 @@ fn classes() -> Vec<i32> {
 
 #[test]
 fn a_program_that_changes_the_core_is_lent_a_place_and_no_thread_sleeps_in_that_class_for_long() {
-    let cores = std::thread::available_parallelism().unwrap().get();
+    let cores = thread::available_parallelism().unwrap().get();
     if !has_rings() || cores < 2 || !weir::sync::may_change_class() {
         eprintln!("skipped: no rings, one core, or a process that may not change classes");
         return;
@@ -126,7 +127,7 @@ fn a_program_that_changes_the_core_is_lent_a_place_and_no_thread_sleeps_in_that_
     let patient = std::time::Instant::now();
     while classes().contains(&libc::SCHED_IDLE) {
         assert!(patient.elapsed() < Duration::from_secs(30), "{:?}", classes());
-        std::thread::sleep(Duration::from_millis(10));
+        thread::sleep(Duration::from_millis(10));
     }
     assert!(!classes().is_empty());
 }
@@ -166,7 +167,7 @@ fn syncs_are_answered_where_others_compute_on_the_same_core() {
     };
     let done = AtomicBool::new(false);
     let patient = std::time::Instant::now();
-    let was_late = std::thread::scope(|scope| {
+    let was_late = thread::scope(|scope| {
         for _ in 0..3 {
             scope.spawn(|| {
                 stay();
@@ -193,4 +194,39 @@ fn syncs_are_answered_where_others_compute_on_the_same_core() {
     if !was_late.unwrap() {
         eprintln!("skipped: the queue's thread was never late");
     }
+}
+
+/// How often threads whose names begin so have gone to sleep.
+fn sleeps_of(prefix: &str) -> u64 {
+    let tasks = fs::read_dir("/proc/self/task").unwrap().flatten();
+    let status = tasks.filter_map(|task| fs::read_to_string(task.path().join("status")).ok());
+    let named = status.filter(|text| text.starts_with(&format!("Name:\t{prefix}")));
+    let sleeps = |text: String| {
+        let line = text.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        line.unwrap().trim().parse::<u64>().unwrap()
+    };
+    named.map(sleeps).sum()
+}
+
+#[test]
+fn what_is_removed_is_forgotten_many_at_a_time() {
+    const FILES: usize = 4000;
+    let _one_at_a_time = ONE_AT_A_TIME.lock();
+    let ops = common::MemoryFs::new();
+    let Some(mount) = common::TestMount::new(ops.clone(), "io_uring,threads=2") else { return };
+    if !has_rings() {
+        return;
+    }
+    let file = |number: usize| mount.path().join(number.to_string());
+    (0..FILES).for_each(|number| fs::write(file(number), "").unwrap());
+    let (before, began) = (sleeps_of("fuser-"), Instant::now());
+    (0..FILES).for_each(|number| fs::remove_file(file(number)).unwrap());
+    while ops.nodes() > 1 {
+        assert!(began.elapsed() < Duration::from_secs(20), "{} are known", ops.nodes());
+        thread::sleep(Duration::from_millis(1));
+    }
+    // Each of the two threads waits for a request, and rests for a millisecond. Now and then one finds a lock taken.
+    let most = 4 * (1 + began.elapsed().as_millis() as u64) + FILES as u64 / 10;
+    let sleeps = sleeps_of("fuser-") - before;
+    assert!(sleeps <= most, "slept {sleeps} times, not {most}");
 }

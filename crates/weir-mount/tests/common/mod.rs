@@ -149,6 +149,10 @@ impl MemoryFs {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
+    /// Inodes that exist or are known to the kernel.
+    pub fn nodes(&self) -> usize {
+        self.state().nodes.len()
+    }
     pub fn panics(&self) -> Vec<String> {
         self.state().panics.clone()
     }
