@@ -1,7 +1,8 @@
 //! programs: what programs that sync all the time make of a file system.
 //!
 //! Each does small transactions for a while and says how many it could; all are set up to have every one durable before it counts.
-//! *sqlite-wal*, *sqlite-delete*: single inserts, each client a process with a database of its own. *postgres*: `pgbench`'s simple update.
+//! *sqlite-wal*, *sqlite-delete*: single inserts, each client a process with a database of its own; *sqlite-delete-apart*: and a directory of
+//! its own, since through FUSE who syncs a directory keeps others out of it. *postgres*: `pgbench`'s simple update.
 //! *redis*: `SET` with the append-only file synced each time. *rocksdb*: `db_bench`'s synced puts, whose threads share a log.
 //!
 //! They work on a mount, so in a directory, and need not be installed: one that is not is reported as not offered. Servers are noted in
@@ -42,7 +43,8 @@ pub struct Programs {
 const VALUE_BYTES: usize = 400;
 const ROOT: &str = "programs";
 /// Each a program, or a way to use one.
-pub const MODES: [&str; 5] = ["sqlite-wal", "sqlite-delete", "postgres", "redis", "rocksdb"];
+pub const MODES: [&str; 6] =
+    ["sqlite-wal", "sqlite-delete", "sqlite-delete-apart", "postgres", "redis", "rocksdb"];
 
 /// What a program has to work with.
 struct Place<'a> {
@@ -82,8 +84,9 @@ impl Programs {
 /// Has the program of `mode` work.
 fn work(place: &Place<'_>, mode: &str) -> LabResult<Work> {
     match mode {
-        "sqlite-wal" => sqlite::work(place, "wal"),
-        "sqlite-delete" => sqlite::work(place, "delete"),
+        "sqlite-wal" => sqlite::work(place, "wal", sqlite::Where::Together),
+        "sqlite-delete" => sqlite::work(place, "delete", sqlite::Where::Together),
+        "sqlite-delete-apart" => sqlite::work(place, "delete", sqlite::Where::Apart),
         "postgres" => postgres::work(place),
         "redis" => redis::work(place),
         _ => rocksdb::work(place),

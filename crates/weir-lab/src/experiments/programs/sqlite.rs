@@ -11,13 +11,27 @@ use crate::experiments::load::{random_bytes, together};
 
 const MISSING: &str = "sqlite3 is not installed; it is in the package 'sqlite3'";
 
+/// Where the clients' databases are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Where {
+    /// In one directory.
+    Together,
+    /// Each in a directory of its own.
+    Apart,
+}
+
 /// Inserts until the time is over. `journal` is the program's word for how it keeps a transaction whole.
-pub fn work(place: &Place<'_>, journal: &str) -> LabResult<Work> {
+pub fn work(place: &Place<'_>, journal: &str, databases: Where) -> LabResult<Work> {
     let tool = program("sqlite3", MISSING)?;
     let started: Vec<Working> = (0..place.clients)
         .map(|n| {
+            let mut dir = place.dir.clone();
+            if databases == Where::Apart {
+                dir.push(n.to_string());
+                std::fs::create_dir(&dir).during(|| format!("making {}", dir.display()))?;
+            }
             let mut command = Command::new(&tool);
-            command.args(["-batch", "-bail"]).arg(place.dir.join(format!("{n}.db")));
+            command.args(["-batch", "-bail"]).arg(dir.join(format!("{n}.db")));
             Working::start("sqlite3", command.stdin(Stdio::piped()))
         })
         .collect::<LabResult<_>>()?;
