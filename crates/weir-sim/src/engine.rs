@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::ops::Range;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Wake, Waker};
 
 use weir::device::Device;
@@ -53,7 +53,8 @@ pub struct EngineSession {
     /// Tickets that are awaited.
     tickets: BTreeMap<u32, Pin<Box<SyncTicket>>>,
     /// Where the others are delivered.
-    queue: Option<Arc<CompletionQueue>>,
+    /// For all callers: made by whoever needs it first.
+    queue: Arc<OnceLock<Arc<CompletionQueue>>>,
     /// What the last call said about when it is durable.
     told_lsn: Option<u64>,
     /// A barrier that was acknowledged too early.
@@ -192,7 +193,7 @@ impl EngineSession {
             holds: BTreeMap::new(),
             is_plain: false,
             tickets: BTreeMap::new(),
-            queue: None,
+            queue: Arc::default(),
             told_lsn: None,
             early: Arc::default(),
             is_beside: false,
@@ -209,7 +210,7 @@ impl EngineSession {
             holds: self.holds.clone(),
             is_plain: true,
             tickets: BTreeMap::new(),
-            queue: self.queue.clone(),
+            queue: Arc::clone(&self.queue),
             told_lsn: None,
             early: Arc::clone(&self.early),
             is_beside: true,
@@ -352,11 +353,13 @@ impl EngineSession {
                 self.tickets.insert(number, ticket);
             }
             Hold::Deliver => {
-                let queue = match &self.queue {
-                    Some(queue) => queue,
-                    None => self.queue.insert(CompletionQueue::new()?),
-                };
-                ticket.deliver(queue, u64::from(number));
+                if self.queue.get().is_none() {
+                    // Whoever comes second uses the first.
+                    let _ = self.queue.set(CompletionQueue::new()?);
+                }
+                if let Some(queue) = self.queue.get() {
+                    ticket.deliver(queue, u64::from(number));
+                }
             }
         }
         Ok(())
@@ -778,7 +781,7 @@ impl Session for EngineSession {
             ended.extend(result.map(|result| (*number, result.map_err(SystemError::from))));
             waits
         });
-        while let Some(done) = self.queue.as_ref().and_then(|queue| queue.take()) {
+        while let Some(done) = self.queue.get().and_then(|queue| queue.take()) {
             ended.push((done.user_data as u32, done.result.map_err(SystemError::from)));
         }
         ended

@@ -538,3 +538,13 @@ fn who_waits_for_log_space_that_somebody_else_has_lets_that_one_go_on() {
     }
     assert!(overlapped > 0);
 }
+
+#[test]
+fn tickets_of_overlapping_callers_are_delivered_to_one_queue() {
+    let deliver = |ticket| Commit::Async { ticket, hold: Hold::Deliver };
+    let parts = vec![write("/a", 0, 100_000, 2)];
+    let (sync, range) = (Sync::All, 0..u64::MAX);
+    let inner = vec![Op::Submit { sync, range, ticket: 2, hold: Hold::Deliver }];
+    let ops = vec![amid(Op::Batch { parts, commit: deliver(1) }, 0, inner)];
+    assert!(survives(ops, FaultPlan::default()).overlapped > 0);
+}

@@ -67,9 +67,6 @@ impl EngineSession {
             Err(panic) => std::panic::resume_unwind(panic),
         };
         self.tickets.append(&mut others.tickets);
-        if self.queue.is_none() {
-            self.queue = others.queue.take();
-        }
         let joined = self.volume.stats().log.frames_joined - joined_before;
         Overlapped { outer, inner: answers, during, joined }
     }
