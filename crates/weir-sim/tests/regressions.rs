@@ -3,6 +3,7 @@
 mod common;
 
 use common::survives_within;
+use weir::device::IoClass;
 use weir::{AllocateMode, AtimePolicy, BackgroundWork, OpenFlags, Timestamp};
 use weir_sim::explore::{Limits, Tally};
 use weir_sim::fault::{Fault, FaultKind, FaultPlan};
@@ -433,4 +434,15 @@ fn a_symbolic_link_amid_a_path_is_followed() {
         Op::Sync(Sync::Full(Target::Path("/l/g".to_owned()))),
     ];
     survives(Settings::SMALL, ops);
+}
+
+/// What the last checkpoint could not write, and has written elsewhere, was still kept from others when the volume was closed.
+#[test]
+fn what_a_checkpoint_could_not_write_is_free_once_the_volume_is_closed() {
+    let ops = vec![Op::Mkdir { path: "/d".to_owned() }, Op::Checkpoint];
+    for after in 0..4 {
+        let fault =
+            Fault { class: Some(IoClass::Background), ..Fault::once(FaultKind::WriteError, after) };
+        survives_faults(Settings::SMALL, &[], ops.clone(), FaultPlan::new([fault]));
+    }
 }

@@ -581,6 +581,7 @@ impl Engine {
         }
         // Whoever goes on beside this hears from here on that it is closed: the superblock is to say that the log is empty.
         self.shut_down(CLOSED);
+        self.alloc.end_quarantine();
         if self.log.fill().used_blocks > 0 || self.checkpoint_wanted() {
             // Somebody was faster. The next opening replays what was durable by then.
             return Ok(());

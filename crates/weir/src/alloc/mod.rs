@@ -360,6 +360,15 @@ impl Allocator {
         space.quarantined.push(run);
     }
 
+    /// Nobody allocates any more, so that nothing has to be kept from them: what no checkpoint is about to free is free.
+    pub fn end_quarantine(&self) {
+        let mut space = self.space.lock();
+        for run in std::mem::take(&mut space.quarantined) {
+            let freed = space.clear_used(run.group(), run.bits());
+            space.account.settle(run.blocks, u64::from(freed));
+        }
+    }
+
     /// Notes the space changes of an operation that is being committed. Calls must come in log
     /// order: under the lock that orders the log.
     pub fn record(&self, changes: &[SpaceChange]) {

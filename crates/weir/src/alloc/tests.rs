@@ -216,6 +216,16 @@ fn quarantined_blocks_come_back_with_a_checkpoint_begun_later() {
 }
 
 #[test]
+fn quarantined_blocks_are_free_where_nobody_allocates_any_more() {
+    let (_, allocator, _) = volume(256);
+    let all = allocator.free_blocks();
+    allocator.quarantine(data(&allocator, 8, None));
+    assert_eq!((allocator.free_blocks(), allocator.pending_free_blocks()), (all - 8, 8));
+    allocator.end_quarantine();
+    assert_eq!((allocator.free_blocks(), allocator.pending_free_blocks()), (all, 0));
+}
+
+#[test]
 fn contradictions_are_reported_as_corruption() {
     let (device, allocator, groups) = volume(70_000);
     let run = data(&allocator, 8, None);
