@@ -30,7 +30,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use weir::sync::{Condvar, Mutex};
+use weir::sync::{Condvar, Mutex, without_signals};
 
 /// How long a request may keep a transport thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -279,7 +279,8 @@ impl Shared {
         if wanted && queue.threads.len() < self.most_threads {
             let shared = Arc::clone(self);
             let name = format!("{}-{}", self.name, queue.threads.len());
-            match std::thread::Builder::new().name(name).spawn(move || shared.serve()) {
+            let thread = std::thread::Builder::new().name(name);
+            match without_signals(|| thread.spawn(move || shared.serve())) {
                 Ok(thread) => queue.threads.push(thread),
                 Err(_) if queue.threads.is_empty() => return Err(job),
                 Err(_) => {}

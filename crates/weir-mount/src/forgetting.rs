@@ -16,6 +16,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
+use weir::sync::without_signals;
+
 use crate::ops::KernelCache;
 use crate::tables::InodeTable;
 
@@ -104,7 +106,7 @@ impl Forgetting {
         }
         let (shared, table) = (Arc::clone(&self.0), Arc::clone(inodes));
         let builder = std::thread::Builder::new().name("weir-forget".to_owned());
-        if builder.spawn(move || shared.rounds(&table)).is_err() {
+        if without_signals(|| builder.spawn(move || shared.rounds(&table))).is_err() {
             // No thread now: perhaps later.
             self.0.rest(inodes.count());
         }

@@ -144,7 +144,8 @@ impl Session {
     }
 
     /// Serves requests until the mount is taken off, by whomever. When this returns, nobody calls
-    /// the operations any more.
+    /// the operations any more. The threads that read `/dev/fuse` take the signals that the calling one takes; the others
+    /// take none of the program's.
     pub fn serve(mut self) -> Result<(), MountError> {
         let Some(inner) = self.inner.take() else { return Ok(()) };
         let rings = self.rings.take();

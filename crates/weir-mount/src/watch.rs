@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use weir::Volume;
-use weir::sync::{Condvar, Mutex};
+use weir::sync::{Condvar, Mutex, without_signals};
 
 use crate::errno::Errno;
 use crate::ops::Done;
@@ -62,7 +62,7 @@ impl Watcher {
         if list.thread.is_none() {
             let shared = Arc::clone(&self.0);
             let builder = std::thread::Builder::new().name("weir-watch".to_owned());
-            let Ok(thread) = builder.spawn(move || shared.run()) else {
+            let Ok(thread) = without_signals(|| builder.spawn(move || shared.run())) else {
                 drop(list);
                 return done(Err(Errno::ENOMEM));
             };

@@ -209,6 +209,24 @@ fn sleeps_of(prefix: &str) -> u64 {
 }
 
 #[test]
+fn threads_of_a_mount_take_no_signals_of_the_program() {
+    let _one_at_a_time = ONE_AT_A_TIME.lock();
+    let Some(mount) = common::TestMount::new(common::MemoryFs::new(), "io_uring") else { return };
+    let file = fs::File::create(mount.path().join("f")).unwrap();
+    file.sync_all().unwrap();
+    file.set_len(4096).unwrap();
+    let tasks = fs::read_dir("/proc/self/task").unwrap().flatten();
+    let status = tasks.filter_map(|task| fs::read_to_string(task.path().join("status")).ok());
+    let ours: Vec<_> = status.filter(|text| text.starts_with("Name:\tweir-")).collect();
+    assert_eq!(!ours.is_empty(), has_rings());
+    for text in ours {
+        let spared = text.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap();
+        let spared = u64::from_str_radix(spared.trim(), 16).unwrap();
+        assert!(spared & 1 << (libc::SIGTERM - 1) != 0, "{text}");
+    }
+}
+
+#[test]
 fn what_is_removed_is_forgotten_many_at_a_time() {
     const FILES: usize = 4000;
     let _one_at_a_time = ONE_AT_A_TIME.lock();

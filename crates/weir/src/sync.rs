@@ -15,6 +15,8 @@ pub use handover::{Turn, take_turns};
 pub use locks::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, wait_for};
 pub use patience::{at_once, may_wait, patiently};
 pub use process::{NumberedProcess, Process};
+#[cfg(not(feature = "shuttle"))]
+pub use scheduling::without_signals;
 pub use scheduling::{
     RunDelay, SchedulingClass, come_first, give_way, in_class, may_change_class, processor_time_ns,
     set_scheduling_class,

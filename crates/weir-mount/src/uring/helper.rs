@@ -14,7 +14,7 @@ use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use weir::sync::{Condvar, Mutex};
+use weir::sync::{Condvar, Mutex, without_signals};
 
 enum State<T> {
     Idle,
@@ -44,12 +44,13 @@ impl<T: Send + 'static> Helper<T> {
         let shared = Shared { state: Mutex::new(State::Idle), changed: Condvar::new() };
         let shared = Arc::new(shared);
         let theirs = Arc::clone(&shared);
-        let thread =
-            std::thread::Builder::new().name(format!("{name}-{core}")).spawn(move || {
-                super::stay_on(core);
-                weir::sync::come_first();
-                theirs.run(&work);
-            })?;
+        let thread = std::thread::Builder::new().name(format!("{name}-{core}"));
+        let body = move || {
+            super::stay_on(core);
+            weir::sync::come_first();
+            theirs.run(&work);
+        };
+        let thread = without_signals(|| thread.spawn(body))?;
         Ok(Self { shared, thread: Some(thread) })
     }
 

@@ -41,6 +41,7 @@ use queue::Queue;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use serve::Server;
+use weir::sync::without_signals;
 
 use crate::dispatch::panic_message;
 
@@ -144,7 +145,7 @@ impl Rings {
         for (core, queue) in self.0.into_iter().enumerate() {
             let (device, server, abort) = (device.try_clone()?, Arc::clone(server), abort.clone());
             let thread = std::thread::Builder::new().name(format!("weir-fuse-{core}"));
-            running.threads.push(thread.spawn(move || {
+            let body = move || {
                 stay_on(core);
                 weir::sync::come_first();
                 let serve = || queue.run(&device, &|held| server.serve(held));
@@ -161,7 +162,8 @@ impl Rings {
                     server.failed(&text);
                     io::Error::other(text)
                 })
-            })?);
+            };
+            running.threads.push(without_signals(|| thread.spawn(body))?);
         }
         Ok(running)
     }
