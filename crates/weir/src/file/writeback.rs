@@ -558,13 +558,18 @@ impl Engine {
     pub(super) fn end_piece(&self, piece: &Piece, result: Result<()>) -> Result<()> {
         self.end(piece, result.is_ok() || mutation::active(Mutation::SwallowWriteError));
         result.inspect_err(|error| {
-            self.counters.writeback_errors.add(1);
             for segment in piece.segments.iter().filter(|segment| segment.place == Place::New) {
                 self.give_back(segment.run(), error);
             }
-            note_error(&piece.inode, error);
-            self.background.note_failure(error);
+            self.note_failed_home(&piece.inode, error);
         })
+    }
+
+    /// Pages of `inode` could not be brought home: its owner hears of it, and whoever listens.
+    pub fn note_failed_home(&self, inode: &Inode, error: &Error) {
+        self.counters.writeback_errors.add(1);
+        note_error(inode, error);
+        self.background.note_failure(error);
     }
 
     /// The piece as one operation, perhaps with `companions`. The caller holds the `map` lock.
