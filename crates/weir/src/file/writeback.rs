@@ -54,7 +54,7 @@ use output::{
     to_device, with_results,
 };
 use piece::{CUT_BYTES, Place, Segment, Spare};
-pub use piece::{PIECE_PAGES, Piece, PieceLimits, USUAL_RUNS, settle_bytes};
+pub use piece::{PIECE_PAGES, Piece, PieceLimits, USUAL_RUNS, cut_bytes, settle_bytes};
 use remap::{Changed, Remapping};
 pub use rounds::{FLUSH_INODES, is_of_one_file};
 use std::borrow::Cow;
