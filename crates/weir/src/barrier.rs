@@ -13,8 +13,8 @@
 //! itself if the thread has not begun it.
 //!
 //! **No deadlock.** Log space for the whole of a barrier's work is admitted before its chain opens, at the entry, where every
-//! operation waits; the work itself draws on that and, should writeback by others have cut the dirty runs into more pieces, or pages cut long
-//! extents, on the ring's reserve. Nobody has some of that when a chain opens, and nobody else takes some while it is open, but for what
+//! operation waits, long extents that pages may cut included; the work itself draws on that and, should writeback by others have cut the dirty
+//! runs into more pieces, on the ring's reserve. Nobody has some of that when a chain opens, and nobody else takes some while it is open, but for what
 //! other pieces on their way home turn out to need ([`Room::Chain`]). It takes `map`, `pages` and `meta` locks only, and
 //! waits for nothing but the device and writeback that is under way. So a chain always ends, and a checkpoint may wait for it.
 //!
@@ -29,7 +29,7 @@ use crate::device::IoClass;
 use crate::engine::{Engine, Room, class_of};
 use crate::error::{Error, PANICKED, Result};
 use crate::file::fsync::SIZE_BYTES;
-use crate::file::writeback::{Piece, PieceLimits, settle_bytes};
+use crate::file::writeback::{Piece, PieceLimits, cut_bytes, settle_bytes};
 use crate::inode::{Inode, Reach};
 use crate::log::chain::CHAIN_END_BLOCKS;
 use crate::log::{Admission, OpRecords};
@@ -63,6 +63,8 @@ struct Part {
     inode: Arc<Inode>,
     /// Pages that were dirty or under writeback, in groups that settle in one operation each.
     groups: Vec<Group>,
+    /// The file had blocks: pages may cut extents.
+    is_mapped: bool,
     /// How far the file reached.
     reach: Reach,
 }
@@ -129,13 +131,14 @@ impl Part {
             }
             reach = inode.reach();
         }
-        let size_logged = inode.meta.lock().item.size >= reach.size;
+        let item = inode.meta.lock().item;
+        let (size_logged, is_mapped) = (item.size >= reach.size, item.blocks > 0);
         if runs.is_empty() && size_logged {
             return None;
         }
         runs.sort_unstable_by_key(|run| run.start);
         let groups = grouped(joined(runs, piece_pages), limits);
-        Some(Self { inode: inode.clone(), groups, reach })
+        Some(Self { inode: inode.clone(), groups, is_mapped, reach })
     }
 
     fn ranges(&self) -> impl Iterator<Item = &Range<u64>> {
@@ -148,14 +151,15 @@ impl Part {
 
     /// Log space for all of it.
     fn log_blocks(&self) -> u64 {
-        let pieces = self.groups.iter().map(|group| blocks_for(group_bytes(group)));
+        let pieces = self.groups.iter().map(|group| self.group_blocks(group));
         pieces.sum::<u64>() + blocks_for(SIZE_BYTES)
     }
-}
 
-fn group_bytes(group: &Group) -> usize {
-    let pages = group.iter().map(|range| range.end - range.start).sum();
-    settle_bytes(pages, group.len())
+    fn group_blocks(&self, group: &Group) -> u64 {
+        let pages = group.iter().map(|range| range.end - range.start).sum();
+        let cut = if self.is_mapped { cut_bytes(group) } else { 0 };
+        blocks_for(settle_bytes(pages, group.len()) + cut)
+    }
 }
 
 /// From its first page to its last.
@@ -375,7 +379,7 @@ impl Engine {
                 if part.inode.pages.read().dirty_runs(span.clone(), 1, CHOSEN).next().is_none() {
                     continue;
                 }
-                let given_back = job.room.split(blocks_for(group_bytes(group)));
+                let given_back = job.room.split(part.group_blocks(group));
                 let room = (&mut job.room, given_back);
                 pages += self.collect_group(part, &span, room, &mut pieces)?;
                 if pages >= ROUND_PAGES {

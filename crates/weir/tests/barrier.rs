@@ -321,3 +321,38 @@ fn ranges_that_move_leave_a_barrier_its_room_in_the_log() {
     }
     volume.close().expect("close");
 }
+
+/// Each page lies in the middle of a long extent, which is cut by it: barriers take several times the room in the log that they were let in
+/// with.
+#[test]
+fn barriers_whose_pages_cut_long_extents_end_in_the_smallest_log() {
+    const EXTENTS: u64 = 40;
+    const FILES: u64 = 6;
+    let volume = open(&formatted(512 * MIB, 64), manual(16 * MIB));
+    let files: Vec<File> =
+        (0..FILES).map(|number| create(&volume, &format!("/f{number}"))).collect();
+    for file in &files {
+        for extent in 0..EXTENTS {
+            dirty(file, extent, extent * MIB, MIB as usize);
+        }
+    }
+    volume.checkpoint().expect("checkpoint");
+    let page_at = |extent: u64| extent * MIB + MIB / 2;
+    let mut lsn = 0;
+    for file in &files {
+        for extent in 0..EXTENTS {
+            dirty(file, 1000 + extent, page_at(extent), 4096);
+        }
+        lsn = file.barrier().expect("barrier");
+    }
+    assert_eq!(volume.sync(), Ok(()));
+    assert!(volume.durable_lsn() >= lsn);
+    for (file, extent) in
+        files.iter().flat_map(|file| (0..EXTENTS).map(move |extent| (file, extent)))
+    {
+        let mut bytes = [0; 4096];
+        file.read_at(page_at(extent), &mut bytes).expect("read");
+        assert!(bytes[..] == pattern(1000 + extent, 4096)[..]);
+    }
+    volume.close().expect("close");
+}

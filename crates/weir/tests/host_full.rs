@@ -278,10 +278,13 @@ fn an_append_that_fails_half_way_leaves_the_file_as_it_was() {
     let (sparse, volume) = volume(manual(16 * MIB));
     let file = create(&volume, "/f");
     file.write_at(0, &pattern(1, 10_000)).expect("write");
-    volume.sync().expect("sync");
+    // Some of what it wants has blocks, and there are others behind that.
+    file.allocate(AllocateMode::KeepSize, 16 * MIB, 2 * MIB).expect("allocate");
+    file.allocate(AllocateMode::KeepSize, 40 * MIB, MIB).expect("allocate");
+    volume.checkpoint().expect("checkpoint");
     let shown = |file: &File| {
         let attr = file.attr().expect("attributes");
-        (attr.size_bytes, attr.mtime, attr.ctime)
+        (attr.size_bytes, attr.blocks, attr.mtime, attr.ctime)
     };
     let before = shown(&file);
     sparse.set_host_full(true);

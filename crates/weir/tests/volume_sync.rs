@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use weir::check::{CheckOptions, check_device};
 use weir::device::Device;
 use weir::*;
@@ -171,6 +171,104 @@ fn what_can_be_written_nowhere_stays_in_the_log_and_nobody_waits_for_it_for_ever
         probe.refuse(|_, _| false);
         holds(probe, &bytes);
     }
+}
+
+#[test]
+fn a_file_that_cannot_be_written_keeps_no_other_from_a_sync_of_everything() {
+    for bad in (0..FILES).step_by(2) {
+        let (probe, volume) = volume_on_probe();
+        let mut files = write_files(&volume, 1);
+        let (bad_file, bytes) = files.remove(bad as usize);
+        probe.refuse_page(Some(bytes[..4096].to_vec()));
+        assert!(matches!(volume.sync(), Err(Error::Io(_))));
+        let is_durable = |file: &File| file.fsync_if_durable(0..u64::MAX, SyncKind::Full).is_some();
+        assert!(files.iter().all(|(file, _)| is_durable(file)));
+        assert!(!is_durable(&bad_file));
+        assert!(contents(&bad_file) == bytes);
+        drop((files, bad_file));
+    }
+}
+
+/// A volume with a file whose mapping fills several leaves, of which one cannot be read from now on. A page whose place that leaf says was
+/// overwritten and synced before: the log has it.
+fn with_an_unreadable_leaf() -> (Arc<Probe>, Volume, File) {
+    const EXTENTS: u64 = 6_000;
+    let probe = Probe::new(formatted(64 * MIB, 0));
+    let volume = Volume::open_device(probe.clone(), manual(2 * MIB)).expect("open");
+    let file = create(&volume, "/scattered");
+    for extent in 0..EXTENTS {
+        file.write_at(extent * 8192, &pattern(extent, 4096)).expect("write");
+    }
+    volume.checkpoint().expect("checkpoint");
+    let image = weir::device::memory::MemoryDevice::from_image(&image_of(&*probe));
+    let twin = Probe::new(Arc::new(image));
+    let twin_volume = Volume::open_device(twin.clone(), manual(16 * MIB)).expect("open");
+    let twin_file = twin_volume.open_file("/scattered", OpenFlags::READ).expect("open");
+    let leaf = Arc::new(AtomicU64::new(0));
+    let last = leaf.clone();
+    twin.refuse_reads(move |offset_bytes, length_bytes| {
+        if length_bytes == 16_384 {
+            last.store(offset_bytes, Ordering::Relaxed);
+        }
+        false
+    });
+    twin_file.read_at(EXTENTS / 2 * 8192, &mut [0; 4096]).expect("read");
+    drop((twin_file, twin_volume));
+    let leaf = leaf.load(Ordering::Relaxed);
+    assert!(leaf > 0, "the twin has read no leaf");
+    file.write_at(EXTENTS / 2 * 8192, &pattern(7, 4096)).expect("write");
+    file.fsync().expect("fsync");
+    // Other leaves take its place in the cache.
+    for extent in (0..EXTENTS / 3).chain(EXTENTS * 2 / 3..EXTENTS) {
+        file.read_at(extent * 8192, &mut [0; 4096]).expect("read");
+    }
+    probe.refuse_reads(move |offset_bytes, _| offset_bytes == leaf);
+    (probe, volume, file)
+}
+
+#[test]
+fn a_file_whose_mapping_cannot_be_read_keeps_no_checkpoint_from_its_end() {
+    let (probe, volume, scattered) = with_an_unreadable_leaf();
+    let mut others = Vec::new();
+    for number in 0..100 {
+        let file = create(&volume, &format!("/f{number}"));
+        file.write_at(0, &pattern(number, 8192)).expect("write");
+        file.fsync().expect("fsync");
+        others.push(file);
+    }
+    let before = volume.stats().checkpoints;
+    while volume.background_step(BackgroundWork::Checkpoint).expect("of others") {}
+    let stats = volume.stats();
+    assert_eq!(stats.checkpoints, before + 1);
+    assert_eq!(stats.dirty_pages, 1, "all others are home");
+    // Who wants everything home hears of it, and so does the owner.
+    assert!(matches!(volume.checkpoint(), Err(Error::Io(_))));
+    assert!(matches!(scattered.fsync(), Err(Error::Io(_))));
+    assert!(volume.shutdown_reason().is_none());
+    probe.refuse_reads(|_, _| false);
+    volume.checkpoint().expect("it can be read");
+    assert_eq!(volume.stats().dirty_pages, 0);
+}
+
+#[test]
+fn a_file_whose_mapping_cannot_be_read_keeps_no_other_from_room_on_a_full_volume() {
+    let (_probe, volume, _scattered) = with_an_unreadable_leaf();
+    let fill = |path: &str| {
+        let file = create(&volume, path);
+        let mut length = 0;
+        loop {
+            match file.write_at(length, &vec![7; 1 << 16]) {
+                Ok(count) => length += count as u64,
+                Err(error) => return (length, error),
+            }
+        }
+    };
+    let (length, error) = fill("/large");
+    assert_eq!(error, Error::NoSpace);
+    volume.remove_file("/large").expect("remove");
+    let (again, error) = fill("/large");
+    assert_eq!(error, Error::NoSpace);
+    assert!(again > length / 2, "{again} of {length}");
 }
 
 #[test]

@@ -9,6 +9,8 @@
 //! Data must not scatter the last free blocks so that no node fits anywhere: when clear cells are few, data takes the free
 //! blocks outside of them first, and then one cell after the other.
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::ops::Range;
 
 use super::account::Account;
@@ -98,6 +100,9 @@ pub(super) struct Space {
     node_top: u32,
     /// Sum over the groups.
     cells: u64,
+    /// How many groups were looked at for the longest run.
+    #[cfg(test)]
+    looks: usize,
 }
 
 impl Space {
@@ -124,6 +129,8 @@ impl Space {
             node_top: groups.len().saturating_sub(1) as u32,
             cells,
             groups,
+            #[cfg(test)]
+            looks: 0,
         }
     }
 
@@ -345,24 +352,45 @@ impl Space {
     /// The longest run of all, if it has the minimal length. Each round makes one group's bound
     /// exact, and ends when the largest bound is.
     fn find_longest(&mut self, wish: Wish) -> Option<Stop> {
-        loop {
-            // The first of equals: `max_by_key` would take the last.
-            let candidates = self.groups.iter().enumerate().rev();
-            let (index, _) = candidates.max_by_key(|(_, group)| group.longest)?;
-            let (number, group) = (index as u32, &mut self.groups[index]);
-            if group.longest < wish.min {
+        let with_bound = |(index, group): (usize, &Group)| (group.longest, Reverse(index));
+        // Of equals the first. Where its bound is exact, as it mostly is, the others need not be put in order.
+        self.count_looks(self.groups.len());
+        let mut next = self.groups.iter().enumerate().map(with_bound).max();
+        let mut others: Option<BinaryHeap<(u32, Reverse<usize>)>> = None;
+        while let Some((bound, Reverse(index))) = next {
+            if bound < wish.min {
                 return None;
             }
+            self.count_looks(1);
+            let (number, group) = (index as u32, &mut self.groups[index]);
             let Some(used) = &group.used else { return Some(Stop::Load(number)) };
             match used.find_run(group.first..group.end, wish.want) {
                 Search::Found(bits) => return Some(Stop::Found(Place { group: number, bits })),
-                Search::Longest(bits) if bits.len() as u32 == group.longest => {
+                Search::Longest(bits) if bits.len() as u32 == bound => {
                     return Some(Stop::Found(Place { group: number, bits }));
                 }
                 Search::Longest(bits) => group.longest = bits.len() as u32,
             }
+            let again = with_bound((index, &self.groups[index]));
+            let others = others.get_or_insert_with(|| {
+                self.count_looks(self.groups.len());
+                let all = self.groups.iter().enumerate();
+                all.filter(|(other, _)| *other != index).map(with_bound).collect()
+            });
+            others.push(again);
+            next = others.pop();
         }
+        None
     }
+
+    #[cfg(test)]
+    fn count_looks(&mut self, groups: usize) {
+        self.looks += groups;
+    }
+
+    #[cfg(not(test))]
+    #[allow(clippy::unused_self, reason = "as in tests")]
+    fn count_looks(&self, _: usize) {}
 
     fn take(&mut self, place: &Place, strategy: Strategy) -> Run {
         let Place { group, bits } = place;
@@ -438,5 +466,32 @@ impl Space {
             assert!((longest.len() as u64) < NODE_BLOCKS || number as u32 <= self.node_top);
         }
         assert_eq!(free, self.account.free());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A full volume just opened, whose groups have single free blocks: what each says of its longest run is how many it has.
+    #[test]
+    fn the_longest_run_is_found_without_looking_at_all_groups_for_each() {
+        const GROUPS: u32 = 1000;
+        let mut space = Space::new((0..GROUPS).map(|_| 10));
+        for group in 0..GROUPS {
+            let mut used = Bitmap::full();
+            for bit in 0..10 {
+                used.clear(bit * 100..bit * 100 + 1);
+            }
+            space.install(group, used);
+        }
+        let (hint, kind, keep_cells) = (None, AllocKind::Data, 0);
+        let wish = Wish { want: 16, min: 1, hint, kind, keep_cells };
+        for found in 0..3 {
+            let Step::Taken(run) = space.allocate(wish) else { panic!("there is room") };
+            assert_eq!((run.start, run.blocks), (found * 100, 1));
+            space.check();
+        }
+        assert!(space.looks < 10 * GROUPS as usize, "{} looks", space.looks);
     }
 }

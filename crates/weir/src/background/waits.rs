@@ -6,6 +6,7 @@ use crate::alloc::ReserveClass;
 use crate::cache::throttle::{Demand, Pressure};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
+use crate::file::writeback::is_of_one_file;
 use crate::format::BLOCK_BYTES_U64;
 use crate::sync::atomic::Ordering;
 
@@ -265,9 +266,12 @@ impl Engine {
             // What becomes dirty meanwhile is not waited for: somebody who overwrites without end would never let this one go on.
             let mut left_pages = self.dirty_pages.load(Ordering::Acquire);
             while left_pages > 0 {
-                match self.flush_batch()? {
-                    0 => break,
-                    pages => left_pages = left_pages.saturating_sub(pages),
+                match self.flush_batch() {
+                    Ok(0) => break,
+                    Ok(pages) => left_pages = left_pages.saturating_sub(pages),
+                    // Its owner has heard of it. The others were written, and what a checkpoint frees has nothing to do with it.
+                    Err(error) if is_of_one_file(&error) => break,
+                    Err(error) => return Err(error),
                 }
             }
             self.wait_checkpoint(self.checkpointer.goal())?;

@@ -335,6 +335,8 @@ impl Before {
 pub enum Unmapped {
     /// They become free.
     Freed,
+    /// Those that hold data become free; unwritten ones are not unmapped at all.
+    WrittenFreed,
     /// They stay allocated: the caller maps them again in the same operation.
     Kept,
 }
@@ -354,7 +356,7 @@ pub fn cut(
 ) -> Result<(u64, Option<u64>)> {
     let found = overlapping(store, file.into(), (start, end), limit)?;
     let mut pieces = clipped(found.items, (start, end))?;
-    if mutation::active(Mutation::KeepUnwritten) {
+    if unmapped == Unmapped::WrittenFreed || mutation::active(Mutation::KeepUnwritten) {
         pieces.retain(|piece| !piece.unwritten);
     }
     Ok((cut_pieces(op, &pieces, unmapped)?, found.next))
@@ -385,7 +387,7 @@ pub fn cut_pieces(op: &mut Op, pieces: &[Piece], unmapped: Unmapped) -> Result<u
                 op.put(Key::extent(piece.inode, to), &tail.encode());
             }
         }
-        if unmapped == Unmapped::Freed {
+        if unmapped != Unmapped::Kept {
             op.freed(Run { start: piece.block, blocks: piece.blocks });
         }
         blocks_cut += piece.blocks;

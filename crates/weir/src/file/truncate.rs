@@ -12,6 +12,7 @@
 //! way.
 
 use super::extents::{self, Mapping, Unmapped};
+use super::writeback::page_range;
 use crate::alloc::ReserveClass;
 use crate::batch::commit::{Packed, pack};
 use crate::cache::map::{OldContents, PageMap, Removed, WriteRefused};
@@ -80,17 +81,32 @@ impl Engine {
 
     /// The file gets shorter. The caller holds `ops`.
     pub fn shrink(&self, inode: &Arc<Inode>, size: u64) -> Result<()> {
-        self.shrink_as_of(inode, size, None)
+        let behind = size.div_ceil(BLOCK_BYTES_U64)..u64::MAX;
+        self.shrink_by(inode, size, (behind, Unmapped::Freed), None)
     }
 
-    /// As [`Engine::shrink`], for what takes back what it has done itself: with the times that were there before, if they are still to be had.
-    pub(super) fn shrink_as_of(
+    /// As [`Engine::shrink`], for what takes back what it has done itself: with the times that were there before, if they are still to be had,
+    /// and the blocks that were allocated behind the end, but for those that hold something already. (If a crash, or an error, ends it between
+    /// two of its operations, they go with the rest.)
+    pub(super) fn take_back(
         &self,
         inode: &Arc<Inode>,
         size: u64,
+        times: TimesBefore,
+    ) -> Result<()> {
+        let written = page_range(size, inode.size().saturating_sub(size));
+        let behind = size.div_ceil(BLOCK_BYTES_U64)..written.end;
+        self.shrink_by(inode, size, (behind, Unmapped::WrittenFreed), Some(times))
+    }
+
+    /// Makes the file shorter, and unmaps what is said. The caller holds `ops`.
+    fn shrink_by(
+        &self,
+        inode: &Arc<Inode>,
+        size: u64,
+        (behind, unmapped): (Range<u64>, Unmapped),
         times: Option<TimesBefore>,
     ) -> Result<()> {
-        let first_gone = size.div_ceil(BLOCK_BYTES_U64);
         let within = size % BLOCK_BYTES_U64;
         let partial =
             (within > 0).then_some((size / BLOCK_BYTES_U64, within as usize..BLOCK_BYTES));
@@ -101,7 +117,8 @@ impl Engine {
         let admission = self.enter_cut(&zero, added, OP_RECORD_BYTES)?;
         let (map, zero) = self.hold_pages(inode, &zero, settled_from..u64::MAX)?;
         let step = CutStep {
-            range: first_gone..u64::MAX,
+            range: behind,
+            unmapped,
             zero,
             size: Some(size),
             times,
@@ -127,6 +144,7 @@ impl Engine {
         let touched = range.start / BLOCK_BYTES_U64..end.div_ceil(BLOCK_BYTES_U64);
         let mut step = CutStep {
             range: range.start.div_ceil(BLOCK_BYTES_U64)..end / BLOCK_BYTES_U64,
+            unmapped: Unmapped::Freed,
             zero: Vec::new(),
             size: None,
             times: None,
@@ -301,7 +319,7 @@ impl Engine {
             let range = (from, step.range.end);
             let limit = self.cut_extents();
             let (blocks, next) =
-                extents::cut(&overlay, &mut op, mapping, range, Unmapped::Freed, limit)?;
+                extents::cut(&overlay, &mut op, mapping, range, step.unmapped, limit)?;
             cut += blocks;
             match next {
                 Some(next) if is_hole && needed < most_blocks => {
@@ -520,6 +538,7 @@ impl Engine {
         let size = inode.size();
         let mut step = CutStep {
             range: size.div_ceil(BLOCK_BYTES_U64)..u64::MAX,
+            unmapped: Unmapped::Freed,
             zero: Vec::new(),
             size: Some(size),
             times: None,
@@ -668,6 +687,7 @@ impl TimesBefore {
 /// What is left of a cut.
 struct CutStep {
     range: Range<u64>,
+    unmapped: Unmapped,
     zero: Zero,
     size: Option<u64>,
     /// If they are not to be when the cut begins.

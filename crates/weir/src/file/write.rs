@@ -92,7 +92,7 @@ impl Engine {
         }
         if inode.size() > offset {
             // A part was written, and is taken back with the times that the file had.
-            self.shrink_as_of(inode, offset, Some(times.moved(course.times_moved)))?;
+            self.take_back(inode, offset, times.moved(course.times_moved))?;
         }
         Err(result.err().or(course.ended_by).unwrap_or(Error::NoSpace))
     }
@@ -446,7 +446,7 @@ mod tests {
                     volume.setattr(file.ino(), &change).expect("it needs no `ops`");
                 }
                 let moved = times.moved(course.times_moved);
-                engine.shrink_as_of(inode, 6, Some(moved)).expect("taken back");
+                engine.take_back(inode, 6, moved).expect("taken back");
             }
             let after = file.attr().expect("attributes");
             let is_as_before = (after.mtime, after.ctime) == (before.mtime, before.ctime);

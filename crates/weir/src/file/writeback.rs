@@ -54,7 +54,7 @@ use output::{
     to_device, with_results,
 };
 use piece::{CUT_BYTES, Place, Segment, Spare};
-pub use piece::{PIECE_PAGES, Piece, PieceLimits, USUAL_RUNS, settle_bytes};
+pub use piece::{PIECE_PAGES, Piece, PieceLimits, USUAL_RUNS, cut_bytes, settle_bytes};
 use remap::{Changed, Remapping};
 pub use rounds::{FLUSH_INODES, is_of_one_file};
 use std::borrow::Cow;
@@ -558,13 +558,18 @@ impl Engine {
     pub(super) fn end_piece(&self, piece: &Piece, result: Result<()>) -> Result<()> {
         self.end(piece, result.is_ok() || mutation::active(Mutation::SwallowWriteError));
         result.inspect_err(|error| {
-            self.counters.writeback_errors.add(1);
             for segment in piece.segments.iter().filter(|segment| segment.place == Place::New) {
                 self.give_back(segment.run(), error);
             }
-            note_error(&piece.inode, error);
-            self.background.note_failure(error);
+            self.note_failed_home(&piece.inode, error);
         })
+    }
+
+    /// Pages of `inode` could not be brought home: its owner hears of it, and whoever listens.
+    pub fn note_failed_home(&self, inode: &Inode, error: &Error) {
+        self.counters.writeback_errors.add(1);
+        note_error(inode, error);
+        self.background.note_failure(error);
     }
 
     /// The piece as one operation, perhaps with `companions`. The caller holds the `map` lock.

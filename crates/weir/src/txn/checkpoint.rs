@@ -20,7 +20,7 @@ use crate::device::IoClass;
 use crate::device::buffer::AlignedBuf;
 use crate::engine::{Engine, Room};
 use crate::error::{Error, Result};
-use crate::file::writeback::owed_filter;
+use crate::file::writeback::{Collected, Piece, owed_filter};
 use crate::format::root::Root;
 use crate::format::superblock::Superblock;
 use crate::format::{BLOCK_BYTES_U64, Key};
@@ -166,7 +166,7 @@ struct Progress {
     failure: Option<Error>,
     /// What the device has refused to the one under way: it is tried again.
     refused: Option<Error>,
-    /// Pieces that a checkpoint could not write home, and why not the last one.
+    /// How often a checkpoint could not write pages home, and why not the last one.
     home_failures: u64,
     home_failure: Option<Error>,
 }
@@ -245,6 +245,12 @@ impl Checkpointer {
     pub fn home_failures(&self) -> (u64, Option<Error>) {
         let progress = self.progress.lock();
         (progress.home_failures, progress.home_failure.clone())
+    }
+
+    fn note_home_failure(&self, error: Error) {
+        let mut progress = self.progress.lock();
+        progress.home_failures += 1;
+        progress.home_failure = Some(error);
     }
 
     fn enter(&self, phase: Phase) {
@@ -485,19 +491,16 @@ impl Engine {
 
     /// Writes logged pages home and commits attributes that only memory has, for some of `inodes`. Uses the log's
     /// reserve; when even that is full, the rest waits for the next checkpoint. So does what the device refuses: the
-    /// log keeps it, and the file's owner hears of it.
+    /// log keeps it, and the file's owner hears of it. A file whose mapping cannot be read keeps no other in the log.
     fn bring_home(&self, inodes: &mut Vec<Arc<Inode>>, up_to: u64) -> Result<()> {
         let mut pieces = Vec::new();
         let mut pages = 0;
         let mut result = Ok(());
         let mut again = None;
+        let mut failed = None;
         for _ in 0..HOME_INODES {
             let Some(inode) = inodes.pop() else { break };
-            let collected = self.commit_attributes(&inode, Room::Reserve).and_then(|()| {
-                let budget = (HOME_PAGES, Room::Reserve);
-                self.collect(&inode, 0..u64::MAX, owed_filter(up_to), budget, &mut pieces)
-            });
-            match collected {
+            match self.collect_owed(&inode, up_to, &mut pieces) {
                 Ok(collected) => {
                     pages += collected.pages;
                     if !collected.complete {
@@ -508,6 +511,11 @@ impl Engine {
                         // A cut may have made it clean, or whatever has logged its attributes: nobody else takes it off the list.
                         self.dirty.remove_if_clean(&inode);
                     }
+                }
+                // A node with its mapping, or a bitmap, cannot be read.
+                Err(error) if is_refusal(&error) => {
+                    self.note_failed_home(&inode, &error);
+                    failed = Some(error);
                 }
                 Err(error) => {
                     again = Some(inode);
@@ -522,12 +530,11 @@ impl Engine {
         self.write_out(&mut pieces, IoClass::Background);
         match self.settle(pieces) {
             Ok(()) => inodes.extend(again),
-            Err(error @ (Error::Io(_) | Error::HostFull(_))) => {
-                let mut progress = self.checkpointer.progress.lock();
-                progress.home_failures += 1;
-                progress.home_failure = Some(error);
-            }
+            Err(error) if is_refusal(&error) => failed = Some(error),
             Err(error) => return Err(error),
+        }
+        if let Some(error) = failed {
+            self.checkpointer.note_home_failure(error);
         }
         match result {
             // Settling gave log space back; or a barrier was raised, which has its room first.
@@ -538,6 +545,18 @@ impl Engine {
             }
             other => other,
         }
+    }
+
+    /// Takes what `inode` owes up to this operation, when its attributes are in the log.
+    fn collect_owed(
+        &self,
+        inode: &Arc<Inode>,
+        up_to: u64,
+        pieces: &mut Vec<Piece>,
+    ) -> Result<Collected> {
+        self.commit_attributes(inode, Room::Reserve)?;
+        let budget = (HOME_PAGES, Room::Reserve);
+        self.collect(inode, 0..u64::MAX, owed_filter(up_to), budget, pieces)
     }
 
     /// Commits an inode whose attributes changed in memory only (times, lazily).

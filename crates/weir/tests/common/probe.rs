@@ -29,6 +29,8 @@ pub struct Probe {
     /// Amid the write of a block, after so many before.
     amid_block_write: Mutex<Option<(u64, u32, Happening)>>,
     refused: Mutex<Option<Refused>>,
+    refused_page: Mutex<Option<Vec<u8>>>,
+    unreadable: Mutex<Option<Unreadable>>,
     /// The blocks written so far, all that there are while the host is full.
     written: Mutex<HashSet<u64>>,
     host_is_full: AtomicBool,
@@ -39,6 +41,9 @@ type Happening = Box<dyn FnOnce() + Send>;
 
 /// Which writes fail: by offset and by what the first buffer begins with.
 type Refused = Box<dyn Fn(u64, &[u8]) -> bool + Send>;
+
+/// Which reads fail: by offset and length.
+type Unreadable = Box<dyn Fn(u64, u64) -> bool + Send>;
 
 impl Probe {
     pub fn new(inner: Arc<dyn Device>) -> Arc<Self> {
@@ -58,6 +63,8 @@ impl Probe {
             amid_data_write: Mutex::new(None),
             amid_block_write: Mutex::new(None),
             refused: Mutex::new(None),
+            refused_page: Mutex::new(None),
+            unreadable: Mutex::new(None),
             written: Mutex::default(),
             host_is_full: AtomicBool::new(false),
         })
@@ -71,6 +78,16 @@ impl Probe {
     /// From now on writes fail of which this is true, by offset and by what the first buffer begins with.
     pub fn refuse(&self, is_refused: impl Fn(u64, &[u8]) -> bool + Send + 'static) {
         *lock(&self.refused) = Some(Box::new(is_refused));
+    }
+
+    /// From now on writes fail that have a page like this among their pages; `None`: none.
+    pub fn refuse_page(&self, page: Option<Vec<u8>>) {
+        *lock(&self.refused_page) = page;
+    }
+
+    /// From now on reads fail of which this is true, by offset and length.
+    pub fn refuse_reads(&self, is_refused: impl Fn(u64, u64) -> bool + Send + 'static) {
+        *lock(&self.unreadable) = Some(Box::new(is_refused));
     }
 
     /// `happening` runs while the next read is under way, on the thread that reads.
@@ -140,6 +157,13 @@ impl Probe {
         self.writes.fetch_add(1, Ordering::Relaxed);
         self.happens_amid_write_of(offset_bytes);
         let begins = buffers.first().copied().unwrap_or_default();
+        let refused_page = lock(&self.refused_page).clone();
+        if refused_page.is_some_and(|refused| {
+            buffers.iter().any(|buffer| buffer.chunks(4096).any(|page| page == refused))
+        }) {
+            self.failed_writes.fetch_add(1, Ordering::Relaxed);
+            return injected("write");
+        }
         if self.refuses(class, offset_bytes, begins) {
             return injected("write");
         }
@@ -217,8 +241,9 @@ impl Device for Probe {
         buffers: &mut [&mut [u8]],
         class: IoClass,
     ) -> DeviceResult<()> {
-        self.count(buffers.iter().map(|buffer| buffer.len() as u64).sum());
-        let is_page = buffers.iter().map(|buffer| buffer.len()).sum::<usize>() == 4096;
+        let length_bytes = buffers.iter().map(|buffer| buffer.len() as u64).sum();
+        self.count(length_bytes);
+        let is_page = length_bytes == 4096;
         let happening = lock(&self.amid_read).take();
         if let Some(happening) = happening {
             happening();
@@ -233,7 +258,11 @@ impl Device for Probe {
         let one_less = |left: u64| left.checked_sub(1);
         let fails =
             self.failing_reads.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok();
-        if fails || self.fail_reads.load(Ordering::Relaxed) {
+        let unreadable = lock(&self.unreadable);
+        let is_refused =
+            unreadable.as_ref().is_some_and(|refused| refused(offset_bytes, length_bytes));
+        drop(unreadable);
+        if fails || is_refused || self.fail_reads.load(Ordering::Relaxed) {
             return injected("read");
         }
         self.inner.read(offset_bytes, buffers, class)

@@ -10,7 +10,7 @@ use crate::cache::map::{PageMap, UNTORN_PAGES, Writeback, WritebackPage};
 use crate::engine::Engine;
 use crate::error::{Error, PANICKED};
 use crate::format::item::Extent;
-use crate::format::{GROUP_BLOCKS, checksum};
+use crate::format::{GROUP_BLOCKS, MAX_WRITTEN_EXTENT_BLOCKS, checksum};
 use crate::inode::Inode;
 use crate::log::Admission;
 use crate::mutation::{self, Mutation};
@@ -32,6 +32,9 @@ const PIECE_RUNS: usize = 128;
 const SETTLE_BYTES: usize = 3000;
 /// Of those, for what is left of extents that are cut.
 pub(super) const CUT_BYTES: usize = 2048;
+/// Of a part of an extent that is left, beside its checksums.
+const CUT_HEAD_BYTES: usize = 64;
+const CHECKSUM_BYTES: usize = 4;
 /// Log space for another page.
 const PAGE_BYTES: usize = 56;
 /// Log space for another run: its allocation, its extent, and that the log owes it no longer.
@@ -43,6 +46,15 @@ const WORST_RUN_BYTES: usize = RUN_BYTES + CUT_BYTES;
 /// Log space for settling `pages` pages in `runs` runs. What this lacks comes from the checkpoint's share.
 pub fn settle_bytes(pages: u64, runs: usize) -> usize {
     SETTLE_BYTES + PAGE_BYTES * pages as usize + RUN_BYTES * runs.saturating_sub(1)
+}
+
+/// What that lacks at most where `runs`, which settle in one operation, cut extents of blocks that are written: each run may leave two parts, and
+/// the second is put again by the next run that cuts it.
+pub fn cut_bytes(runs: &[Range<u64>]) -> usize {
+    // One page lies in one extent, others may begin in one and end in another.
+    let extents: usize = runs.iter().map(|run| if run.end - run.start == 1 { 1 } else { 2 }).sum();
+    let checksums = extents * MAX_WRITTEN_EXTENT_BLOCKS as usize * CHECKSUM_BYTES;
+    (checksums + 2 * CUT_HEAD_BYTES * runs.len()).saturating_sub(CUT_BYTES)
 }
 
 /// How much one operation can settle. Pure.
