@@ -240,3 +240,26 @@ fn what_has_no_room_for_its_inherited_list_is_not_made() {
         fs.close().unwrap();
     }
 }
+
+#[test]
+fn a_list_follows_chmod_and_ends_set_group_id_if_somebody_outside_of_the_group_sets_it() {
+    let fs = fs();
+    let (attr, handle) = created(&fs, WRITE);
+    let change = SetAttr { gid: Some(7), ..SetAttr::default() };
+    fs.setattr(CALLER, attr.ino, &change).unwrap();
+    let chmod = |permissions| {
+        let change = SetAttr { permissions: Some(permissions), ..SetAttr::default() };
+        fs.setattr(CALLER, attr.ino, &change).unwrap();
+    };
+    for (gid, expected) in [(7, 0o2777), (8, 0o777)] {
+        chmod(0o2777);
+        let owner = Caller { uid: 1000, gid };
+        fs.setxattr(owner, attr.ino, acl::ACCESS, &long_list(), SetXattr::Any).unwrap();
+        assert_eq!(fs.getattr(attr.ino).unwrap().permissions, expected, "group {gid}");
+    }
+    chmod(0o640);
+    let list = Acl::parse(&fs.getxattr(attr.ino, acl::ACCESS).unwrap()).unwrap();
+    assert_eq!(list.mode_bits(), 0o640);
+    fs.release(handle);
+    fs.close().unwrap();
+}
