@@ -77,14 +77,16 @@ class Engine(WeirTarget):
 
     def take_away(self):
         """The server may end with 1: it may have met what was damaged."""
-        deadline = time.monotonic() + BUSY_LIMIT_SECONDS
+        deadline, first = time.monotonic() + BUSY_LIMIT_SECONDS, None
         while True:
             try:
                 run(self.binary, "umount", self.directory, limit=120)
                 break
-            except TargetError:  # somebody looks at all mounts, perhaps
+            except TargetError as error:  # somebody looks at all mounts, perhaps
+                # What comes after an unmount that has failed half-way is "not mounted", and says nothing.
+                first = first or error
                 if time.monotonic() > deadline:
-                    raise
+                    raise first from (None if error is first else error)
                 time.sleep(0.2)
         self.server.wait(60)
 

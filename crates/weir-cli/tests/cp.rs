@@ -464,3 +464,38 @@ fn a_link_that_is_named_is_followed_and_below_r_is_copied() {
     done(&["cp", "-r", &scratch.at("/tree/link"), &scratch.shown("kept")]);
     assert_eq!(fs::read_link(scratch.path("kept")).unwrap(), Path::new("../real"));
 }
+
+#[test]
+fn attributes_that_the_other_side_does_not_take_are_left_out_with_a_word_and_an_exit_code() {
+    let scratch = Scratch::new("8M");
+    let left_out = |arguments: &[&str], name: &str| {
+        let output = weir(arguments);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains(&format!("attribute {name}: ")), "{said}");
+        assert!(said.contains("1 file copied, 1 not or not completely: see above"), "{said}");
+    };
+    let stored = scratch.stored("/f", "out of the volume");
+    let options = weir::VolumeOptions::default();
+    let volume = weir::Volume::open(Path::new(&scratch.volume), options).unwrap();
+    let ino = volume.metadata("/f").unwrap().ino;
+    // What is no list is none to any file system of the host.
+    let list = "system.posix_acl_access";
+    volume.setxattr(ino, list.as_bytes(), b"no list", weir::XattrMode::Set).unwrap();
+    volume.close().unwrap();
+    drop(volume);
+    left_out(&["cp", "-r", &stored, &scratch.shown("out")], list);
+    assert_eq!(fs::read(scratch.path("out")).unwrap(), b"out of the volume");
+    // In memory there may be more of an attribute than a volume takes.
+    let Ok(memory) = tempfile::tempdir_in("/dev/shm") else { return };
+    let path = memory.path().join("big");
+    fs::write(&path, "into the volume").unwrap();
+    let big =
+        rustix::fs::setxattr(&path, "trusted.big", &[1; 5000], rustix::fs::XattrFlags::empty());
+    if let Err(error) = big {
+        eprintln!("skipped: no file here has such an attribute: {error}");
+        return;
+    }
+    left_out(&["cp", path.to_str().unwrap(), &scratch.at("/big")], "trusted.big");
+    assert_eq!(done(&["cat", &scratch.at("/big")]), "into the volume");
+}

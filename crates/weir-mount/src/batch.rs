@@ -703,4 +703,17 @@ mod tests {
         }
         assert_eq!(batches.begin(Handle(2)), Err(Errno::ENOMEM));
     }
+
+    #[test]
+    fn what_was_staged_for_a_commit_or_aborted_makes_room_for_what_comes() {
+        let batches = Batches::default();
+        let data = vec![1; 1 << 20];
+        let portion = wire(&[StepFields { data: &data, ..WRITE }]);
+        // Of one file that stays open, more than there may be at a time.
+        for _ in 0..2 * (MAX_STAGED_BYTES >> 20) {
+            let id = batches.begin(Handle(1)).unwrap();
+            assert_eq!(batches.add(Handle(1), id, &portion), Ok(()));
+            assert_eq!(batches.take(Handle(1), id).unwrap().steps.len(), 1);
+        }
+    }
 }

@@ -386,6 +386,42 @@ mod tests {
     }
 
     #[test]
+    fn what_is_asked_of_a_mount_is_asked_of_the_kernel_and_nothing_else_whoever_mounts() {
+        let apply = |list: &str| {
+            let mut options = MountOptions { fs_name: "v".into(), ..MountOptions::default() };
+            options.apply(list).unwrap();
+            options
+        };
+        let safe = MountFlags::NOSUID | MountFlags::NODEV;
+        let none = MountFlags::empty();
+        // Flags by root, by a user, and what the helper is told.
+        for (list, by_root, by_user, told) in [
+            ("rw", none, safe, "nosuid,nodev"),
+            ("ro", MountFlags::RDONLY, safe | MountFlags::RDONLY, "ro,nosuid,nodev"),
+            ("nosuid", MountFlags::NOSUID, safe, "nosuid,nodev"),
+            ("nodev", MountFlags::NODEV, safe, "nosuid,nodev"),
+            ("suid", none, MountFlags::NODEV, "nodev"),
+            ("dev", none, MountFlags::NOSUID, "nosuid"),
+            ("noexec", MountFlags::NOEXEC, safe | MountFlags::NOEXEC, "nosuid,nodev,noexec"),
+            ("sync", MountFlags::SYNCHRONOUS, safe | MountFlags::SYNCHRONOUS, "nosuid,nodev,sync"),
+            ("dirsync", MountFlags::DIRSYNC, safe | MountFlags::DIRSYNC, "nosuid,nodev,dirsync"),
+            ("allow_other", none, safe, "allow_other,nosuid,nodev"),
+        ] {
+            let options = apply(list);
+            let times = MountFlags::RELATIME;
+            assert_eq!(kernel_flags(&options, true), by_root | times, "{list}");
+            assert_eq!(kernel_flags(&options, false), by_user | times, "{list}");
+            let expected = format!("fsname=v,subtype=weir,default_permissions,{told}");
+            assert_eq!(helper_options(&options), OsStr::new(&expected), "{list}");
+        }
+        for (list, times) in
+            [("noatime", MountFlags::NOATIME), ("strictatime", MountFlags::STRICTATIME)]
+        {
+            assert_eq!(kernel_flags(&apply(list), true), times);
+        }
+    }
+
+    #[test]
     fn a_comma_in_the_volume_name_does_not_become_an_option() {
         let options = MountOptions { fs_name: "a,suid".into(), ..MountOptions::default() };
         assert!(helper_options(&options).as_bytes().starts_with(b"fsname=a\\,suid,"));

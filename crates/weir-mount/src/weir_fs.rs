@@ -19,6 +19,8 @@ mod errors;
 mod files;
 mod listing;
 mod privileges;
+#[cfg(test)]
+mod promise_tests;
 mod snapshots;
 
 use std::ops::Range;

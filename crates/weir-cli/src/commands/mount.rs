@@ -461,15 +461,12 @@ impl Ending {
     fn detach(&self) {
         // Clean if it can be, and away in any case.
         let detached = self.controller.unmount(false).or_else(|_| self.controller.unmount(true));
-        let (_, files) = self.fs.in_use();
         match detached {
-            Ok(()) | Err(UnmountError::NotMounted) if files == 0 => self.say_later_who_keeps_it(),
             Ok(()) | Err(UnmountError::NotMounted) => {
-                self.say(format_args!(
-                    "detached, {files} files still open: ends when they are closed; Ctrl-C again \
-                     ends it now"
-                ));
-                self.sync();
+                if self.open_files() > 0 {
+                    self.sync();
+                }
+                self.say_later_who_keeps_it();
             }
             Err(error) => {
                 self.say(format_args!("cannot detach: {error}; Ctrl-C again ends it now"));
@@ -493,7 +490,12 @@ impl Ending {
         );
     }
 
-    /// It cannot be seen here any more. As a rule that ends it, but others may see it still.
+    fn open_files(&self) -> usize {
+        self.fs.in_use().1
+    }
+
+    /// It cannot be seen here any more. As a rule that ends it, but others may see it still, or have files open. Who it is cannot be
+    /// told at once: the kernel says that a file was closed after `close(2)` has returned.
     fn say_later_who_keeps_it(&self) {
         let ending = self.clone();
         std::thread::spawn(move || {
@@ -501,11 +503,14 @@ impl Ending {
             if ending.has_ended.load(Ordering::Relaxed) {
                 return;
             }
-            let who = ending.controller.held_by();
-            let who = who.unwrap_or_else(|| "in use by somebody who cannot be seen".to_owned());
-            ending.say(format_args!(
-                "detached, but still {who}: ends when that does; Ctrl-C again ends it now"
-            ));
+            // Where others see it, it does not end with the files that are open now.
+            let what = match (ending.controller.held_by(), ending.open_files()) {
+                (Some(who), _) => format!("but still {who}: ends when that does"),
+                (None, 0) => "but still in use by somebody who cannot be seen: ends when that does"
+                    .to_owned(),
+                (None, files) => format!("{files} files still open: ends when they are closed"),
+            };
+            ending.say(format_args!("detached, {what}; Ctrl-C again ends it now"));
             ending.sync();
         });
     }

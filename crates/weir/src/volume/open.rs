@@ -378,6 +378,8 @@ fn write_copy(device: &dyn Device, superblock: &Superblock, block: u64) -> Resul
 mod tests {
     use crate::device::Device;
     use crate::device::memory::MemoryDevice;
+    use crate::format::MAX_COUNTER_AT_OPENING;
+    use crate::format::superblock::{Superblock, choose_superblock};
     use crate::sync::{Arc, THREADS_LEFT};
     use crate::{CreateOptions, Error, OpenFlags, Volume, VolumeOptions};
 
@@ -402,5 +404,32 @@ mod tests {
             assert_eq!(Arc::strong_count(&device), 1, "with {threads} threads");
         }
         panic!("no number of threads is enough");
+    }
+
+    #[test]
+    fn a_counter_that_comes_near_to_its_end_is_opened_for_reading_only() {
+        let late = |change: &dyn Fn(Superblock) -> Superblock| {
+            let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(32 << 20));
+            Volume::format_device(&device, &CreateOptions::default()).expect("format");
+            let (old, _) = choose_superblock(&*device).expect("superblock");
+            let late = change(old);
+            for block in late.places() {
+                super::write_copy(&*device, &late, block).expect("write");
+            }
+            let open = |read_only| {
+                let options = VolumeOptions { read_only, ..VolumeOptions::default() };
+                Volume::open_device(device.clone(), options).and_then(|volume| volume.close())
+            };
+            assert_eq!(open(true), Ok(()));
+            open(false)
+        };
+        let generation = |generation| late(&|old| Superblock { generation, ..old });
+        let log_epoch = |log_epoch| late(&|old| Superblock { log_epoch, ..old });
+        for with_counter in [&generation as &dyn Fn(u64) -> _, &log_epoch] {
+            let refused = with_counter(MAX_COUNTER_AT_OPENING);
+            let said = matches!(&refused, Err(Error::Corrupt(what)) if what.contains("counter"));
+            assert!(said, "{refused:?}");
+            assert_eq!(with_counter(MAX_COUNTER_AT_OPENING - 1), Ok(()));
+        }
     }
 }
