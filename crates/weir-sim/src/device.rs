@@ -37,6 +37,8 @@ pub enum Completion {
 }
 
 /// What kind of disk it is.
+// Independent facts, not a state.
+#[allow(clippy::struct_excessive_bools)]
 #[derive(Debug, Clone)]
 pub struct DeviceConfig {
     /// Completed writes are lost in a power cut unless flushed.
@@ -49,6 +51,8 @@ pub struct DeviceConfig {
     pub completion: Completion,
     /// What goes wrong.
     pub faults: FaultPlan,
+    /// Something went wrong before: what is on it may be damaged.
+    pub is_struck: bool,
     /// Draws how much of a write or flush that fails has happened all the same.
     pub seed: u64,
     /// More calls than this are taken for an endless loop of the engine: the device panics.
@@ -65,6 +69,7 @@ impl Default for DeviceConfig {
             discard: false,
             completion: Completion::Immediate,
             faults: FaultPlan::default(),
+            is_struck: false,
             seed: 0,
             call_limit: 50_000,
             trace_length: 100,
@@ -298,9 +303,9 @@ impl SimDevice {
         self.state.lock().trace.iter().cloned().collect()
     }
 
-    /// Something is planned to go wrong.
+    /// Something is planned to go wrong, or went wrong before.
     pub fn has_faults(&self) -> bool {
-        !self.state.lock().faults.is_empty()
+        self.config.is_struck || !self.state.lock().faults.is_empty()
     }
 
     /// How many calls a planned fault has struck.

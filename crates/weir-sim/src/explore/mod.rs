@@ -312,26 +312,37 @@ impl<S: System> Explorer<'_, S> {
         Strictness { tolerate_unreadable: self.case.silent_faults, ..Strictness::CRASH }
     }
 
-    fn device(image: Image, (faults, seed): (FaultPlan, u64)) -> Arc<SimDevice> {
-        Self::device_with(image, (faults, seed), false)
+    fn device(&self, image: Image, faults: (FaultPlan, u64)) -> Arc<SimDevice> {
+        self.device_with(image, faults, false)
     }
 
     /// With `fua`, it understands forced unit access.
-    fn device_with(image: Image, (faults, seed): (FaultPlan, u64), fua: bool) -> Arc<SimDevice> {
+    fn device_with(
+        &self,
+        image: Image,
+        (faults, seed): (FaultPlan, u64),
+        fua: bool,
+    ) -> Arc<SimDevice> {
         let config = DeviceConfig {
             completion: Completion::Immediate,
             fua,
             faults,
+            is_struck: self.is_struck(),
             seed,
             ..DeviceConfig::default()
         };
         Arc::new(SimDevice::new(image, config))
     }
 
+    /// What the case's faults have left may be on any of its disks.
+    fn is_struck(&self) -> bool {
+        !self.case.faults.is_empty()
+    }
+
     fn run_case(&mut self) -> Result<(), Failure> {
         let case = self.case;
         let faults = (case.faults.clone(), case.seed);
-        let device = Self::device_with(case.image.clone(), faults, case.settings.fua);
+        let device = self.device_with(case.image.clone(), faults, case.settings.fua);
         let clock = Arc::new(SimClock::starting_at(1_000_000_000_000));
         let opened = guard("mounting the start volume", || {
             self.system.open(&device, &clock, &case.settings)
@@ -569,7 +580,8 @@ impl<S: System> Explorer<'_, S> {
     /// durable only once that has flushed it.
     fn kill(&mut self, run: &Run<S::Session>) -> Result<(), Failure> {
         self.tally.states += 1;
-        let device = Arc::new(SimDevice::with_disk(run.disk.clone(), DeviceConfig::default()));
+        let config = DeviceConfig { is_struck: self.is_struck(), ..DeviceConfig::default() };
+        let device = Arc::new(SimDevice::with_disk(run.disk.clone(), config));
         let clock = Arc::new(SimClock::starting_at(run.clock.elapsed_ns() + 1_000_000_000));
         let result = self.recover(&device, &clock, &run.history).and_then(|recovered| {
             let Some((session, found, state)) = recovered else { return Ok(()) };
@@ -600,7 +612,7 @@ impl<S: System> Explorer<'_, S> {
             Depth::Recovery => self.tally.recovery_states += 1,
             Depth::Later => self.tally.later_states += 1,
         }
-        let device = Self::device(image.clone(), Default::default());
+        let device = self.device(image.clone(), Default::default());
         let clock = Arc::new(SimClock::starting_at(elapsed_ns + 1_000_000_000));
         self.verify_on(&device, &clock, image, history, depth)
             .map_err(|failure| failure.with_trace(&device))
@@ -702,7 +714,7 @@ impl<S: System> Explorer<'_, S> {
         if disk.pending_count() > 0 {
             return Err(Failure::new("writes are pending after an unmount"));
         }
-        let device = Self::device(disk.durable().clone(), Default::default());
+        let device = self.device(disk.durable().clone(), Default::default());
         self.check(&device, None)?;
         let mut session =
             guard("mounting again", || self.system.open(&device, &clock, &self.case.settings))?

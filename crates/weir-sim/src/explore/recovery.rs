@@ -66,7 +66,7 @@ impl<S: System> Explorer<'_, S> {
                 return Err(Failure::new("the recovered volume contradicts itself").with(lines));
             }
         }
-        let image = Self::device(image, Default::default());
+        let image = self.device(image, Default::default());
         match guard("checking the recovered volume", || self.system.check(&image))? {
             Ok(defects) if defects.is_empty() => Ok(()),
             Ok(defects) => Err(Failure::new("fsck finds defects after recovery").with(defects)),
@@ -126,7 +126,8 @@ impl<S: System> Explorer<'_, S> {
         elapsed_ns: u64,
     ) -> Result<(), Failure> {
         let faults = workload::faults::draw_errors(&mut self.rng);
-        let device = Self::device(image.clone(), (faults, self.rng.below(u64::MAX)));
+        let seed = self.rng.below(u64::MAX);
+        let device = self.device(image.clone(), (faults, seed));
         let clock = Arc::new(SimClock::starting_at(elapsed_ns));
         let settings = &self.case.settings;
         let opened =
@@ -156,7 +157,8 @@ impl<S: System> Explorer<'_, S> {
         elapsed_ns: u64,
     ) -> Result<(), Failure> {
         let faults = workload::faults::draw_lie(&self.case.settings, &mut self.rng);
-        let device = Self::device(image.clone(), (faults, self.rng.below(u64::MAX)));
+        let seed = self.rng.below(u64::MAX);
+        let device = self.device(image.clone(), (faults, seed));
         let clock = Arc::new(SimClock::starting_at(elapsed_ns));
         let settings = &self.case.settings;
         let checked = (|| {
@@ -191,7 +193,7 @@ impl<S: System> Explorer<'_, S> {
         history: &History,
         elapsed_ns: u64,
     ) -> Result<(), Failure> {
-        let device = Self::device(image.clone(), Default::default());
+        let device = self.device(image.clone(), Default::default());
         let clock = Arc::new(SimClock::starting_at(elapsed_ns));
         let settings = &self.case.settings;
         let looked = (|| {
