@@ -266,3 +266,30 @@ fn a_handle_that_writes_through_tells_an_error_once() {
     probe.fail_data_writes.store(false, Ordering::Relaxed);
     assert_eq!(file.write_at(0, &vec![2; 1 << 20]), Ok(1 << 20), "told twice");
 }
+
+#[test]
+fn who_needs_memory_is_not_told_of_a_file_that_cannot_be_written() {
+    const PIECE: u64 = 64 << 10;
+    let (probe, device) = probe();
+    let volume = open(&device, manual(4 * MIB));
+    let (bad, other) = (create(&volume, "/bad"), create(&volume, "/other"));
+    let page = pattern(1, 4096);
+    probe.refuse_page(Some(page.clone()));
+    bad.write_at(0, &page).expect("it is in memory");
+    let data = |piece: u64| pattern(2 + piece, PIECE as usize);
+    for piece in 0..256 {
+        let written = other.write_at(piece * PIECE, &data(piece));
+        assert_eq!(written, Ok(PIECE as usize), "piece {piece}");
+    }
+    let mut found = vec![0; PIECE as usize];
+    for piece in 0..256 {
+        assert_eq!(other.read_at(piece * PIECE, &mut found), Ok(PIECE as usize));
+        assert!(found == data(piece), "piece {piece}");
+    }
+    probe.refuse_page(None);
+    assert_eq!(other.fsync(), Ok(()));
+    assert!(is_io(&bad.fsync()), "its owner hears of it");
+    assert_eq!(bad.fsync(), Ok(()));
+    assert!(contents(&bad) == page);
+    volume.close().expect("close");
+}

@@ -191,13 +191,31 @@ impl Engine {
                 if let (true, Some(error)) = (futile.look(failures, is_better), last) {
                     return Err(error);
                 }
-            } else if limits.wants_writeback(&pressure) && self.flush_batch()? > 0 {
+            } else if limits.wants_writeback(&pressure) && self.flush_some()? > 0 {
                 // Made some progress; look again.
             } else {
                 self.wait_checkpoint(self.checkpointer.goal())?;
                 // What is left may be on its way home, by somebody else.
                 self.await_others(moment);
             }
+        }
+    }
+
+    /// Writes some dirty pages home for a caller who needs others to be clean, whichever. Answers how many.
+    ///
+    /// # Errors
+    /// Nothing could be written. What became of one file is its owner's to hear, as long as others can be.
+    fn flush_some(&self) -> Result<u64> {
+        let before_pages = self.dirty_pages.load(Ordering::Acquire);
+        match self.flush_batch() {
+            Err(error) if is_of_one_file(&error) => {
+                let left_pages = self.dirty_pages.load(Ordering::Acquire);
+                match before_pages.saturating_sub(left_pages) {
+                    0 => Err(error),
+                    pages => Ok(pages),
+                }
+            }
+            flushed => flushed,
         }
     }
 
@@ -299,7 +317,7 @@ impl Engine {
             }
             let moment = self.background.moment();
             if !self.background.has_threads() {
-                if self.flush_batch()? == 0 {
+                if self.flush_some()? == 0 {
                     // Other callers have the pages: [`Engine::make_room`] says for how long that is believed.
                     self.clock.sleep_us(OTHERS_PAUSE_US);
                 }
@@ -307,7 +325,7 @@ impl Engine {
             }
             self.background.request_writeback();
             if !self.wants_writeback() {
-                self.flush_batch()?;
+                self.flush_some()?;
             }
             self.background.wait_progress(moment);
             Ok(())
