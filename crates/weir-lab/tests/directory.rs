@@ -244,6 +244,6 @@ fn a_program_that_is_not_installed_is_not_offered() {
     let report: serde_json::Value = serde_json::from_slice(&report).expect("JSON");
     let lacking = report["not_offered"].as_array().expect("list");
     let reasons: Vec<&str> = lacking.iter().filter_map(|s| s["reason"].as_str()).collect();
-    assert_eq!(reasons.len(), 4, "{reasons:?}");
+    assert_eq!(reasons.len(), 5, "{reasons:?}");
     assert!(reasons.iter().all(|reason| reason.contains("is in the package")), "{reasons:?}");
 }
