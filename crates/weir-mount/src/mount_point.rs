@@ -109,8 +109,8 @@ pub fn mount_at(dir: &Path) -> io::Result<Option<MountEntry>> {
     Ok(mounts()?.into_iter().rev().find(|entry| entry.dir == dir))
 }
 
-/// The number of the topmost mount at exactly `dir`, which no other mount has while the system runs (Linux 6.8); `None`: nothing is there,
-/// or the kernel has none. Nobody who serves it is asked.
+/// The number of the mount that `dir` is on, the topmost if it is a mount point, which no other has while the system runs; `None`: there is no
+/// such directory, or no such number (before Linux 6.8). Nobody who serves the mount is asked.
 pub fn unique_id(dir: &Path) -> Option<u64> {
     /// `STATX_MNT_ID_UNIQUE`.
     const UNIQUE: StatxFlags = StatxFlags::from_bits_retain(0x4000);

@@ -529,15 +529,7 @@ mod tests {
     #[test]
     #[cfg(not(feature = "shuttle"))]
     fn a_sync_covers_the_number_of_a_barrier_that_has_nothing_left_to_do() {
-        use crate::device::{Device, memory::MemoryDevice};
-        use crate::{BackgroundMode, CreateOptions, Volume, VolumeOptions};
-        let device: crate::sync::Arc<dyn Device> =
-            crate::sync::Arc::new(MemoryDevice::new(32 << 20));
-        Volume::format_device(&device, &CreateOptions::default()).expect("format");
-        let background = BackgroundMode::Manual;
-        let options = VolumeOptions { background, ..VolumeOptions::default() };
-        let volume = Volume::open_device(device, options).expect("open");
-        let file = volume.open_file("/f", crate::OpenFlags::CREATE).expect("create");
+        let (volume, file) = crate::txn::volume_with_a_file();
         volume.sync().expect("sync");
         let engine = file.engine();
         let blocks = super::CHAIN_END_BLOCKS;

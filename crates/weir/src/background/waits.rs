@@ -284,10 +284,10 @@ impl Engine {
             // What becomes dirty meanwhile is not waited for: somebody who overwrites without end would never let this one go on.
             let mut left_pages = self.dirty_pages.load(Ordering::Acquire);
             while left_pages > 0 {
-                match self.flush_batch() {
+                match self.flush_some() {
                     Ok(0) => break,
                     Ok(pages) => left_pages = left_pages.saturating_sub(pages),
-                    // Its owner has heard of it. The others were written, and what a checkpoint frees has nothing to do with it.
+                    // Its owner has heard of it, and what a checkpoint frees has nothing to do with it.
                     Err(error) if is_of_one_file(&error) => break,
                     Err(error) => return Err(error),
                 }

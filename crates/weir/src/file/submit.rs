@@ -267,18 +267,11 @@ impl Engine {
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
-    use crate::device::Device;
-    use crate::device::memory::MemoryDevice;
-    use crate::{BackgroundMode, CreateOptions, OpenFlags, Volume, VolumeOptions};
+    use crate::txn::volume_with_a_file;
 
     #[test]
     fn who_waits_for_a_ticket_to_end_hears_of_one_that_came_to_nothing() {
-        let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(32 << 20));
-        Volume::format_device(&device, &CreateOptions::default()).expect("format");
-        let background = BackgroundMode::Manual;
-        let options = VolumeOptions { background, ..VolumeOptions::default() };
-        let volume = Volume::open_device(device, options).expect("open");
-        let file = volume.open_file("/f", OpenFlags::CREATE).expect("create");
+        let (_volume, file) = volume_with_a_file();
         let engine = file.engine();
         engine.tickets.store(MAX_TICKETS - 1, Ordering::Release);
         let moment = engine.background.moment();

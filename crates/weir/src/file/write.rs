@@ -416,21 +416,12 @@ fn pages_of(start: u64, end: u64) -> u64 {
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
-    use crate::device::Device;
-    use crate::device::memory::MemoryDevice;
-    use crate::{
-        BackgroundMode, CreateOptions, OpenFlags, SetAttr, SetTime, Timestamp, Volume,
-        VolumeOptions,
-    };
+    use crate::txn::volume_with_a_file;
+    use crate::{SetAttr, SetTime, Timestamp};
 
     #[test]
     fn what_others_set_while_an_append_is_taken_back_stays() {
-        let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(32 << 20));
-        Volume::format_device(&device, &CreateOptions::default()).expect("format");
-        let background = BackgroundMode::Manual;
-        let options = VolumeOptions { background, ..VolumeOptions::default() };
-        let volume = Volume::open_device(device, options).expect("open");
-        let file = volume.open_file("/f", OpenFlags::CREATE).expect("create");
+        let (volume, file) = volume_with_a_file();
         file.write_at(0, b"before").expect("write");
         let (engine, inode) = (file.engine(), file.inode());
         let set = Timestamp { seconds: 7, nanoseconds: 7 };
