@@ -446,3 +446,29 @@ fn what_a_checkpoint_could_not_write_is_free_once_the_volume_is_closed() {
         survives_faults(Settings::SMALL, &[], ops.clone(), FaultPlan::new([fault]));
     }
 }
+
+/// What an append had written before the host was full could not be taken back, since that asked for room in the log, and became durable later.
+#[test]
+fn an_append_on_a_full_host_is_taken_back() {
+    let mut refused = 0;
+    for (volume_blocks, synced) in [(2048, 4), (2048, 8), (2048, 12), (300, 2), (300, 6)] {
+        for length in [100_000, 180_000, 600_000, 1_500_000] {
+            for after in [0, 1, 3] {
+                let settings = Settings { volume_blocks, memory_bytes: 1 << 20, ..Settings::SMALL };
+                let append = |length, tag| Op::Append { target: file(), length, tag };
+                let mut ops = vec![create()];
+                for tag in 0..synced {
+                    ops.push(append(9_000, tag));
+                    ops.push(Op::Sync(Sync::Data(file())));
+                }
+                ops.extend((synced..synced + 5).map(|tag| append(length, tag)));
+                ops.push(Op::Read { target: file(), offset: 0, length: 8 << 20 });
+                ops.push(Op::Sync(Sync::Full(file())));
+                let behind_log = 80..u64::MAX;
+                let fault = Fault::sticky(FaultKind::WriteNoSpace, after).in_blocks(behind_log);
+                refused += survives_faults(settings, &[], ops, FaultPlan::new([fault])).refused;
+            }
+        }
+    }
+    assert!(refused > 100, "{refused}");
+}

@@ -83,6 +83,8 @@ pub struct Inode {
     /// An operation of a cut has failed, and the rest of it is still to be done: see [`crate::engine::Engine::end_cut`].
     pub owes_cut: AtomicBool,
     cuts: AtomicU64,
+    /// Where an append that is under way began: it may be taken back. [`u64::MAX`]: there is none. Set under `ops`.
+    appending_from: AtomicU64,
     /// Woken when writeback or a read of this inode has ended.
     pub io_done: Condvar,
     /// Counts ends of writeback and reads, for waiting with `io_done`.
@@ -121,6 +123,7 @@ impl Inode {
             size: AtomicU64::new(item.size),
             owes_cut: AtomicBool::new(false),
             cuts: AtomicU64::new(0),
+            appending_from: AtomicU64::new(u64::MAX),
             meta: Mutex::new(Meta {
                 item,
                 dirty: false,
@@ -165,9 +168,21 @@ impl Inode {
         self.cuts.load(Ordering::Acquire)
     }
 
-    /// How far the file reaches. The caller holds `pages`.
+    /// How far the file reaches, without what an append under way has written. The caller holds `pages`.
     pub fn reach(&self) -> Reach {
-        Reach { size: self.size(), cuts: self.cuts() }
+        let size = self.size().min(self.appending_from.load(Ordering::Acquire));
+        Reach { size, cuts: self.cuts() }
+    }
+
+    /// An append begins, or with [`u64::MAX`] it has ended. The caller holds `ops`.
+    pub fn set_appending_from(&self, size: u64) {
+        self.appending_from.store(size, Ordering::Release);
+    }
+
+    /// Sets the size back to where the append under way began. Nobody's reach ([`Inode::reach`]) was more. The caller holds `ops` and `pages`.
+    pub fn take_back_size(&self, size: u64) {
+        debug_assert!(size == self.appending_from.load(Ordering::Relaxed));
+        self.size.store(size, Ordering::Release);
     }
 
     /// Size that programs see.

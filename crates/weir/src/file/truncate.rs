@@ -85,18 +85,51 @@ impl Engine {
         self.shrink_by(inode, size, (behind, Unmapped::Freed), None)
     }
 
-    /// As [`Engine::shrink`], for what takes back what it has done itself: with the times that were there before, if they are still to be had,
-    /// and the blocks that were allocated behind the end, but for those that hold something already. (If a crash, or an error, ends it between
-    /// two of its operations, they go with the rest.)
+    /// Takes back what an append under way has written from `size` on, with the times that were there before, if they are still to be had.
+    /// Of the blocks that were allocated behind the end, those go that hold something already. (If a crash, or an error, ends it between two
+    /// of its operations, they go with the rest.) The caller holds `ops`.
+    ///
+    /// A host that is full may refuse all that would make room: it is waited for only if the log has some of it.
     pub(super) fn take_back(
         &self,
         inode: &Arc<Inode>,
         size: u64,
         times: TimesBefore,
     ) -> Result<()> {
+        if self.take_back_unlogged(inode, size, times)? {
+            return Ok(());
+        }
         let written = page_range(size, inode.size().saturating_sub(size));
         let behind = size.div_ceil(BLOCK_BYTES_U64)..written.end;
         self.shrink_by(inode, size, (behind, Unmapped::WrittenFreed), Some(times))
+    }
+
+    /// The same in memory, if the log has nothing of it: then nothing of it has gone home, either. False if it has.
+    fn take_back_unlogged(
+        &self,
+        inode: &Arc<Inode>,
+        size: u64,
+        times: TimesBefore,
+    ) -> Result<bool> {
+        let is_logged = |meta: &Meta| meta.item.size > size;
+        if is_logged(&inode.meta.lock()) {
+            return Ok(false);
+        }
+        let zero = tail_from(size);
+        let (_map, zero) = self.hold_pages(inode, &zero, size / BLOCK_BYTES_U64..u64::MAX, 0)?;
+        let mut pages = inode.pages.write();
+        let mut meta = inode.meta.lock();
+        if is_logged(&meta) {
+            return Ok(false);
+        }
+        self.zero_cached(&mut pages, &zero)?;
+        times.touch(&mut meta, self.now());
+        drop(meta);
+        inode.take_back_size(size);
+        let removed = pages.remove_range(size.div_ceil(BLOCK_BYTES_U64)..u64::MAX);
+        drop(pages);
+        self.forget_removed(&removed);
+        Ok(true)
     }
 
     /// Makes the file shorter, and unmaps what is said. The caller holds `ops`.
@@ -107,15 +140,17 @@ impl Engine {
         (behind, unmapped): (Range<u64>, Unmapped),
         times: Option<TimesBefore>,
     ) -> Result<()> {
-        let within = size % BLOCK_BYTES_U64;
-        let partial =
-            (within > 0).then_some((size / BLOCK_BYTES_U64, within as usize..BLOCK_BYTES));
-        let zero: Zero = partial.into_iter().collect();
+        let zero = tail_from(size);
         let settled_from = size / BLOCK_BYTES_U64;
         // What only takes away needs no room.
         let added = if zero.is_empty() { 0 } else { OP_SPACE_BLOCKS };
-        let admission = self.enter_cut(&zero, added, OP_RECORD_BYTES)?;
-        let (map, zero) = self.hold_pages(inode, &zero, settled_from..u64::MAX)?;
+        let needs = (added, OP_RECORD_BYTES);
+        let admission = match times {
+            None => self.enter_cut(&zero, needs, Self::enter)?,
+            Some(_) => self.enter_cut(&zero, needs, Self::enter_to_take_back)?,
+        };
+        let charged = zero.len() as u64;
+        let (map, zero) = self.hold_pages(inode, &zero, settled_from..u64::MAX, charged)?;
         let step = CutStep {
             range: behind,
             unmapped,
@@ -155,8 +190,9 @@ impl Engine {
         loop {
             let zero = if step.began { &[][..] } else { &zero[..] };
             // A hole within an extent makes two of it.
-            let admission = self.enter_cut(zero, OP_SPACE_BLOCKS, record_bytes)?;
-            let (map, zero) = self.hold_pages(inode, zero, touched.clone())?;
+            let admission = self.enter_cut(zero, (OP_SPACE_BLOCKS, record_bytes), Self::enter)?;
+            let charged = zero.len() as u64;
+            let (map, zero) = self.hold_pages(inode, zero, touched.clone(), charged)?;
             step.zero = zero;
             match self.cut_step(inode, &mut step, admission)? {
                 Stepped::Done => return Ok(()),
@@ -252,10 +288,9 @@ impl Engine {
         }
         meta.item.blocks = meta.item.blocks.saturating_sub(cut);
         if !is_rest || mutation::active(Mutation::MoveTimesOfRest) {
-            let taken_back = step.times.filter(|times| times.are_untouched(&meta));
-            meta.touch_data(now);
-            if let Some(times) = taken_back {
-                (meta.item.mtime, meta.item.ctime) = (times.mtime, times.ctime);
+            match step.times {
+                Some(times) => times.touch(&mut meta, now),
+                None => meta.touch_data(now),
             }
         }
         op.put(Key::inode(number), &meta.item.encode());
@@ -349,26 +384,40 @@ impl Engine {
     fn enter_cut(
         &self,
         zero: &[(u64, Range<usize>)],
-        added: u64,
-        record_bytes: usize,
+        (added, record_bytes): (u64, usize),
+        enter: impl Fn(&Self, usize, usize) -> Result<Admission>,
     ) -> Result<Admission> {
         let pages = zero.len() as u64;
         self.reserve_spare(pages + added)?;
         self.alloc.release(added);
         self.dirty_pages.fetch_add(pages, Ordering::AcqRel);
-        self.enter(record_bytes, zero.len()).inspect_err(|_| self.pages_paid(pages))
+        enter(self, record_bytes, zero.len()).inspect_err(|_| self.pages_paid(pages))
+    }
+
+    /// As [`Engine::enter`], for what takes back what the log has let in already: nothing that a full host may refuse comes before it. So it
+    /// is not throttled, and draws on what is kept for checkpoints. That is little, and rare: no more comes in while there is no other room.
+    fn enter_to_take_back(&self, record_bytes: usize, pages: usize) -> Result<Admission> {
+        self.check_writable()?;
+        for room in [Room::NoWait, Room::Reserve] {
+            match self.admit(record_bytes, pages, room) {
+                Err(Error::WouldBlock) => {}
+                ended => return ended,
+            }
+        }
+        self.admit(record_bytes, pages, Room::Normal)
     }
 
     /// Has the pages of `zero` in the cache, dirty and for the cache alone, and takes the `map` lock at a moment when no page of `quiet` is
     /// under writeback: as long as it is held, they stay like that. Answers the lock, and those parts that are no zeros in a hole.
-    /// The caller holds `ops` and what [`Engine::enter_cut`] gave.
+    /// The caller holds `ops` and what [`Engine::enter_cut`] gave, `charged_pages`.
     fn hold_pages<'a>(
         &self,
         inode: &'a Arc<Inode>,
         zero: &[(u64, Range<usize>)],
         quiet: Range<u64>,
+        charged_pages: u64,
     ) -> Result<(MutexGuard<'a, ()>, Zero)> {
-        let mut charged = Charged { pages: zero.len() as u64, any_dirty: false };
+        let mut charged = Charged { pages: charged_pages, any_dirty: false };
         let result = self.try_hold_pages(inode, zero, quiet, &mut charged);
         self.pages_paid(charged.pages);
         if charged.any_dirty {
@@ -678,9 +727,14 @@ impl TimesBefore {
         Self { change_counter: self.change_counter.wrapping_add(often), ..self }
     }
 
-    /// Nobody else has: links and attributes need no `ops`, and what they have set stays.
-    fn are_untouched(self, meta: &Meta) -> bool {
-        meta.item.change_counter == self.change_counter
+    /// The file has changed, and has these times again, unless others have moved them since: links and attributes need no `ops`, and what
+    /// they have set stays.
+    fn touch(self, meta: &mut Meta, now: Timestamp) {
+        let are_untouched = meta.item.change_counter == self.change_counter;
+        meta.touch_data(now);
+        if are_untouched {
+            (meta.item.mtime, meta.item.ctime) = (self.mtime, self.ctime);
+        }
     }
 }
 
@@ -696,6 +750,13 @@ struct CutStep {
     settle: bool,
     /// An operation of it has come before: nothing reaches the rest from before it.
     began: bool,
+}
+
+/// What is behind a file's end in its last page, at `size`.
+fn tail_from(size: u64) -> Zero {
+    let within = (size % BLOCK_BYTES_U64) as usize;
+    let tail = (size / BLOCK_BYTES_U64, within..BLOCK_BYTES);
+    (within > 0).then_some(tail).into_iter().collect()
 }
 
 /// The pages of which bytes `start .. end` cover only a part, with that part.

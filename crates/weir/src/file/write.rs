@@ -80,11 +80,26 @@ impl Engine {
         self.check_writable()?;
         self.end_cut(inode)?;
         let offset = inode.size();
-        let times = TimesBefore::of(inode);
         let length = data.len() as u64;
         let pages = self.charged_pages(offset, length)?;
         let is_promised = self.charge_append(inode, offset..offset + length, pages)?;
-        let mut course = Course { promised: is_promised.then_some(pages), ..Course::default() };
+        let promised = is_promised.then_some(pages);
+        inode.set_appending_from(offset);
+        let result = self.append_locked(inode, offset, data, promised);
+        inode.set_appending_from(u64::MAX);
+        result
+    }
+
+    /// As [`Engine::append`], at `offset`, the end of the file. The caller holds `ops`, and has promised the pages or none.
+    fn append_locked(
+        &self,
+        inode: &Arc<Inode>,
+        offset: u64,
+        data: &[u8],
+        promised: Option<u64>,
+    ) -> Result<u64> {
+        let times = TimesBefore::of(inode);
+        let mut course = Course { promised, ..Course::default() };
         let result = self.write_locked(inode, offset, data, &mut course);
         self.alloc.release(course.promised.unwrap_or(0));
         if matches!(result, Ok(written) if written == data.len()) {
@@ -432,12 +447,14 @@ mod tests {
             let mut course = Course::default();
             {
                 let _ops = inode.ops.lock();
+                inode.set_appending_from(6);
                 engine.write_locked(inode, 6, b"and after", &mut course).expect("write");
                 if others_change {
                     volume.setattr(file.ino(), &change).expect("it needs no `ops`");
                 }
                 let moved = times.moved(course.times_moved);
                 engine.take_back(inode, 6, moved).expect("taken back");
+                inode.set_appending_from(u64::MAX);
             }
             let after = file.attr().expect("attributes");
             let is_as_before = (after.mtime, after.ctime) == (before.mtime, before.ctime);
