@@ -356,3 +356,38 @@ fn barriers_whose_pages_cut_long_extents_end_in_the_smallest_log() {
     }
     volume.close().expect("close");
 }
+
+/// No two free blocks lie side by side: each page is placed apart, and barriers take several times the room in the log that they were let in
+/// with.
+#[test]
+fn barriers_whose_pages_are_placed_apart_end_in_the_smallest_log() {
+    const PAGES: u64 = 120;
+    const FILES: u64 = 16;
+    let volume = open(&formatted(64 * MIB, 64), manual(16 * MIB));
+    let files: Vec<File> =
+        (0..FILES).map(|number| create(&volume, &format!("/f{number}"))).collect();
+    let filler = create(&volume, "/filler");
+    let mut length = 0;
+    while filler.write_at(length, &[7; 4096]) == Ok(4096) {
+        length += 4096;
+    }
+    volume.checkpoint().expect("checkpoint");
+    for hole in 0..2 * FILES * PAGES {
+        let punched = filler.allocate(AllocateMode::PunchHole, 2 * hole * 4096, 4096);
+        assert_eq!(punched, Ok(()), "{hole}");
+    }
+    assert!(length > 4 * FILES * PAGES * 4096, "{length}");
+    filler.truncate(length - 2 * MIB).expect("truncate");
+    volume.checkpoint().expect("checkpoint");
+    let mut lsn = 0;
+    for file in &files {
+        dirty(file, 1000, 0, (PAGES * 4096) as usize);
+        lsn = file.barrier().expect("barrier");
+    }
+    assert_eq!(volume.sync(), Ok(()));
+    assert!(volume.durable_lsn() >= lsn);
+    for file in &files {
+        assert!(holds(file, 1000, (PAGES * 4096) as usize));
+    }
+    volume.close().expect("close");
+}
