@@ -236,7 +236,7 @@ fn a_program_that_is_not_installed_is_not_offered() {
     let json = scratch.json();
     let args = ["programs", "--quick", "--on", "dir:.", "--allow-no-device", "--no-probe"];
     let some =
-        ["--mode", "sqlite,redis,rocksdb", "--clients", "1", "--rounds", "1", "--json", &json];
+        ["--mode", "sqlite,redis,rocksdb,dpkg", "--clients", "1", "--rounds", "1", "--json", &json];
     let mut command = scratch.command(&[&args[..], &some].concat());
     let out = command.env("PATH", "/nowhere").output().expect("weir-lab starts");
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
@@ -244,6 +244,6 @@ fn a_program_that_is_not_installed_is_not_offered() {
     let report: serde_json::Value = serde_json::from_slice(&report).expect("JSON");
     let lacking = report["not_offered"].as_array().expect("list");
     let reasons: Vec<&str> = lacking.iter().filter_map(|s| s["reason"].as_str()).collect();
-    assert_eq!(reasons.len(), 5, "{reasons:?}");
+    assert_eq!(reasons.len(), 6, "{reasons:?}");
     assert!(reasons.iter().all(|reason| reason.contains("is in the package")), "{reasons:?}");
 }

@@ -79,10 +79,13 @@ fn tickets_are_held_while_flushes_are() {
 #[test]
 fn programs_work_on_mounts_and_leave_nothing_behind() {
     in_scratch("programs", Needs::Loops, |scratch| {
-        let options = "--no-probe --size 1G --seconds 0.3 --clients 2 --mode sqlite,redis,rocksdb";
+        let options =
+            "--no-probe --size 1G --seconds 0.3 --clients 2 --mode sqlite,redis,rocksdb,dpkg";
         let report = scratch.quick("programs", "ext4,weir", options);
         let transactions = |mode| figure(&report, "ext4", mode, "transactions_per_s");
-        for mode in ["sqlite-wal", "sqlite-delete", "sqlite-delete-apart", "redis", "rocksdb"] {
+        for mode in
+            ["sqlite-wal", "sqlite-delete", "sqlite-delete-apart", "redis", "rocksdb", "dpkg"]
+        {
             let flushes = figure(&report, "ext4", mode, "flushes_per_transaction");
             assert!(transactions(mode) > 0.0 && flushes > 0.0, "{mode} waits for the disk");
             assert!(figure(&report, "ext4", mode, "cpu_us_per_transaction") > 0.0, "{mode}");

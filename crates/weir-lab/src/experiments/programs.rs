@@ -4,10 +4,12 @@
 //! *sqlite-wal*, *sqlite-delete*: single inserts, each client a process with a database of its own; *sqlite-delete-apart*: and a directory of
 //! its own, since through FUSE who syncs a directory keeps others out of it. *postgres*: `pgbench`'s simple update.
 //! *redis*: `SET` with the append-only file synced each time. *rocksdb*: `db_bench`'s synced puts, whose threads share a log.
+//! *dpkg*: packages of ten small files installed, each client into a root of its own.
 //!
 //! They work on a mount, so in a directory, and need not be installed: one that is not is reported as not offered. Servers are noted in
 //! the registry, so that nothing is left of them whatever becomes of the lab.
 
+mod dpkg;
 mod postgres;
 mod process;
 mod redis;
@@ -39,12 +41,12 @@ pub struct Programs {
     size: Size,
 }
 
-/// What a client stores with each transaction.
+/// What a client of a database stores with each transaction.
 const VALUE_BYTES: usize = 400;
 const ROOT: &str = "programs";
 /// Each a program, or a way to use one.
-pub const MODES: [&str; 6] =
-    ["sqlite-wal", "sqlite-delete", "sqlite-delete-apart", "postgres", "redis", "rocksdb"];
+pub const MODES: [&str; 7] =
+    ["sqlite-wal", "sqlite-delete", "sqlite-delete-apart", "postgres", "redis", "rocksdb", "dpkg"];
 
 /// What a program has to work with.
 struct Place<'a> {
@@ -65,7 +67,22 @@ struct Work {
     took: Duration,
     /// How long each took, where that can be known.
     latencies: Option<Recorder>,
+    /// What was to be stored.
+    stored_bytes: u64,
     spent: Spent,
+}
+
+impl Work {
+    /// Of a database.
+    fn of_values(
+        transactions: u64,
+        took: Duration,
+        latencies: Option<Recorder>,
+        spent: Spent,
+    ) -> Self {
+        let stored_bytes = transactions * VALUE_BYTES as u64;
+        Work { transactions, took, latencies, stored_bytes, spent }
+    }
 }
 
 impl Programs {
@@ -89,6 +106,7 @@ fn work(place: &Place<'_>, mode: &str) -> LabResult<Work> {
         "sqlite-delete-apart" => sqlite::work(place, "delete", sqlite::Where::Apart),
         "postgres" => postgres::work(place),
         "redis" => redis::work(place),
+        "dpkg" => dpkg::work(place),
         _ => rocksdb::work(place),
     }
 }
@@ -113,7 +131,7 @@ impl Experiment for Programs {
     }
 
     fn question(&self) -> &'static str {
-        "How many durable transactions do SQLite, PostgreSQL, Redis and RocksDB manage?"
+        "How many durable transactions do SQLite, PostgreSQL, Redis, RocksDB and dpkg manage?"
     }
 
     fn base_mode(&self) -> &'static str {
@@ -154,8 +172,7 @@ impl Experiment for Programs {
         let mut result = CaseResult::default();
         let rate = work.transactions as f64 / work.took.as_secs_f64();
         result.metric("transactions_per_s", "1/s", rate, Better::Higher);
-        let stored_bytes = work.transactions * VALUE_BYTES as u64;
-        result.cost_per("transaction", work.spent, work.transactions, stored_bytes);
+        result.cost_per("transaction", work.spent, work.transactions, work.stored_bytes);
         if let Some(latencies) = work.latencies {
             result.latency("transaction", latencies);
         }

@@ -137,7 +137,7 @@ pub fn work(place: &Place<'_>) -> LabResult<Work> {
         command: "pgbench".to_owned(),
         message: "it does not say how many transactions it did".to_owned(),
     })?;
-    Ok(Work { transactions, took, latencies: Some(latencies), spent })
+    Ok(Work::of_values(transactions, took, Some(latencies), spent))
 }
 
 /// How many transactions it did, and in what time: its rate leaves out how long connecting took.

@@ -57,7 +57,7 @@ pub fn work(place: &Place<'_>) -> LabResult<Work> {
     })?;
     let spent = cost.stop(place.env);
     let latencies = merged(recorders, Instant::now());
-    Ok(Work { transactions: latencies.count(), took, latencies: Some(latencies), spent })
+    Ok(Work::of_values(latencies.count(), took, Some(latencies), spent))
 }
 
 /// The request to set a key, as the protocol has it.

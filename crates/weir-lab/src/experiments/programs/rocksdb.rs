@@ -31,7 +31,7 @@ pub fn work(place: &Place<'_>) -> LabResult<Work> {
         command: "db_bench".to_owned(),
         message: "no line that says how many puts it did".to_owned(),
     })?;
-    Ok(Work { transactions, took, latencies: None, spent })
+    Ok(Work::of_values(transactions, took, None, spent))
 }
 
 /// How many puts it did, and in what time: of `fillsync : 583.2 micros/op 1714 ops/sec 2.000 seconds 3430 operations; ...`.

@@ -45,7 +45,7 @@ pub fn work(place: &Place<'_>, journal: &str, databases: Where) -> LabResult<Wor
         feed(place, client, journal, begun)
     })?;
     let spent = cost.stop(place.env);
-    Ok(Work { transactions: counts.iter().sum(), took, latencies: None, spent })
+    Ok(Work::of_values(counts.iter().sum(), took, None, spent))
 }
 
 /// Feeds one client from `begun` on; answers how many rows it has stored.
