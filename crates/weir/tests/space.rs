@@ -615,6 +615,11 @@ fn scattered_free_blocks_take_data_and_never_starve_a_checkpoint() {
     });
     assert_eq!(refused, Some(Error::NoSpace));
     volume.checkpoint().expect("checkpoint");
+    // Who asks how much there is hears what writing would tell him.
+    let (space, available_blocks) = (volume.stats().space, volume.statfs().available_blocks);
+    let grown = file.write_at(written as u64, &[1; 4096]);
+    assert!(space.free_blocks > 100 && available_blocks == 0, "{space:?}, {available_blocks}");
+    assert_eq!(grown, Err(Error::NoSpace));
     for number in (1..full).step_by(2) {
         let path = format!("/f{number}");
         let change = SetAttr { permissions: Some(0o600), ..SetAttr::default() };

@@ -108,8 +108,13 @@ pub struct SpaceTotals {
 }
 
 impl SpaceTotals {
-    /// What users can still write, counting what a checkpoint will free.
+    /// What users can still write, counting what a checkpoint will free: nothing where all free space together is too scattered for what is
+    /// kept for metadata.
     pub fn available_blocks(&self) -> u64 {
+        let unscattered_blocks = self.unscattered_blocks.saturating_add(self.pending_free_blocks);
+        if unscattered_blocks / NODE_BLOCKS < self.metadata_reserve_blocks / NODE_BLOCKS {
+            return 0;
+        }
         (self.free_blocks + self.pending_free_blocks)
             .saturating_sub(self.reserved_blocks + self.metadata_reserve_blocks)
     }
@@ -237,6 +242,22 @@ mod tests {
 
     fn checkpoints(merge_blocks: u64) -> MetadataReserve {
         MetadataReserve { merge_blocks, ..MetadataReserve::default() }
+    }
+
+    #[test]
+    fn nothing_is_available_where_what_is_kept_finds_no_nodes() {
+        let space = SpaceTotals {
+            free_blocks: 1000,
+            metadata_reserve_blocks: 10 * NODE_BLOCKS,
+            unscattered_blocks: 10 * NODE_BLOCKS,
+            ..SpaceTotals::default()
+        };
+        assert_eq!(space.available_blocks(), 1000 - 10 * NODE_BLOCKS);
+        let scattered = SpaceTotals { unscattered_blocks: 9 * NODE_BLOCKS, ..space };
+        assert_eq!(scattered.available_blocks(), 0);
+        // A checkpoint may free them side by side.
+        let pending = SpaceTotals { pending_free_blocks: NODE_BLOCKS, ..scattered };
+        assert_eq!(pending.available_blocks(), 1000 - 9 * NODE_BLOCKS);
     }
 
     #[test]
