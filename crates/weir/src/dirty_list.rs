@@ -143,7 +143,72 @@ impl DirtyList {
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
-    use crate::inode::for_tests::inode;
+    use crate::inode::for_tests::{inode, item};
+
+    fn numbered(numbers: impl IntoIterator<Item = u64>) -> (DirtyList, Vec<Arc<Inode>>) {
+        let list = DirtyList::default();
+        let inodes: Vec<_> =
+            numbers.into_iter().map(|number| Arc::new(Inode::new(number, item(1)))).collect();
+        for inode in &inodes {
+            list.add(inode);
+        }
+        (list, inodes)
+    }
+
+    fn numbers(inodes: &[Arc<Inode>]) -> Vec<u64> {
+        inodes.iter().map(|inode| inode.number).collect()
+    }
+
+    #[test]
+    fn batches_go_round_the_list_and_leave_nobody_out() {
+        let (list, _inodes) = numbered([3, 5, 8]);
+        let next = |limit| numbers(&list.next_batch(limit));
+        assert_eq!([next(2), next(2), next(3)], [vec![3, 5], vec![8, 3], vec![5, 8, 3]]);
+        // Nobody twice, however many there may be.
+        assert_eq!(next(10), [5, 8, 3]);
+        let (batch, looked) = list.next_batch_of(1, 10, |inode| inode.number == 3);
+        assert_eq!((numbers(&batch), looked), (vec![3], 3));
+        let (batch, looked) = list.next_batch_of(1, 2, |inode| inode.number == 3);
+        assert_eq!((numbers(&batch), looked), (vec![], 2));
+        assert_eq!(numbers(&list.find(&[8, 4, 3])), [8, 3]);
+    }
+
+    #[test]
+    fn what_is_old_is_answered_once_in_so_many_rounds() {
+        let (list, _inodes) = numbered([3]);
+        let mut answered = Vec::new();
+        for round in 1..=7 {
+            if round == 3 {
+                list.add(&Arc::new(Inode::new(4, item(1))));
+            }
+            answered.push(numbers(&list.begin_round(3)));
+        }
+        assert_eq!(answered, [vec![], vec![], vec![3], vec![], vec![4], vec![3], vec![]]);
+    }
+
+    #[test]
+    fn a_size_that_the_log_does_not_have_keeps_a_file_on_the_list() {
+        let (list, inodes) = numbered([3]);
+        inodes[0].meta.lock().item.size = 5;
+        list.remove_if_clean(&inodes[0]);
+        assert_eq!(list.count(), 1);
+        inodes[0].meta.lock().item.size = 0;
+        list.remove_if_clean(&inodes[0]);
+        assert_eq!(list.count(), 0);
+    }
+
+    #[test]
+    fn an_inode_that_comes_back_under_its_number_is_listed_as_what_it_is_now() {
+        let (list, inodes) = numbered([3]);
+        let again = Arc::new(Inode::new(3, item(1)));
+        list.add(&again);
+        assert!(Arc::ptr_eq(&list.find(&[3])[0], &again));
+        // The one before is nobody's to take off.
+        list.remove_if_clean(&inodes[0]);
+        assert!(list.count() == 1 && !inodes[0].listed.load(Ordering::Acquire));
+        list.remove(&again);
+        assert!(list.count() == 0 && !again.listed.load(Ordering::Acquire));
+    }
 
     #[test]
     fn an_inode_that_somebody_else_finds_dirty_is_listed_by_who_made_it_so() {

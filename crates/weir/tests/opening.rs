@@ -251,27 +251,42 @@ fn a_disk_that_fails_amid_an_opening_and_loses_its_cache_leaves_everything() {
     assert!(ended);
 }
 
+/// The device fails after so many writes to come: with the next one, or with the flush before that.
+fn cut_short_after(writes: u64, probe: &Arc<Probe>, at_a_flush: bool) {
+    let done = AtomicU64::new(0);
+    let flushes = Arc::downgrade(probe);
+    probe.refuse(move |_, _| {
+        let before = done.fetch_add(1, Ordering::Relaxed);
+        if let Some(probe) = flushes.upgrade().filter(|_| at_a_flush && before + 1 >= writes) {
+            // The last write is in the disk's cache when the power goes.
+            probe.fail_flushes.store(true, Ordering::Relaxed);
+        }
+        before >= writes
+    });
+}
+
 /// An older volume on the device, which may be larger than the new one: its mirrors then lie behind that.
 #[test]
 fn a_creation_that_is_cut_short_leaves_the_older_volume_as_it_was_or_none() {
-    for size_bytes in [4 * MIB, 2 * MIB] {
+    // The newest superblock of the older volume in the one slot, and after another opening in the other.
+    for (size_bytes, openings) in [(4 * MIB, 0), (4 * MIB, 1), (2 * MIB, 0), (2 * MIB, 1)] {
         let (mut kept, mut gone, mut ended) = (0, 0, false);
-        for writes in 0..1000 {
+        for (writes, at_a_flush) in (0..1000).flat_map(|writes| [(writes, false), (writes, true)]) {
             let disk = Volatile::new(4 * MIB);
             let probe = Probe::new(disk.clone());
             let device: Arc<dyn Device> = probe.clone();
             format(&device, LOG_BLOCKS);
+            (0..openings).for_each(|_| drop(open(&device, manual(4 * MIB))));
             in_use(&device);
             device.flush().expect("flush");
-            let done = AtomicU64::new(0);
-            probe.refuse(move |_, _| done.fetch_add(1, Ordering::Relaxed) >= writes);
+            cut_short_after(writes, &probe, at_a_flush);
             let options =
                 CreateOptions { size_bytes: Some(size_bytes), ..CreateOptions::default() };
             ended = Volume::format_device(&device, &options).is_ok();
             if ended {
                 break;
             }
-            for seed in 0..16 {
+            for seed in 0..8 {
                 let disk = disk.after_crash(seed);
                 match opens(&disk) {
                     Err(Error::NotAVolume(_)) => gone += 1,

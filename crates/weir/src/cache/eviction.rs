@@ -512,6 +512,59 @@ mod tests {
         assert_eq!(victim.key, key(0));
     }
 
+    /// A policy with these keys of these heats in small, in that order.
+    fn small(parts: &[(u64, u8)]) -> (Eviction, Cache) {
+        let (mut policy, mut cache) = (Eviction::new(), Cache::default());
+        for &(part, heat) in parts {
+            policy.insert(key(part));
+            cache.heat.insert(key(part), heat);
+        }
+        (policy, cache)
+    }
+
+    #[test]
+    fn two_hits_in_small_lead_to_main_without_their_heat_and_one_leads_out() {
+        let (mut policy, mut cache) = small(&[(1, 2), (2, 1), (3, 0)]);
+        let victim = policy.victim(&mut cache, 100).expect("one that was hit once");
+        assert_eq!(victim.key, key(2));
+        assert_eq!((policy.main.len, cache.heat[&key(1)]), (1, 0));
+        policy.finish(victim, false);
+        policy.check();
+    }
+
+    #[test]
+    fn what_is_left_of_a_victim_of_main_stays_in_main() {
+        let (mut policy, mut cache) = small(&[(1, 2)]);
+        let victim = policy.victim(&mut cache, 100).expect("it has cooled in main");
+        assert_eq!(victim, Victim { key: key(1), from: Queue::Main });
+        policy.finish(victim, true);
+        assert_eq!((policy.small.len, policy.main.len), (0, 1));
+        policy.check();
+    }
+
+    #[test]
+    fn small_gives_up_first_only_while_it_has_more_than_its_share_of_all() {
+        let hot: Vec<(u64, u8)> = (0..19).map(|part| (part, 2)).collect();
+        let (mut policy, mut cache) = small(&hot);
+        cache.busy = Some(key(0));
+        // All but the one that is busy go to main, where it finds them.
+        let victim = policy.victim(&mut cache, 1000).expect("the oldest of main");
+        policy.finish(victim, true);
+        assert_eq!((policy.small.len, policy.main.len), (1, 18));
+        // A twentieth: main's turn. (Of main alone it would be more than a twentieth still, and less than a tenth.)
+        (cache.busy, _) = (None, cache.heat.insert(key(0), 0));
+        let victim = policy.victim(&mut cache, 1).expect("the oldest of main");
+        assert_eq!(victim.from, Queue::Main);
+        policy.finish(victim, true);
+        // Two of twenty are a tenth.
+        policy.insert(key(100));
+        cache.heat.insert(key(100), 0);
+        let victim = policy.victim(&mut cache, 1).expect("the oldest of small");
+        assert_eq!(victim, Victim { key: key(0), from: Queue::Small }, "two of twenty");
+        policy.finish(victim, false);
+        policy.check();
+    }
+
     #[test]
     fn nothing_evictable_ends_within_the_visits_allowed() {
         let mut policy = Eviction::new();

@@ -294,6 +294,46 @@ mod tests {
     }
 
     #[test]
+    fn what_fits_exactly_may_be_submitted_and_a_byte_more_not() {
+        let mut pacer = Pacer::new();
+        let limit = pacer.limit_bytes();
+        assert!(pacer.may_submit(1, limit - 1));
+        assert!(!pacer.may_submit(1, limit));
+    }
+
+    /// `spikes` of 50 ms among reads of 100 us, all in one interval, after a time without any.
+    fn limit_after(spikes: &[u64]) -> u64 {
+        let (mut pacer, mut now_us) = (Pacer::new(), 0);
+        run(&mut pacer, &mut now_us, 200, |_| 100, 10);
+        assert_eq!(pacer.limit_bytes(), MAX_IN_FLIGHT_BYTES);
+        assert!(!pacer.may_submit(pacer.limit_bytes(), MIB));
+        for &latency_us in spikes {
+            pacer.on_foreground_io(latency_us, now_us);
+        }
+        now_us += INTERVAL_US;
+        pacer.on_time(now_us);
+        pacer.limit_bytes()
+    }
+
+    #[test]
+    fn the_worst_of_several_reads_counts_half_and_of_a_few_not_by_itself() {
+        // Tolerated are 300 us: on average that holds in all of these.
+        assert_eq!(limit_after(&[100, 100, 100, 500]), MAX_IN_FLIGHT_BYTES);
+        assert_eq!(limit_after(&[100, 100, 100, 700]), MAX_IN_FLIGHT_BYTES / 2);
+        assert_eq!(limit_after(&[100, 100, 650]), MAX_IN_FLIGHT_BYTES);
+    }
+
+    #[test]
+    fn after_a_decrease_the_limit_rests_until_what_was_in_flight_has_drained() {
+        let (mut pacer, mut now_us) = (Pacer::new(), 0);
+        run(&mut pacer, &mut now_us, 200, |_| 100, 10);
+        let history = run(&mut pacer, &mut now_us, 4, |_| 50_000, 10);
+        let limits: Vec<u64> = history.iter().map(|&(limit, _)| limit).collect();
+        let half = MAX_IN_FLIGHT_BYTES / 2;
+        assert_eq!(limits, [half, half, half, half / 2]);
+    }
+
+    #[test]
     fn a_limit_that_nobody_reaches_does_not_grow() {
         let mut pacer = Pacer::new();
         for interval in 0..100 {

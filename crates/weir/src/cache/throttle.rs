@@ -213,7 +213,7 @@ fn page_delay_ns(level: u64) -> u64 {
     (cube * u128::from(MAX_PAGE_DELAY_NS) / (one * one * one)) as u64
 }
 
-/// Delays of one handle that were too short to sleep.
+/// Delays that were too short to sleep.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DelayDebt {
     owed_ns: u64,
@@ -230,11 +230,6 @@ impl DelayDebt {
         }
         self.owed_ns %= 1000;
         owed_us
-    }
-
-    /// Takes off what the caller slept longer than it was told.
-    pub fn overslept(&mut self, extra_us: u64) {
-        self.owed_ns = self.owed_ns.saturating_sub(extra_us.saturating_mul(1000));
     }
 }
 
@@ -338,6 +333,30 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_part_of_a_page_counts_as_a_page_and_the_log_as_one_for_everybody() {
+        let limits = limits();
+        let delay = |pressure: &Pressure, bytes| limits.admit(pressure, write(bytes)).delay_ns;
+        let dirty = Pressure { dirty_bytes: GIB / 2, ..Pressure::default() };
+        let page_ns = delay(&dirty, 1);
+        assert!(page_ns > 0);
+        for (bytes, pages) in [(4096, 1), (4097, 2), (8192, 2), (3 * 4096 + 1, 4)] {
+            assert_eq!(delay(&dirty, bytes), pages * page_ns, "{bytes} bytes");
+        }
+        let log = Pressure { log_bytes: GIB / 16 * 85 / 100, ..Pressure::default() };
+        let log_ns = limits.log_delay_ns(log.log_bytes, 1);
+        assert!(log_ns > 0);
+        for bytes in [0, 1, 1 << 20] {
+            assert_eq!(delay(&log, bytes), log_ns, "{bytes} bytes");
+        }
+    }
+
+    #[test]
+    fn replay_may_take_what_a_volume_in_use_can_have_left_and_more() {
+        // At most two deltas, each of which may have been at its hard limit.
+        assert!(limits().replayed_delta_bytes() >= 2 * GIB / 8);
     }
 
     #[test]
@@ -463,9 +482,8 @@ mod tests {
         }
         let mut debt = DelayDebt::default();
         assert_eq!(debt.add(150_000), 0);
-        debt.overslept(100);
-        assert_eq!(debt.add(140_000), 0);
-        assert_eq!(debt.add(10_000), 200);
+        assert_eq!(debt.add(49_999), 0);
+        assert_eq!(debt.add(1), 200);
     }
 
     #[test]

@@ -54,15 +54,14 @@ pub(crate) fn create(path: &Path, options: &CreateOptions, progress: Progress<'_
         }
         Some(_) if !is_device && !options.force => Err(Error::Exists),
         Some(metadata) => {
-            if let Some(size_bytes) = options.size_bytes {
-                geometry_of(size_bytes, options)?;
-            }
             // Whoever has it open keeps it, force or not.
             let device = PosixDevice::open(path, OpenMode::ReadWrite)?;
             if is_device && !options.force && !looks_empty(&device)? {
                 return Err(Error::Exists);
             }
             let wanted = options.size_bytes.unwrap_or(device.info().size_bytes);
+            // Before anything of what is there is cut off.
+            geometry_of(wanted, options)?;
             let device = if !is_device && wanted != metadata.len() {
                 // Nobody else opens it in between.
                 device.resized(path, wanted / BLOCK_BYTES_U64 * BLOCK_BYTES_U64)?
