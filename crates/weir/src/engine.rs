@@ -214,9 +214,15 @@ impl Engine {
     /// `record_bytes` of records and `payload_pages` pages. May wait for a checkpoint; the caller
     /// holds at most `ops` locks.
     pub fn enter(&self, record_bytes: usize, payload_pages: usize) -> Result<Admission> {
-        self.check_writable()?;
-        self.throttle(0)?;
+        self.before_entry()?;
         self.admit(record_bytes, payload_pages, Room::Normal)
+    }
+
+    /// The entry of an operation that locks names or `ops` first, and has [`Engine::admit`] let it in with these in hand: whoever waits for a lock
+    /// must hold nothing of the log. He who has the lock may wait for log space.
+    pub fn before_entry(&self) -> Result<()> {
+        self.check_writable()?;
+        self.throttle(0)
     }
 
     /// Log space only, for work that must not be throttled (writeback, purge).

@@ -5,11 +5,10 @@ use super::rules::Metas as _;
 use super::rules::{self, Side};
 use super::{MetaLocks, OP_RECORD_BYTES, OP_SPACE_BLOCKS, check_name};
 use crate::alloc::ReserveClass;
-use crate::engine::Engine;
+use crate::engine::{Engine, Room};
 use crate::error::{Error, Result};
 use crate::format::{Key, MAX_SYMLINK_BYTES};
 use crate::inode::Inode;
-use crate::log::Admission;
 use crate::sync::Arc;
 use crate::txn::Op;
 use crate::txn::names::Named;
@@ -56,13 +55,12 @@ impl Engine {
         self.make_named(dir, (name, None), (&new, Some(target)), |made| made)
     }
 
-    /// The entry of what gives `dir` the name `name`: log space, and room for it. Where there is none, or nothing may be written, a name that is
+    /// Before what gives `dir` the name `name` locks it: room. Where there is none, or nothing may be written, a name that is
     /// there is there all the same, as for other file systems: who makes what he needs each time he starts has it.
-    fn enter_for_new(&self, dir: u64, name: &[u8]) -> Result<Admission> {
-        let entered = self.enter(OP_RECORD_BYTES, 0).and_then(|admission| {
-            self.check_space(OP_SPACE_BLOCKS, ReserveClass::User)?;
-            Ok(admission)
-        });
+    fn before_new(&self, dir: u64, name: &[u8]) -> Result<()> {
+        let entered = self
+            .before_entry()
+            .and_then(|()| self.check_space(OP_SPACE_BLOCKS, ReserveClass::User));
         if matches!(entered, Err(Error::NoSpace | Error::ReadOnly)) {
             self.absent(self.directory(dir)?.number, name)?;
         }
@@ -77,9 +75,10 @@ impl Engine {
         keep: impl FnOnce(Arc<Inode>) -> R,
     ) -> Result<R> {
         check_name(name)?;
-        let admission = self.enter_for_new(dir, name)?;
+        self.before_new(dir, name)?;
         let parent = self.directory(dir)?;
         let _ops = parent.ops.lock();
+        let admission = self.admit(OP_RECORD_BYTES, 0, Room::Normal)?;
         parent.check_alive()?;
         let place = self.absent_as_known(dir, name, known_place)?;
         let number = self.store.allocate_inode();
@@ -113,8 +112,8 @@ impl Engine {
         if new.file_type != FileType::Regular {
             return Err(Error::Invalid("only regular files can be made without a name"));
         }
-        let admission = self.enter(OP_RECORD_BYTES, 0)?;
         self.check_space(OP_SPACE_BLOCKS, ReserveClass::User)?;
+        let admission = self.enter(OP_RECORD_BYTES, 0)?;
         let parent = self.directory(dir)?;
         parent.check_alive()?;
         let number = self.store.allocate_inode();
@@ -141,13 +140,14 @@ impl Engine {
     /// One more name for an inode that is no directory.
     pub fn link(&self, number: u64, dir: u64, name: &[u8]) -> Result<Arc<Inode>> {
         check_name(name)?;
-        let admission = self.enter_for_new(dir, name)?;
+        self.before_new(dir, name)?;
         let parent = self.directory(dir)?;
         let inode = self.inode(number)?;
         if inode.file_type == FileType::Directory {
             return Err(Error::NotPermitted);
         }
         let _ops = parent.ops.lock();
+        let admission = self.admit(OP_RECORD_BYTES, 0, Room::Normal)?;
         parent.check_alive()?;
         let place = self.absent(dir, name)?;
         let mut op = Op::new();

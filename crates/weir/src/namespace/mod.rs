@@ -157,7 +157,7 @@ mod tests {
     use super::*;
     use crate::device::Device;
     use crate::device::memory::MemoryDevice;
-    use crate::{BackgroundMode, CreateOptions, OpenFlags, Volume, VolumeOptions};
+    use crate::{BackgroundMode, CreateOptions, OpenFlags, Volume, VolumeOptions, XattrMode};
 
     #[test]
     fn an_operation_that_the_log_does_not_take_leaves_names_and_attributes_as_they_were() {
@@ -186,5 +186,48 @@ mod tests {
         assert_eq!((volume.metadata("/f"), volume.metadata("/")), before);
         let meta = inode.meta.lock();
         assert!(!meta.orphan && !meta.dirty);
+    }
+
+    /// Who had the locks, and waited for log space, waited for ever behind those who had that and waited for the locks.
+    #[test]
+    fn who_waits_for_a_lock_of_names_or_of_a_file_holds_nothing_of_the_log() {
+        let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(32 << 20));
+        Volume::format_device(&device, &CreateOptions::default()).expect("format");
+        let options =
+            VolumeOptions { background: BackgroundMode::Manual, ..VolumeOptions::default() };
+        let volume = Volume::open_device(device, options).expect("open");
+        let file = volume.open_file("/f", OpenFlags::CREATE).expect("create");
+        for name in ["/g", "/h", "/i"] {
+            volume.open_file(name, OpenFlags::CREATE).expect("create");
+        }
+        volume.create_dir("/d", 0o755).expect("mkdir");
+        volume.setxattr(file.ino(), b"user.a", b"1", XattrMode::Set).expect("set");
+        volume.sync().expect("sync");
+        volume.checkpoint().expect("checkpoint");
+        let calls: [&(dyn Fn() -> crate::Result<()> + Sync); 8] = [
+            &|| volume.open_file("/new", OpenFlags::CREATE).map(drop),
+            &|| volume.create_dir("/e", 0o755).map(drop),
+            &|| volume.link_path("/f", "/l").map(drop),
+            &|| volume.rename_path("/g", "/j"),
+            &|| volume.remove_file("/h"),
+            &|| volume.remove_dir("/d"),
+            &|| volume.setxattr(file.ino(), b"user.b", b"2", XattrMode::Set),
+            &|| volume.removexattr(file.ino(), b"user.a"),
+        ];
+        let engine = file.engine();
+        let root = engine.directory(Volume::ROOT).expect("root");
+        let inode = engine.inode(file.ino()).expect("inode");
+        std::thread::scope(|scope| {
+            let locks = (engine.tree_lock.lock(), root.ops.lock(), inode.ops.lock());
+            let waiting = calls.map(|call| scope.spawn(call));
+            for _ in 0..40 {
+                std::thread::sleep(std::time::Duration::from_millis(5));
+                assert_eq!(engine.log.fill().admitted_blocks, 0);
+            }
+            drop(locks);
+            for ended in waiting {
+                ended.join().expect("join").expect("call");
+            }
+        });
     }
 }

@@ -85,11 +85,12 @@ impl Engine {
     /// Takes the name of something that is no directory away. What fails of the purge is tried again.
     pub fn unlink(&self, dir: u64, name: &[u8]) -> Result<()> {
         check_name(name)?;
-        let admission = self.enter(OP_RECORD_BYTES, 0)?;
+        self.before_entry()?;
         let parent = self.directory(dir)?;
         let inode;
         {
             let _ops = parent.ops.lock();
+            let admission = self.admit(OP_RECORD_BYTES, 0, Room::Normal)?;
             let found = self.present(dir, name)?;
             if found.file_type == FileType::Directory {
                 return Err(Error::IsDirectory);
@@ -113,7 +114,7 @@ impl Engine {
             return Err(Error::NotEmpty);
         }
         check_name(name)?;
-        let admission = self.enter(OP_RECORD_BYTES, 0)?;
+        self.before_entry()?;
         let parent = self.directory(dir)?;
         let inode;
         {
@@ -126,6 +127,7 @@ impl Engine {
             inode = self.directory(found.inode)?;
             rules::check_not_itself(&parent, &inode)?;
             let _child_ops = inode.ops.lock();
+            let admission = self.admit(OP_RECORD_BYTES, 0, Room::Normal)?;
             let mut op = Op::new();
             let mut metas = MetaLocks::new(&[&parent, &inode]);
             rules::rmdir(&mut metas, &mut op, (&parent, found.key), &inode, self.now())?;

@@ -8,7 +8,7 @@ use super::rules::Metas as _;
 use super::rules::{self, Exchange, Move, Side};
 use super::{MetaLocks, OP_RECORD_BYTES, OP_SPACE_BLOCKS, check_name};
 use crate::alloc::ReserveClass;
-use crate::engine::Engine;
+use crate::engine::{Engine, Room};
 use crate::error::{Error, Result};
 use crate::inode::Inode;
 use crate::log::Admission;
@@ -49,7 +49,7 @@ impl Engine {
         ordered: Option<u64>,
     ) -> Result<bool> {
         let is_late = mutation::active(Mutation::RenameBeforeData);
-        let admission = self.enter(OP_RECORD_BYTES, 0)?;
+        self.before_entry()?;
         let class = match mode {
             // A whiteout is an inode more.
             RenameMode::Whiteout { .. } => ReserveClass::User,
@@ -62,6 +62,7 @@ impl Engine {
         let to_parent = self.directory(new_dir)?;
         let tree = self.tree_lock.lock();
         let ops = lock_both(&from_parent, &to_parent);
+        let admission = self.admit(OP_RECORD_BYTES, 0, Room::Normal)?;
         to_parent.check_alive()?;
         let from = Side { parent: &from_parent, name };
         let to = Side { parent: &to_parent, name: new_name };

@@ -3,7 +3,7 @@
 use super::rules::Metas as _;
 use super::{MetaLocks, OP_RECORD_BYTES, OP_SPACE_BLOCKS};
 use crate::alloc::ReserveClass;
-use crate::engine::Engine;
+use crate::engine::{Engine, Room};
 use crate::error::{Error, Result};
 use crate::format::item::{Xattr, name_hash};
 use crate::format::{Key, Kind, MAX_NAME_BYTES, MAX_XATTR_BYTES};
@@ -88,10 +88,11 @@ impl Engine {
         if value.len() > MAX_XATTR_BYTES {
             return Err(Error::AttributeTooLarge);
         }
-        let admission = self.enter(OP_RECORD_BYTES, 0)?;
+        self.before_entry()?;
         self.check_space(OP_SPACE_BLOCKS, ReserveClass::User)?;
         let inode = self.inode(number)?;
         let _ops = inode.ops.lock();
+        let admission = self.admit(OP_RECORD_BYTES, 0, Room::Normal)?;
         let (key, present) = self.find_xattr(number, name)?;
         match mode {
             XattrMode::Create if present.is_some() && !mutation::active(Mutation::CreateOver) => {
@@ -133,9 +134,10 @@ impl Engine {
     /// Removes attribute `name`.
     pub fn removexattr(&self, number: u64, name: &[u8]) -> Result<()> {
         check_attribute(name)?;
-        let admission = self.enter(OP_RECORD_BYTES, 0)?;
+        self.before_entry()?;
         let inode = self.inode(number)?;
         let _ops = inode.ops.lock();
+        let admission = self.admit(OP_RECORD_BYTES, 0, Room::Normal)?;
         let (key, present) = self.find_xattr(number, name)?;
         if present.is_none() {
             return Err(Error::NoAttribute);
