@@ -287,3 +287,50 @@ fn every_kind_of_sync_succeeds_on_a_volume_that_is_open_for_reading_only() {
     assert_eq!(file.expire(0..u64::MAX), Ok(()));
     assert_eq!(file.fsync_if_durable(0..10, SyncKind::Data), Some(Ok(())));
 }
+
+/// The append has its first part in the cache, and no page of it can go home, since where the file's last blocks are cannot be read.
+#[test]
+fn an_append_to_a_file_whose_mapping_cannot_be_read_is_taken_back() {
+    const EXTENTS: u64 = 6_000;
+    const TAIL_BYTES: usize = 1_000;
+    let probe = Probe::new(formatted(64 * MIB, 0));
+    let volume = Volume::open_device(probe.clone(), manual(2 * MIB)).expect("open");
+    let file = create(&volume, "/scattered");
+    for extent in 0..EXTENTS {
+        file.write_at(extent * 8192, &pattern(extent, 4096)).expect("write");
+    }
+    let (end, tail) = (EXTENTS * 8192, pattern(7, TAIL_BYTES));
+    file.write_at(end, &tail).expect("write");
+    volume.checkpoint().expect("checkpoint");
+    let read_tail = || {
+        let mut bytes = vec![0; 4096];
+        file.read_at(end, &mut bytes).expect("read");
+        assert!(bytes[..TAIL_BYTES] == tail);
+    };
+    // Other leaves take the place of the last in the cache, and the last page stays there.
+    for extent in 0..EXTENTS * 2 / 3 {
+        file.read_at(extent * 8192, &mut [0; 4096]).expect("read");
+        if extent % 16 == 0 {
+            read_tail();
+        }
+    }
+    let size = file.size();
+    for _ in 0..3 {
+        probe.refuse_reads(|_, length_bytes| length_bytes == 16_384);
+        let appended = with_watchdog(60, || file.append(&pattern(8, 4 << 20)));
+        assert!(matches!(appended, Err(Error::Io(_))), "{appended:?}");
+        assert_eq!(file.size(), size, "all or nothing");
+        read_tail();
+        probe.refuse_reads(|_, _| false);
+    }
+    assert!(volume.stats().dirty_pages <= 1, "the last page");
+    assert!(volume.shutdown_reason().is_none());
+    let more = pattern(9, 4 << 20);
+    assert_eq!(file.append(&more), Ok(size));
+    let expected = [&tail[..], &more[..]].concat();
+    let mut bytes = vec![0; expected.len()];
+    assert_eq!(file.read_at(end, &mut bytes), Ok(expected.len()));
+    assert!(bytes == expected);
+    volume.checkpoint().expect("checkpoint");
+    volume.close().expect("close");
+}

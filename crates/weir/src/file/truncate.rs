@@ -446,7 +446,9 @@ impl Engine {
             // The mapping stays as it is from here on.
             let mut has_content = Vec::with_capacity(zero.len());
             for (index, _) in zero {
-                has_content.push(self.has_content(inode, *index)?);
+                // What is dirty stays so, and the mapping, which may be unreadable, has nothing to say of it.
+                let is_dirty = inode.pages.read().state(*index).dirty;
+                has_content.push(is_dirty || self.has_content(inode, *index)?);
             }
             let held = {
                 let mut pages = inode.pages.write();
