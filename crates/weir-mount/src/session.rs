@@ -26,7 +26,13 @@ pub struct Session {
     rings: Option<(Rings, OwnedFd, Arc<Server>)>,
     dispatcher: Arc<Dispatcher>,
     controller: Controller,
+    /// Given back when it is served: see [`SPARE_DESCRIPTORS`].
+    spare: Vec<OwnedFd>,
 }
+
+/// Descriptors for what a mount looks up while it is served (its place, who uses it), besides one for each of its threads. Who has no room for
+/// these has no mount: it would end, or could not be ended, when it first needs one.
+const SPARE_DESCRIPTORS: usize = 8;
 
 /// Takes a mount off from any thread.
 #[derive(Debug, Clone)]
@@ -67,6 +73,7 @@ pub fn mount(
     };
     let (rings, switch) = rings.unzip();
     let taken = Arc::new(AtomicBool::new(rings.is_some()));
+    let own_threads = threads + rings.as_ref().map_or(0, Rings::count);
     let (reporter, served) = (Arc::clone(&ops), Arc::clone(&ops));
     let dispatcher = Dispatcher::new(threads, move |what| reporter.panicked(what));
     let transport =
@@ -76,15 +83,17 @@ pub fn mount(
     let (for_rings, for_notes) = (connection.try_clone(), connection.try_clone());
     // From here on an error must take the mount off again.
     let mounted = start(transport, connection, options, threads).and_then(|inner| {
-        let for_notes = Arc::new(for_notes.map_err(MountError::Session)?);
+        let for_notes = for_notes.map_err(MountError::Session)?;
         let entry = mount_point::mount_at(&dir).map_err(MountError::Session)?;
         let device = entry.map_or_else(String::new, |entry| entry.device);
-        Ok((inner, device, for_notes))
+        let spare = (0..own_threads + SPARE_DESCRIPTORS).map(|_| for_notes.try_clone());
+        let spare = spare.collect::<io::Result<_>>().map_err(MountError::Session)?;
+        Ok((inner, device, Arc::new(for_notes), spare))
     });
     // The kernel has said what it offers.
     drop(switch);
     match mounted {
-        Ok((inner, device, for_notes)) => {
+        Ok((inner, device, for_notes, spare)) => {
             mount_point::set_read_ahead(&device, options.transport.max_write_bytes);
             let unique_id = mount_point::unique_id(&dir);
             let connection = Arc::downgrade(&for_notes);
@@ -103,7 +112,8 @@ pub fn mount(
                 }
                 _ => None,
             };
-            Ok(Session { inner: Some(inner), _kernel: kernel, rings, dispatcher, controller })
+            let inner = Some(inner);
+            Ok(Session { inner, _kernel: kernel, rings, dispatcher, controller, spare })
         }
         Err(error) => {
             // The first error is the one to report.
@@ -148,6 +158,7 @@ impl Session {
     /// take none of the program's.
     pub fn serve(mut self) -> Result<(), MountError> {
         let Some(inner) = self.inner.take() else { return Ok(()) };
+        self.spare.clear();
         let rings = self.rings.take();
         let server = rings.as_ref().map(|(_, _, server)| Arc::clone(server));
         let controller = self.controller.clone();
