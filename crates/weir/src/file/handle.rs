@@ -212,8 +212,9 @@ impl File {
 
     /// Writes `data` at the end of the file, atomically with respect to other appends; answers
     /// the offset. All of it or nothing: where the volume has no space for all of it, or an error strikes amid it, the file stays as long as it
-    /// was. (Not where it was opened with `data_sync` and only the sync fails: then all of it is there, and not durable. Nor where the volume
-    /// is shut down amid it when the log has a part of it already: that part stays.) Otherwise as [`File::write_at`].
+    /// was. (Not where it was opened with `data_sync` and only the sync fails: then all of it is there, and not durable. Nor where the log has
+    /// a part of it already, and the volume is shut down, or what says where that lies cannot be read: the part stays.) Otherwise as
+    /// [`File::write_at`].
     pub fn append(&self, data: &[u8]) -> Result<u64> {
         self.check_writable()?;
         let offset = self.engine().append(self.inode(), data)?;
