@@ -112,8 +112,9 @@ impl Engine {
         if new.file_type != FileType::Regular {
             return Err(Error::Invalid("only regular files can be made without a name"));
         }
+        self.before_entry()?;
         self.check_space(OP_SPACE_BLOCKS, ReserveClass::User)?;
-        let admission = self.enter(OP_RECORD_BYTES, 0)?;
+        let admission = self.admit(OP_RECORD_BYTES, 0, Room::Normal)?;
         let parent = self.directory(dir)?;
         parent.check_alive()?;
         let number = self.store.allocate_inode();

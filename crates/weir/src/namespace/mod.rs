@@ -155,18 +155,12 @@ pub fn check_name(name: &[u8]) -> Result<()> {
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
-    use crate::device::Device;
-    use crate::device::memory::MemoryDevice;
-    use crate::{BackgroundMode, CreateOptions, OpenFlags, Volume, VolumeOptions, XattrMode};
+    use crate::txn::volume_with_a_file;
+    use crate::{OpenFlags, Volume, XattrMode};
 
     #[test]
     fn an_operation_that_the_log_does_not_take_leaves_names_and_attributes_as_they_were() {
-        let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(32 << 20));
-        Volume::format_device(&device, &CreateOptions::default()).expect("format");
-        let options =
-            VolumeOptions { background: BackgroundMode::Manual, ..VolumeOptions::default() };
-        let volume = Volume::open_device(device, options).expect("open");
-        let file = volume.open_file("/f", OpenFlags::CREATE).expect("create");
+        let (volume, file) = volume_with_a_file();
         let before = (volume.metadata("/f"), volume.metadata("/"));
         let engine = file.engine();
         // An unlink that was let in, and then the volume is shut down.
@@ -191,12 +185,7 @@ mod tests {
     /// Who had the locks, and waited for log space, waited for ever behind those who had that and waited for the locks.
     #[test]
     fn who_waits_for_a_lock_of_names_or_of_a_file_holds_nothing_of_the_log() {
-        let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(32 << 20));
-        Volume::format_device(&device, &CreateOptions::default()).expect("format");
-        let options =
-            VolumeOptions { background: BackgroundMode::Manual, ..VolumeOptions::default() };
-        let volume = Volume::open_device(device, options).expect("open");
-        let file = volume.open_file("/f", OpenFlags::CREATE).expect("create");
+        let (volume, file) = volume_with_a_file();
         for name in ["/g", "/h", "/i"] {
             volume.open_file(name, OpenFlags::CREATE).expect("create");
         }
