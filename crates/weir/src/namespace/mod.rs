@@ -206,9 +206,26 @@ mod tests {
         let engine = file.engine();
         let root = engine.directory(Volume::ROOT).expect("root");
         let inode = engine.inode(file.ino()).expect("inode");
+        let locks = (engine.tree_lock.lock(), root.ops.lock(), inode.ops.lock());
+        hold_nothing_behind(engine, locks, &calls);
+        // A directory that is replaced is locked last.
+        for name in ["/from", "/to"] {
+            volume.create_dir(name, 0o755).expect("mkdir");
+        }
+        volume.checkpoint().expect("checkpoint");
+        let replaced = volume.resolve("/to", true).expect("resolve");
+        let replaced = engine.directory(replaced).expect("directory");
+        hold_nothing_behind(engine, replaced.ops.lock(), &[&|| volume.rename_path("/from", "/to")]);
+    }
+
+    /// Has `calls` wait for `locks`, which are given back then.
+    fn hold_nothing_behind<L>(
+        engine: &Engine,
+        locks: L,
+        calls: &[&(dyn Fn() -> crate::Result<()> + Sync)],
+    ) {
         std::thread::scope(|scope| {
-            let locks = (engine.tree_lock.lock(), root.ops.lock(), inode.ops.lock());
-            let waiting = calls.map(|call| scope.spawn(call));
+            let waiting: Vec<_> = calls.iter().map(|call| scope.spawn(call)).collect();
             for _ in 0..40 {
                 std::thread::sleep(std::time::Duration::from_millis(5));
                 assert_eq!(engine.log.fill().admitted_blocks, 0);

@@ -11,7 +11,6 @@ use crate::alloc::ReserveClass;
 use crate::engine::{Engine, Room};
 use crate::error::{Error, Result};
 use crate::inode::Inode;
-use crate::log::Admission;
 use crate::mutation::{self, Mutation};
 use crate::namespace::entry::{Found, Lookup};
 use crate::sync::{Arc, MutexGuard};
@@ -62,7 +61,6 @@ impl Engine {
         let to_parent = self.directory(new_dir)?;
         let tree = self.tree_lock.lock();
         let ops = lock_both(&from_parent, &to_parent);
-        let admission = self.admit(OP_RECORD_BYTES, 0, Room::Normal)?;
         to_parent.check_alive()?;
         let from = Side { parent: &from_parent, name };
         let to = Side { parent: &to_parent, name: new_name };
@@ -73,7 +71,7 @@ impl Engine {
             (RenameMode::Exchange, Lookup::Absent(_)) => return Err(Error::NotFound),
             (RenameMode::Exchange, Lookup::Present(other)) => {
                 self.check_no_loop(&other, &from_parent)?;
-                self.exchange((&from, &source), (&to, &other), admission)?;
+                self.exchange((&from, &source), (&to, &other))?;
                 return Ok(true);
             }
             (RenameMode::NoReplace, Lookup::Present(_)) => return Err(Error::Exists),
@@ -90,10 +88,10 @@ impl Engine {
                 return Ok(false);
             }
             (_, Lookup::Present(victim)) => {
-                Some(self.replace((&from, &source), (&to, &victim), mode, admission)?)
+                Some(self.replace((&from, &source), (&to, &victim), mode)?)
             }
             (_, Lookup::Absent(place)) => {
-                self.move_entry((&from, &source), (&to, place), None, mode, admission)?;
+                self.move_entry((&from, &source), (&to, place), None, mode)?;
                 None
             }
         };
@@ -134,7 +132,6 @@ impl Engine {
         (from, source): (&Side<'_>, &Found),
         (to, victim): (&Side<'_>, &Found),
         mode: RenameMode,
-        admission: Admission,
     ) -> Result<Arc<Inode>> {
         rules::check_replace(source.file_type, victim.file_type)?;
         let inode = self.inode(victim.inode)?;
@@ -145,7 +142,7 @@ impl Engine {
         rules::check_not_itself(to.parent, &inode)?;
         // The victim's own lock: nothing may be created in it while it goes.
         let victim_ops = (victim.file_type == FileType::Directory).then(|| inode.ops.lock());
-        self.move_entry((from, source), (to, victim.key), Some(&inode), mode, admission)?;
+        self.move_entry((from, source), (to, victim.key), Some(&inode), mode)?;
         drop(victim_ops);
         Ok(inode)
     }
@@ -156,9 +153,9 @@ impl Engine {
         (to, place): (&Side<'_>, crate::format::Key),
         victim: Option<&Arc<Inode>>,
         mode: RenameMode,
-        admission: Admission,
     ) -> Result<()> {
         let moved = self.inode(source.inode)?;
+        let admission = self.admit(OP_RECORD_BYTES, 0, Room::Normal)?;
         let mut concerned = vec![from.parent, to.parent, &moved];
         concerned.extend(victim);
         let mut metas = MetaLocks::new(&concerned);
@@ -182,13 +179,13 @@ impl Engine {
         &self,
         (from, source): (&Side<'_>, &Found),
         (to, other): (&Side<'_>, &Found),
-        admission: Admission,
     ) -> Result<()> {
         if source.inode == other.inode {
             return Ok(());
         }
         let first = self.inode(source.inode)?;
         let second = self.inode(other.inode)?;
+        let admission = self.admit(OP_RECORD_BYTES, 0, Room::Normal)?;
         let mut op = Op::new();
         let mut metas = MetaLocks::new(&[from.parent, to.parent, &first, &second]);
         let (from, to) = (*from, *to);
