@@ -18,8 +18,9 @@
 //! other pieces on their way home turn out to need ([`Room::Chain`]). It takes `map`, `pages` and `meta` locks only, and
 //! waits for nothing but the device and writeback that is under way. So a chain always ends, and a checkpoint may wait for it.
 //!
-//! **Failure.** Data that cannot be written is tried again at another place, [`ATTEMPTS`] times. Then the volume is shut down: a
-//! chain that ended without its data would break the promise, and one that never ends would stop everybody.
+//! **Failure.** Data that cannot be written is tried again at another place, [`ATTEMPTS`] times; so is the file's mapping if it cannot be
+//! read. Then the volume is shut down: a chain that ended without its data would break the promise, and one that never ends would stop
+//! everybody. (To read the mapping before the chain opens would make the caller wait for the device.)
 //!
 //! Lock order: the queue of jobs is a leaf.
 

@@ -205,8 +205,8 @@ impl Volume {
     /// log space; and for earlier barriers if 64 overlap, or if four or more have not yet sent home what they cover, 4 MiB in all.
     ///
     /// # Errors
-    /// If data before the barrier cannot be written, after three attempts, the volume is shut down: nothing that came later
-    /// has become durable then.
+    /// If data before the barrier cannot be written, or where it belongs cannot be read, after three attempts, the volume is shut down: nothing
+    /// that came later has become durable then.
     pub fn barrier(&self) -> Result<u64> {
         self.engine.barrier(None)
     }

@@ -189,16 +189,24 @@ fn a_file_that_cannot_be_written_keeps_no_other_from_a_sync_of_everything() {
     }
 }
 
-/// A volume with a file whose mapping fills several leaves, of which one cannot be read from now on. A page whose place that leaf says was
-/// overwritten and synced before: the log has it.
-fn with_an_unreadable_leaf() -> (Arc<Probe>, Volume, File) {
-    const EXTENTS: u64 = 6_000;
+/// Extents of a file whose mapping fills several leaves.
+const EXTENTS: u64 = 6_000;
+const NODE_BYTES: u64 = 16_384;
+
+/// A volume with a file of [`EXTENTS`], a page each, and little memory. Not all of it is home.
+fn with_a_scattered_file() -> (Arc<Probe>, Volume, File) {
     let probe = Probe::new(formatted(64 * MIB, 0));
     let volume = Volume::open_device(probe.clone(), manual(2 * MIB)).expect("open");
     let file = create(&volume, "/scattered");
     for extent in 0..EXTENTS {
         file.write_at(extent * 8192, &pattern(extent, 4096)).expect("write");
     }
+    (probe, volume, file)
+}
+
+/// The same, where one leaf cannot be read from now on. A page whose place that leaf says was overwritten and synced before: the log has it.
+fn with_an_unreadable_leaf() -> (Arc<Probe>, Volume, File) {
+    let (probe, volume, file) = with_a_scattered_file();
     volume.checkpoint().expect("checkpoint");
     let image = weir::device::memory::MemoryDevice::from_image(&image_of(&*probe));
     let twin = Probe::new(Arc::new(image));
@@ -207,7 +215,7 @@ fn with_an_unreadable_leaf() -> (Arc<Probe>, Volume, File) {
     let leaf = Arc::new(AtomicU64::new(0));
     let last = leaf.clone();
     twin.refuse_reads(move |offset_bytes, length_bytes| {
-        if length_bytes == 16_384 {
+        if length_bytes == NODE_BYTES {
             last.store(offset_bytes, Ordering::Relaxed);
         }
         false
@@ -291,14 +299,8 @@ fn every_kind_of_sync_succeeds_on_a_volume_that_is_open_for_reading_only() {
 /// The append has its first part in the cache, and no page of it can go home, since where the file's last blocks are cannot be read.
 #[test]
 fn an_append_to_a_file_whose_mapping_cannot_be_read_is_taken_back() {
-    const EXTENTS: u64 = 6_000;
     const TAIL_BYTES: usize = 1_000;
-    let probe = Probe::new(formatted(64 * MIB, 0));
-    let volume = Volume::open_device(probe.clone(), manual(2 * MIB)).expect("open");
-    let file = create(&volume, "/scattered");
-    for extent in 0..EXTENTS {
-        file.write_at(extent * 8192, &pattern(extent, 4096)).expect("write");
-    }
+    let (probe, volume, file) = with_a_scattered_file();
     let (end, tail) = (EXTENTS * 8192, pattern(7, TAIL_BYTES));
     file.write_at(end, &tail).expect("write");
     volume.checkpoint().expect("checkpoint");
@@ -316,7 +318,7 @@ fn an_append_to_a_file_whose_mapping_cannot_be_read_is_taken_back() {
     }
     let size = file.size();
     for _ in 0..3 {
-        probe.refuse_reads(|_, length_bytes| length_bytes == 16_384);
+        probe.refuse_reads(|_, length_bytes| length_bytes == NODE_BYTES);
         let appended = with_watchdog(60, || file.append(&pattern(8, 4 << 20)));
         assert!(matches!(appended, Err(Error::Io(_))), "{appended:?}");
         assert_eq!(file.size(), size, "all or nothing");
@@ -333,4 +335,47 @@ fn an_append_to_a_file_whose_mapping_cannot_be_read_is_taken_back() {
     assert!(bytes == expected);
     volume.checkpoint().expect("checkpoint");
     volume.close().expect("close");
+}
+
+#[test]
+fn who_has_a_file_open_whose_mapping_cannot_be_read_hears_of_it_once() {
+    let (probe, volume, file) = with_an_unreadable_leaf();
+    let other = volume.open_file("/scattered", OpenFlags::READ).expect("open");
+    assert_eq!(volume.stats().writeback_errors, 0);
+    assert!(matches!(volume.background_step(BackgroundWork::Writeback), Err(Error::Io(_))));
+    assert!(volume.stats().writeback_errors > 0);
+    for handle in [&file, &other] {
+        assert!(matches!(handle.report_errors(), Err(Error::Io(_))));
+        assert_eq!(handle.report_errors(), Ok(()));
+    }
+    probe.refuse_reads(|_, _| false);
+    while volume.background_step(BackgroundWork::Writeback).expect("it can be read") {}
+    assert_eq!((volume.stats().dirty_pages, file.fsync(), other.fsync()), (0, Ok(()), Ok(())));
+}
+
+/// With threads: all that is dirty is of this file, and where it lives cannot be read.
+#[test]
+fn who_waits_for_writeback_of_a_file_whose_mapping_cannot_be_read_hears_of_it() {
+    let (probe, volume, file) = with_a_scattered_file();
+    drop(file);
+    volume.close().expect("close");
+    let volume = Volume::open_device(probe.clone(), threads(2 * MIB)).expect("open");
+    let file = volume.open_file("/scattered", OpenFlags::READ_WRITE).expect("open");
+    let write_all = |seed: u64| {
+        let write_one = |extent| file.write_at(extent * 8192, &pattern(seed + extent, 4096));
+        (EXTENTS / 2..EXTENTS).try_for_each(|extent| write_one(extent).map(drop))
+    };
+    probe.refuse_reads(|_, length_bytes| length_bytes == NODE_BYTES);
+    let written = with_watchdog(60, || write_all(1));
+    assert!(matches!(written, Err(Error::Io(_))), "{written:?}");
+    assert!(volume.shutdown_reason().is_none());
+    probe.refuse_reads(|_, _| false);
+    with_watchdog(60, || write_all(2)).expect("it can be read");
+    assert!(matches!(file.fsync(), Err(Error::Io(_))), "what was noted is told once");
+    file.fsync().expect("nothing is lost");
+    for extent in EXTENTS / 2..EXTENTS {
+        let mut bytes = vec![0; 4096];
+        file.read_at(extent * 8192, &mut bytes).expect("read");
+        assert!(bytes == pattern(2 + extent, 4096), "extent {extent}");
+    }
 }

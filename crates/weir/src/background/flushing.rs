@@ -30,12 +30,21 @@ const UNLOGGED: RunFilter =
 
 impl Engine {
     /// Writes some of what there is too much of: dirty pages in memory, logged pages in the log. Answers how many.
+    ///
+    /// # Errors
+    /// One that struck, if nothing else was written: a file whose logged pages cannot go home keeps no dirty ones in memory.
     pub(super) fn relieve(&self) -> Result<u64> {
-        let home_pages = self.bring_early_home()?;
+        let home = self.bring_early_home();
+        if home.as_ref().is_err_and(|error| !is_of_one_file(error)) {
+            return home;
+        }
         // What was handed over does not wait for the rest.
         let is_alone = || !self.background.handover.is_due();
         let flushed_pages = if self.wants_writeback() { self.flush_dirty(is_alone)? } else { 0 };
-        Ok(home_pages + flushed_pages)
+        match home {
+            Err(error) if flushed_pages == 0 => Err(error),
+            home => Ok(home.unwrap_or(0) + flushed_pages),
+        }
     }
 
     /// Brings logged pages home that are old enough for how full the log is. Answers how many.

@@ -81,6 +81,10 @@ impl Engine {
     /// Takes dirty pages of `range` of `inode` that pass `filter`, about `budget_pages` of them, and prepares them for
     /// writing. Log space is waited for only while `pieces` is empty: what they hold has to be given back first. So the
     /// answer may be incomplete; the caller writes, settles and comes again.
+    ///
+    /// # Errors
+    /// What keeps pages of this file from going home is noted with it, as what fails later is: its owner hears of it, and whoever
+    /// waits for pages to become clean.
     pub fn collect(
         &self,
         inode: &Arc<Inode>,
@@ -151,7 +155,13 @@ impl Engine {
                 Err(Error::WouldBlock) if room == Room::Normal => {
                     self.relieve_log(&mut shortage)?;
                 }
-                Err(error) => return Err(error),
+                Err(error) => {
+                    // A node with the file's mapping, or a bitmap, cannot be read.
+                    if is_of_one_file(&error) {
+                        self.note_failed_home(inode, &error);
+                    }
+                    return Err(error);
+                }
             }
         }
         Ok(collected)

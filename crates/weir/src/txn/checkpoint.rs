@@ -512,11 +512,8 @@ impl Engine {
                         self.dirty.remove_if_clean(&inode);
                     }
                 }
-                // A node with its mapping, or a bitmap, cannot be read.
-                Err(error) if is_refusal(&error) => {
-                    self.note_failed_home(&inode, &error);
-                    failed = Some(error);
-                }
+                // It was noted with the file.
+                Err(error) if is_refusal(&error) => failed = Some(error),
                 Err(error) => {
                     again = Some(inode);
                     result = Err(error);
