@@ -141,6 +141,16 @@ fn shutdown_text(reason: &str) -> String {
 }
 
 impl Error {
+    /// The same, for whoever does not know which file it is about.
+    pub(crate) fn of_inode(&self, number: u64) -> Self {
+        let name = |text: &str| format!("{text} (inode {number})");
+        match self {
+            Self::Io(text) => Self::Io(name(text)),
+            Self::Corrupt(text) => Self::Corrupt(name(text)),
+            other => other.clone(),
+        }
+    }
+
     /// The POSIX error number (Linux values) for this error.
     pub fn errno(&self) -> i32 {
         match self {

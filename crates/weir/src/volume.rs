@@ -126,8 +126,8 @@ impl Volume {
         self.engine.shutdown.lock().clone()
     }
 
-    /// Has `listener` told what goes wrong where no call of the program can say so, or not yet: a page that could not be written home
-    /// (which a sync of its file reports as well), a checkpoint that the device refuses, and why the volume was shut down. Where several
+    /// Has `listener` told what goes wrong where no call of the program can say so, or not yet: a page that could not be written home,
+    /// with the number of its inode (a sync of its file reports it as well), a checkpoint that the device refuses, and why the volume was shut down. Where several
     /// things fail, it hears of the last, about once a second and when the volume closes; of what failed before this call too. It
     /// replaces the one that was there, and goes with the volume's last user.
     ///

@@ -579,7 +579,7 @@ impl Engine {
     pub fn note_failed_home(&self, inode: &Inode, error: &Error) {
         self.counters.writeback_errors.add(1);
         note_error(inode, error);
-        self.background.note_failure(error);
+        self.background.note_failure(&error.of_inode(inode.number));
     }
 
     /// The piece as one operation, perhaps with `companions`. The caller holds the `map` lock.
