@@ -113,7 +113,9 @@ fn named_command(arguments: impl Iterator<Item = String>) -> String {
 fn usage_failure(error: &clap::Error) -> Failure {
     let text = error.to_string();
     let first = text.split("\n\n").next().unwrap_or(&text).trim_start_matches("error: ");
-    let command = named_command(std::env::args().skip(1));
+    let first = first.lines().map(str::trim).collect::<Vec<_>>().join(" ");
+    let arguments = std::env::args_os().skip(1);
+    let command = named_command(arguments.map(|argument| argument.to_string_lossy().into_owned()));
     let code = if command == " fsck" { FSCK_USAGE } else { USAGE };
     Failure::bare(format!("{first}: see weir{command} --help")).with_code(code)
 }

@@ -15,6 +15,7 @@ use crate::failure::{Failure, Outcome, say};
 
 /// Longest wait for a mount that is just closing its volume.
 const CLOSING_LIMIT: Duration = Duration::from_secs(10);
+use crate::show;
 
 /// Runs `open` until the volume is free, when the one who has it is a mount on its way out: after
 /// `umount` from outside, the server still writes what is left. A volume that is mounted, or used
@@ -153,7 +154,5 @@ pub fn print(bytes: &[u8]) -> Outcome {
 
 /// Prints a JSON value, indented on a terminal.
 pub fn print_json(value: &serde_json::Value) -> Outcome {
-    let text =
-        if std::io::stdout().is_terminal() { format!("{value:#}\n") } else { format!("{value}\n") };
-    print(text.as_bytes())
+    print(show::json_text(value, std::io::stdout().is_terminal()).as_bytes())
 }

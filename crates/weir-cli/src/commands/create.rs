@@ -12,7 +12,7 @@ use serde_json::json;
 use weir::CreateOptions;
 use weir::format::superblock::MAX_LABEL_BYTES;
 
-use crate::failure::{Failure, Outcome, USAGE, say};
+use crate::failure::{Failure, Outcome, USAGE, harmless, say};
 use crate::open::{mounted_at, print, print_json};
 use crate::progress::{Progress, Unit};
 use crate::signals;
@@ -75,7 +75,7 @@ pub fn run(args: &CreateArgs) -> Outcome {
     if args.json {
         return print_json(&json!({ "volume": shown.to_string(), "size_bytes": size_bytes }));
     }
-    let text = format!("{shown}: a volume of {}\n", size::show(size_bytes));
+    let text = format!("{}: a volume of {}\n", harmless(shown), size::show(size_bytes));
     print(text.as_bytes())
 }
 

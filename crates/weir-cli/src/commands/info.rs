@@ -16,7 +16,7 @@ use weir_mount::stats::METRICS;
 
 use crate::commands::stats;
 use crate::commands::sync::open_asked;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Failure, Outcome, harmless};
 use crate::open::{mounted_at, once_closed, open, print, print_json};
 use crate::show;
 use crate::size;
@@ -193,10 +193,10 @@ fn as_text(
     let created = show::time_text(Timestamp::from_ns(superblock.created_ns as i64));
     let features = &superblock.features;
     let mut lines = vec![
-        format!("volume      {}", path.display()),
+        format!("volume      {}", harmless(path.display())),
         format!("id          {}", id_text(superblock)),
-        format!("label       {}", superblock.label),
-        format!("state       {}", state_text(superblock, in_use)),
+        format!("label       {}", harmless(&superblock.label)),
+        format!("state       {}", harmless(state_text(superblock, in_use))),
         format!("size        {}", size::show(geometry.total_blocks() * BLOCK_BYTES_U64)),
         format!("log         {}", size::show(geometry.log_blocks() * BLOCK_BYTES_U64)),
         format!("groups      {}", geometry.group_count()),

@@ -30,7 +30,7 @@ use weir_mount::{
 };
 
 use crate::commands::create::{self, FormatArgs};
-use crate::failure::{FAILED, Failure, Outcome, USAGE, say};
+use crate::failure::{FAILED, Failure, Outcome, USAGE, harmless, say};
 use crate::open;
 use crate::signals;
 use crate::size;
@@ -366,6 +366,8 @@ fn announce(args: &MountArgs, volume: &Volume) -> Outcome {
         size::show(space.total_blocks * 4096),
         if volume.is_read_only() { ", read-only" } else { "" },
     );
+    // One line, which is all that a starter reads.
+    let line = harmless(line);
     if args.serve {
         report(&format!("{READY}{line}"));
         return let_go_of_starter();
