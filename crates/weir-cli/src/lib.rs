@@ -12,6 +12,7 @@ pub mod progress;
 pub mod show;
 pub mod signals;
 pub mod size;
+pub mod streams;
 
 use std::process::ExitCode;
 
@@ -137,6 +138,11 @@ pub fn main() -> ExitCode {
         {
             // Help asked for goes to standard output, help for want of a command to standard error.
             let code = if error.use_stderr() { USAGE } else { 0 };
+            if let Err(failure) = open::check_output()
+                && !error.use_stderr()
+            {
+                return report(&failure);
+            }
             return error.print().map_or(ExitCode::FAILURE, |()| ExitCode::from(code));
         }
         Err(error) => return report(&usage_failure(&error)),

@@ -1,7 +1,7 @@
 //! Opening volumes for commands.
 
 use std::ffi::OsStr;
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,6 +16,7 @@ use crate::failure::{Failure, Outcome, say};
 /// Longest wait for a mount that is just closing its volume.
 const CLOSING_LIMIT: Duration = Duration::from_secs(10);
 use crate::show;
+use crate::streams;
 
 /// Runs `open` until the volume is free, when the one who has it is a mount on its way out: after
 /// `umount` from outside, the server still writes what is left. A volume that is mounted, or used
@@ -142,14 +143,37 @@ pub fn with_volume<T>(
 
 /// Writes to standard output; a reader that went away (`| head`) is not an error worth a word.
 pub fn print(bytes: &[u8]) -> Outcome {
-    let mut out = std::io::stdout().lock();
-    match out.write_all(bytes).and_then(|()| out.flush()) {
+    check_output()?;
+    match write_out(bytes) {
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {
             Err(Failure::bare(String::new()).with_code(141))
         }
-        Err(error) => Err(Failure::new("standard output", error)),
+        Err(error) => Err(Failure::host(Path::new("standard output"), &error)),
         Ok(()) => Ok(()),
     }
+}
+
+/// Past the standard library's own output, which takes what it writes to a descriptor that is not open for writing as written.
+fn write_out(mut bytes: &[u8]) -> std::io::Result<()> {
+    let out = std::io::stdout().lock();
+    while !bytes.is_empty() {
+        match rustix::io::write(&out, bytes) {
+            Ok(0) => return Err(std::io::ErrorKind::WriteZero.into()),
+            Ok(written) => bytes = &bytes[written..],
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a standard output that nothing can be written to (`>&-`).
+pub fn check_output() -> Outcome {
+    if streams::was_closed(streams::OUTPUT) {
+        let error = std::io::Error::from_raw_os_error(libc::EBADF);
+        return Err(Failure::host(Path::new("standard output"), &error));
+    }
+    Ok(())
 }
 
 /// Prints a JSON value, indented on a terminal.

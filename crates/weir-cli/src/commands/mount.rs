@@ -245,7 +245,10 @@ fn start_server(args: &MountArgs) -> Result<ExitCode, Failure> {
     for line in lines.into_iter().flat_map(BufRead::lines) {
         let line = line.map_err(|error| fail("the server's report", error))?;
         if let Some(ready) = line.strip_prefix(READY) {
-            open::print(format!("{ready}\n").as_bytes())?;
+            // Who has closed standard output does not want to read it, and has the mount.
+            if open::check_output().is_ok() {
+                open::print(format!("{ready}\n").as_bytes())?;
+            }
             return Ok(ExitCode::SUCCESS);
         }
         let _ = writeln!(std::io::stderr().lock(), "{line}");
