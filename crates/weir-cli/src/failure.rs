@@ -111,7 +111,8 @@ impl Failure {
         let shown = volume.display();
         if let Some(source) = mounted_on(volume) {
             let what = format!(
-                "a mount of {source}: unmount it and give that, or use its files with cp, ls and so on"
+                "a mount of {}: unmount it and give that, or use its files with cp, ls and so on",
+                source.display()
             );
             return Self::new(shown, what);
         }
@@ -202,8 +203,11 @@ impl Failure {
     /// A file of the host.
     pub fn host(path: &Path, error: &std::io::Error) -> Self {
         if error.raw_os_error() == Some(libc::ENOTCONN) {
-            let dir = mount_above(path).unwrap_or_else(|| path.display().to_string());
-            let what = format!("the server of the mount is gone: take it off: weir umount {dir}");
+            let dir = mount_above(path).unwrap_or_else(|| path.to_owned());
+            let what = format!(
+                "the server of the mount is gone: take it off: weir umount {}",
+                dir.display()
+            );
             return Self::new(path.display(), what);
         }
         let text = error.to_string();

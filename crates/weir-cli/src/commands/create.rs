@@ -86,7 +86,7 @@ pub fn create(volume: &Path, format: &FormatArgs, force: bool) -> Outcome<u64> {
     let is_new = present.is_none();
     check_place(volume, present.as_ref())?;
     if let Some(dir) = mounted_at(volume) {
-        let error = weir::Error::InUse(format!("mounted at {dir}"));
+        let error = weir::Error::InUse(format!("mounted at {}", dir.display()));
         return Err(Failure::volume(volume, &error));
     }
     check_size(volume, format, present.as_ref(), is_device)?;

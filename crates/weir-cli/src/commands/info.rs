@@ -82,9 +82,14 @@ pub fn run(args: &InfoArgs) -> Outcome {
 /// The newest valid superblock of a volume that someone else writes: a copy caught half written
 /// fails its checksum, and another one is valid.
 pub(super) fn read_unlocked(path: &Path) -> Outcome<Superblock> {
+    let file = File::open(path).map_err(|error| Failure::host(path, &error))?;
+    newest_superblock(&file, path)
+}
+
+/// The same of a file that is open, and called `path`.
+pub(super) fn newest_superblock(file: &File, path: &Path) -> Outcome<Superblock> {
     let fail = |error: io::Error| Failure::host(path, &error);
-    let file = File::open(path).map_err(fail)?;
-    let end_block = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0))
+    let end_block = rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))
         .map_err(|error| fail(error.into()))?
         / BLOCK_BYTES_U64;
     let tail = end_block.saturating_sub(TAIL_BLOCKS);
@@ -120,7 +125,7 @@ fn live_space(path: &Path) -> Option<StatFs> {
 /// The counters of the mount of a volume in use.
 fn live_counters(path: &Path) -> Option<Value> {
     let dir = mounted_at(path)?;
-    stats::of_mount(path, &open_asked(Path::new(&dir)).ok()?).ok()
+    stats::of_mount(path, &open_asked(&dir).ok()?).ok()
 }
 
 /// Refuses a volume that a program has open; `hint` says what that means.

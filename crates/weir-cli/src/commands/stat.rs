@@ -92,8 +92,9 @@ pub fn run(args: &StatArgs) -> Outcome {
                 return Err(Failure::new(
                     volume.display(),
                     format!(
-                        "is a file of a mount: its attributes: stat {}; statistics: weir stat {dir}",
-                        volume.display()
+                        "is a file of a mount: its attributes: stat {}; statistics: weir stat {}",
+                        volume.display(),
+                        dir.display()
                     ),
                 ));
             }

@@ -213,7 +213,7 @@ pub(super) fn refuse_volume(path: &Path) -> Outcome {
     let Ok(file) = File::open(path) else { return Ok(()) };
     if has_superblock(&file) {
         let state = match mounted_at(path) {
-            Some(dir) => format!("a Weir volume, mounted at {dir}"),
+            Some(dir) => format!("a Weir volume, mounted at {}", dir.display()),
             None => "a Weir volume".to_owned(),
         };
         return Err(Failure::new(
