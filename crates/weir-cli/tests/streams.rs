@@ -4,7 +4,8 @@
 mod common;
 
 use std::fs;
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use common::{Bench, done};
 
@@ -106,4 +107,27 @@ fn a_mount_in_the_background_needs_no_standard_streams() {
     fs::write(bench.at("f"), "kept").unwrap();
     bench.unmount();
     assert_eq!(done(&["cat", &format!("{}:/f", bench.volume())]), "kept");
+}
+
+/// Whoever interrupts a mount that takes long, because of a recovery say, does not find it there later.
+#[test]
+fn a_mount_in_the_background_whose_starter_is_gone_is_taken_off_again() {
+    let Some(bench) = Bench::new() else { return };
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
+    command.args(["mount", "--serve", &bench.volume(), &bench.dir()]);
+    let mut server = command.stdout(writer).stderr(Stdio::piped()).spawn().unwrap();
+    let mut code = None;
+    let began = Instant::now();
+    while code.is_none() && began.elapsed() < Duration::from_secs(20) {
+        std::thread::sleep(Duration::from_millis(10));
+        code = server.try_wait().unwrap().map(|status| status.code());
+    }
+    let _ = server.kill();
+    let said = std::io::read_to_string(server.stderr.take().unwrap()).unwrap();
+    assert_eq!(code, Some(Some(1)), "{said}");
+    assert!(said.contains("has not waited") && said.lines().count() == 1, "{said}");
+    assert!(!bench.is_mounted());
+    assert!(done(&["info", &bench.volume()]).contains("clean"));
 }
