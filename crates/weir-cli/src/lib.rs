@@ -143,7 +143,10 @@ pub fn main() -> ExitCode {
             {
                 return report(&failure);
             }
-            return error.print().map_or(ExitCode::FAILURE, |()| ExitCode::from(code));
+            return match error.print() {
+                Ok(()) => ExitCode::from(code),
+                Err(error) => report(&open::unprinted(&error)),
+            };
         }
         Err(error) => return report(&usage_failure(&error)),
     };

@@ -183,12 +183,14 @@ pub fn with_volume<T>(
 /// Writes to standard output; a reader that went away (`| head`) is not an error worth a word.
 pub fn print(bytes: &[u8]) -> Outcome {
     check_output()?;
-    match write_out(bytes) {
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {
-            Err(Failure::bare(String::new()).with_code(141))
-        }
-        Err(error) => Err(Failure::host(Path::new("standard output"), &error)),
-        Ok(()) => Ok(()),
+    write_out(bytes).map_err(|error| unprinted(&error))
+}
+
+/// What could not be written to standard output, and why.
+pub fn unprinted(error: &std::io::Error) -> Failure {
+    match error.kind() {
+        std::io::ErrorKind::BrokenPipe => Failure::bare("").with_code(141),
+        _ => Failure::host(Path::new("standard output"), error),
     }
 }
 

@@ -265,6 +265,37 @@ fn what_cannot_be_written_on_the_host_is_named_and_the_rest_is_copied() {
 }
 
 #[test]
+fn what_is_in_the_way_of_one_file_keeps_no_other_from_being_copied() {
+    let scratch = Scratch::new();
+    for name in ["tree/a", "tree/d/f", "tree/f", "tree/g", "tree/z"] {
+        scratch.file(name, "content");
+    }
+    succeeded(&scratch.copy_in(&["tree"]));
+    // A directory, a link that leads nowhere, and a file in the place of a directory.
+    fs::create_dir_all(scratch.path("out/tree/f")).unwrap();
+    symlink("nowhere", scratch.path("out/tree/g")).unwrap();
+    scratch.file("out/tree/d", "in the way");
+    let said = left_out(&scratch.copy_out(&["tree"], "out"));
+    assert_eq!(said.lines().count(), 3, "{said}");
+    for name in ["d", "f", "g"] {
+        assert!(said.contains(&format!("{}: ", scratch.shown(&format!("out/tree/{name}")))));
+    }
+    for name in ["a", "z"] {
+        let copied = scratch.path("out/tree").join(name);
+        assert_eq!(fs::read_to_string(copied).unwrap(), "content");
+    }
+    // The other way.
+    fs::create_dir(scratch.path("other")).unwrap();
+    fs::create_dir_all(scratch.path("other/tree/f")).unwrap();
+    for (name, content) in [("d", "in the way"), ("new", "new")] {
+        scratch.file(&format!("other/tree/{name}"), content);
+    }
+    let said = left_out(&scratch.copy_in(&["other/tree"]));
+    assert_eq!(said.lines().count(), 2, "{said}");
+    assert_eq!(scratch.cat("/tree/new") + &scratch.cat("/tree/f"), "newcontent");
+}
+
+#[test]
 fn a_directory_of_the_volume_that_cannot_be_read_is_named_and_the_rest_is_copied() {
     let scratch = Scratch::new();
     for name in ["tree/a", "tree/z"] {
