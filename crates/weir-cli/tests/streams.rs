@@ -63,6 +63,9 @@ fn what_cannot_be_printed_is_an_error_in_one_line() {
             }
         }
     }
+    let simulate = ["sim", "--states", "20", "--threads", "1"];
+    let (code, said) = redirected(">/dev/full", &simulate);
+    assert!(code == Some(1) && said.contains("standard output: "), "{said}");
     // Who asks for nothing to be printed gets that.
     for nowhere in [">/dev/null", "1<>/dev/null", "<>/dev/null >&0 2>&0"] {
         assert_eq!(redirected(nowhere, &["ls", &format!("{volume}:/")]).0, Some(0), "{nowhere}");

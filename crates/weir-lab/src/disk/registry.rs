@@ -201,7 +201,7 @@ impl Registry {
 impl Drop for Registry {
     fn drop(&mut self) {
         for stuck in self.release_all() {
-            eprintln!("weir lab: left behind: {stuck} (try `weir lab clean`)");
+            crate::tell!("weir lab: left behind: {stuck} (try `weir lab clean`)");
         }
     }
 }
