@@ -12,6 +12,7 @@ pub mod progress;
 pub mod show;
 pub mod signals;
 pub mod size;
+pub mod streams;
 
 use std::process::ExitCode;
 
@@ -113,7 +114,9 @@ fn named_command(arguments: impl Iterator<Item = String>) -> String {
 fn usage_failure(error: &clap::Error) -> Failure {
     let text = error.to_string();
     let first = text.split("\n\n").next().unwrap_or(&text).trim_start_matches("error: ");
-    let command = named_command(std::env::args().skip(1));
+    let first = first.lines().map(str::trim).collect::<Vec<_>>().join(" ");
+    let arguments = std::env::args_os().skip(1);
+    let command = named_command(arguments.map(|argument| argument.to_string_lossy().into_owned()));
     let code = if command == " fsck" { FSCK_USAGE } else { USAGE };
     Failure::bare(format!("{first}: see weir{command} --help")).with_code(code)
 }
@@ -135,7 +138,15 @@ pub fn main() -> ExitCode {
         {
             // Help asked for goes to standard output, help for want of a command to standard error.
             let code = if error.use_stderr() { USAGE } else { 0 };
-            return error.print().map_or(ExitCode::FAILURE, |()| ExitCode::from(code));
+            if let Err(failure) = open::check_output()
+                && !error.use_stderr()
+            {
+                return report(&failure);
+            }
+            return match error.print() {
+                Ok(()) => ExitCode::from(code),
+                Err(error) => report(&open::unprinted(&error)),
+            };
         }
         Err(error) => return report(&usage_failure(&error)),
     };

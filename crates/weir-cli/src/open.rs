@@ -1,7 +1,8 @@
 //! Opening volumes for commands.
 
 use std::ffi::OsStr;
-use std::io::{IsTerminal, Write};
+use std::fs::File;
+use std::io::IsTerminal;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,8 +11,12 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use weir::{Error, Volume, VolumeOptions};
+use weir_mount::mount_point::{self, MountEntry};
+use weir_mount::servers::{self, Identity, MOUNT_TYPE, Server};
 
 use crate::failure::{Failure, Outcome, say};
+use crate::show;
+use crate::streams;
 
 /// Longest wait for a mount that is just closing its volume.
 const CLOSING_LIMIT: Duration = Duration::from_secs(10);
@@ -27,7 +32,7 @@ pub fn once_closed<T>(path: &Path, open: impl Fn() -> weir::Result<T>) -> weir::
                 let closing = may_be_closing(&who) && mounted_at(path).is_none();
                 if !closing || began.elapsed() > CLOSING_LIMIT {
                     let who = match mounted_at(path) {
-                        Some(dir) => format!("mounted at {dir}"),
+                        Some(dir) => format!("mounted at {}", dir.display()),
                         None => who,
                     };
                     return Err(Error::InUse(who));
@@ -48,20 +53,45 @@ fn may_be_closing(who: &str) -> bool {
     })
 }
 
-/// Where the volume is mounted, if it is.
-pub fn mounted_at(volume: &Path) -> Option<String> {
-    let volume = volume.canonicalize().ok()?;
-    let behind = behind_loop(&volume);
-    let is_volume = |source: &Path| source == volume || behind.as_deref() == Some(source);
-    let mounts = weir_mount::mount_point::mounts().ok()?;
-    mounts
-        .into_iter()
-        .filter(|entry| entry.fs_type == "fuse.weir")
-        .find(|entry| {
-            let source = Path::new(&entry.source);
-            is_volume(source) || behind_loop(source).is_some_and(|file| file == volume)
-        })
-        .map(|entry| entry.dir.display().to_string())
+/// Where the volume is mounted, if it is: by what the servers of mounts have open, whatever it was called when it was mounted. A mount
+/// whose server cannot be looked into is known by its source alone, which is the volume's name of then.
+pub fn mounted_at(volume: &Path) -> Option<PathBuf> {
+    let mounts = weir_mounts();
+    if mounts.is_empty() {
+        return None;
+    }
+    let servers = servers::servers();
+    let identity = Identity::of(volume)?;
+    let is_named = by_source(volume);
+    let (seen, unseen): (Vec<_>, Vec<_>) =
+        mounts.into_iter().partition(|mount| servers.iter().any(|server| server.serves(mount)));
+    let has = |mount: &MountEntry| {
+        servers.iter().any(|server| server.serves(mount) && server.has_open(identity))
+    };
+    let served: Vec<_> = seen.into_iter().filter(has).collect();
+    // One process may serve several, each with a volume of its own.
+    let is_one = served.iter().all(|mount| mount.device == served[0].device);
+    let served = served.into_iter().filter(|mount| is_one || is_named(&mount.source));
+    let unseen = unseen.into_iter().filter(|mount| is_named(&mount.source));
+    served.chain(unseen).next().map(|mount| mount.dir)
+}
+
+/// Every Weir mount that this process can see, oldest first.
+fn weir_mounts() -> Vec<MountEntry> {
+    let mounts = mount_point::mounts().unwrap_or_default();
+    mounts.into_iter().filter(|entry| entry.fs_type == MOUNT_TYPE).collect()
+}
+
+/// Whether the source of a mount names the volume, or what shows it.
+fn by_source(volume: &Path) -> impl Fn(&OsStr) -> bool {
+    let volume = volume.canonicalize().ok();
+    let behind = volume.as_deref().and_then(behind_loop);
+    move |source| {
+        let source = Path::new(source);
+        volume.as_deref() == Some(source)
+            || behind.as_deref() == Some(source)
+            || behind_loop(source).is_some_and(|file| volume.as_ref() == Some(&file))
+    }
 }
 
 /// The file behind a loop device: that may be opened as a volume as well.
@@ -72,21 +102,32 @@ fn behind_loop(device: &Path) -> Option<PathBuf> {
     Some(PathBuf::from(OsStr::from_bytes(path)))
 }
 
-/// What is mounted at `dir`, if that is a Weir mount.
-pub fn mounted_on(dir: &Path) -> Option<String> {
-    let entry = weir_mount::mount_point::mount_at(&dir.canonicalize().ok()?).ok()??;
-    (entry.fs_type == "fuse.weir").then(|| entry.source.display().to_string())
+/// The volume of a mount: what it is called, and the file itself where it can be opened.
+pub fn volume_of(mount: &MountEntry) -> (PathBuf, Option<File>) {
+    let servers = servers::servers();
+    let server = servers.iter().find(|server| server.serves(mount));
+    if let Some(open) = server.and_then(Server::volume)
+        && let Some(path) = open.path()
+    {
+        return (path, open.open().ok());
+    }
+    let source = PathBuf::from(&mount.source);
+    // By another name (-o fsname), or one that is no longer its own.
+    let file = if source.is_absolute() { File::open(&source).ok() } else { None };
+    (source, file)
+}
+
+/// The volume that is mounted at `dir`, if that is a Weir mount.
+pub fn mounted_on(dir: &Path) -> Option<PathBuf> {
+    let entry = mount_point::mount_at(&dir.canonicalize().ok()?).ok()??;
+    (entry.fs_type == MOUNT_TYPE).then(|| volume_of(&entry).0)
 }
 
 /// The Weir mount that a path is on, without asking its server, which may be dead.
-pub fn mount_above(path: &Path) -> Option<String> {
+pub fn mount_above(path: &Path) -> Option<PathBuf> {
     let path = std::path::absolute(path).ok()?;
-    let mounts = weir_mount::mount_point::mounts().ok()?;
-    mounts
-        .into_iter()
-        .filter(|entry| entry.fs_type == "fuse.weir" && path.starts_with(&entry.dir))
-        .max_by_key(|entry| entry.dir.as_os_str().len())
-        .map(|entry| entry.dir.display().to_string())
+    let above = weir_mounts().into_iter().filter(|entry| path.starts_with(&entry.dir));
+    above.max_by_key(|entry| entry.dir.as_os_str().len()).map(|entry| entry.dir)
 }
 
 /// Opens `path` for one command.
@@ -141,19 +182,42 @@ pub fn with_volume<T>(
 
 /// Writes to standard output; a reader that went away (`| head`) is not an error worth a word.
 pub fn print(bytes: &[u8]) -> Outcome {
-    let mut out = std::io::stdout().lock();
-    match out.write_all(bytes).and_then(|()| out.flush()) {
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {
-            Err(Failure::bare(String::new()).with_code(141))
-        }
-        Err(error) => Err(Failure::new("standard output", error)),
-        Ok(()) => Ok(()),
+    check_output()?;
+    write_out(bytes).map_err(|error| unprinted(&error))
+}
+
+/// What could not be written to standard output, and why.
+pub fn unprinted(error: &std::io::Error) -> Failure {
+    match error.kind() {
+        std::io::ErrorKind::BrokenPipe => Failure::bare("").with_code(141),
+        _ => Failure::host(Path::new("standard output"), error),
     }
+}
+
+/// Past the standard library's own output, which takes what it writes to a descriptor that is not open for writing as written.
+fn write_out(mut bytes: &[u8]) -> std::io::Result<()> {
+    let out = std::io::stdout().lock();
+    while !bytes.is_empty() {
+        match rustix::io::write(&out, bytes) {
+            Ok(0) => return Err(std::io::ErrorKind::WriteZero.into()),
+            Ok(written) => bytes = &bytes[written..],
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a standard output that nothing can be written to (`>&-`).
+pub fn check_output() -> Outcome {
+    if streams::was_closed(streams::OUTPUT) {
+        let error = std::io::Error::from_raw_os_error(libc::EBADF);
+        return Err(Failure::host(Path::new("standard output"), &error));
+    }
+    Ok(())
 }
 
 /// Prints a JSON value, indented on a terminal.
 pub fn print_json(value: &serde_json::Value) -> Outcome {
-    let text =
-        if std::io::stdout().is_terminal() { format!("{value:#}\n") } else { format!("{value}\n") };
-    print(text.as_bytes())
+    print(show::json_text(value, std::io::stdout().is_terminal()).as_bytes())
 }

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use crate::failure::harmless;
+
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What is counted.
@@ -68,9 +70,9 @@ impl Progress {
     }
 
     /// What is worked on.
-    pub fn message(&self, message: impl Into<String>) {
+    pub fn message(&self, message: impl std::fmt::Display) {
         if self.shown.load(Ordering::Relaxed) {
-            self.bar.set_message(message.into());
+            self.bar.set_message(harmless(message));
         }
     }
 }

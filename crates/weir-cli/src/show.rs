@@ -90,6 +90,20 @@ pub fn text_json(bytes: &[u8]) -> Value {
     }
 }
 
+/// JSON as text, in lines if `pretty`, with what a terminal would obey escaped: JSON itself leaves some of it.
+pub fn json_text(value: &Value, pretty: bool) -> String {
+    let text = if pretty { format!("{value:#}\n") } else { format!("{value}\n") };
+    let escaped = |character: char| match character {
+        '\n' => "\n".to_owned(),
+        control if control.is_control() => format!("\\u{:04x}", u32::from(control)),
+        other => other.to_string(),
+    };
+    if text.chars().any(|one| one.is_control() && one != '\n') {
+        return text.chars().map(escaped).collect();
+    }
+    text
+}
+
 /// Lower-case hexadecimal.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
@@ -154,6 +168,16 @@ mod tests {
         assert_eq!(mode_text(&attr(0o7777)), "drwsrwsrwt");
         assert_eq!(mode_text(&attr(0o7666)), "drwSrwSrwT");
         assert_eq!(mode_text(&attr(0)), "d---------");
+    }
+
+    #[test]
+    fn no_terminal_obeys_what_is_in_a_json_string_and_a_reader_finds_it() {
+        let value = json!({ "name": "a\u{9b}31m\u{7f}\x1b\n" });
+        for pretty in [false, true] {
+            let text = json_text(&value, pretty);
+            assert!(!text.chars().any(|one| one.is_control() && one != '\n'), "{text:?}");
+            assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), value);
+        }
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::os::unix::fs::{FileExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use common::{Bench, done, eventually, refused, weir};
+use common::{Bench, Loop, done, eventually, refused, weir};
 use tempfile::TempDir;
 
 struct Scratch {
@@ -31,31 +31,6 @@ impl Scratch {
         let volume = self.shown("v");
         done(&["create", &volume, "--size", "8M"]);
         volume
-    }
-}
-
-/// A file as a block device, until it is dropped.
-struct Loop(String);
-
-impl Loop {
-    /// `None` (and a word) where there can be none.
-    fn new(file: &str, options: &[&str]) -> Option<Self> {
-        let made = Command::new("losetup").args(options).args(["-f", "--show", file]).output();
-        match made {
-            Ok(output) if output.status.success() => {
-                Some(Self(String::from_utf8(output.stdout).unwrap().trim().to_owned()))
-            }
-            _ => {
-                eprintln!("skipped: loop devices need root and losetup");
-                None
-            }
-        }
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        let _ = Command::new("losetup").args(["-d", &self.0]).status();
     }
 }
 

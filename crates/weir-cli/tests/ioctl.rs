@@ -335,6 +335,31 @@ fn who_appends_after_a_batch_does_so_behind_what_it_has_added() {
     }
 }
 
+/// The kernel sees a command, and no file that is opened for writing.
+#[test]
+fn a_batch_writes_to_a_program_that_is_being_run() {
+    let Some(bench) = Bench::mounted(&[]) else { return };
+    let path = bench.at("sleep");
+    // By another process: this one forks in other tests, and would have it open for writing there.
+    assert!(
+        Command::new("cp").args(["/bin/sleep", path.to_str().unwrap()]).status().unwrap().success()
+    );
+    let mut run = Command::new(&path).arg("100").spawn().unwrap();
+    let busy = OpenOptions::new().write(true).open(&path).unwrap_err();
+    let program = File::open(&path).unwrap();
+    let table = file(&bench, "table");
+    let mut batch = client::Batch::begin(&table).unwrap();
+    batch.write(ino(&program), program.metadata().unwrap().len(), b"added").unwrap();
+    let committed = batch.commit(false);
+    run.kill().unwrap();
+    run.wait().unwrap();
+    assert_eq!(busy.raw_os_error(), Some(libc::ETXTBSY));
+    committed.unwrap();
+    assert!(fs::read(&path).unwrap().ends_with(b"added"));
+    drop((table, program));
+    bench.unmount();
+}
+
 /// With `writeback_cache` the kernel appended over what a batch had added, since it goes by its own size of a file.
 #[test]
 fn a_batch_that_changes_a_size_which_the_kernel_keeps_is_refused() {

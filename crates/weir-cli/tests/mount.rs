@@ -14,7 +14,7 @@ use std::process::{Command, Stdio};
 use rustix::fs::{FallocateFlags, RenameFlags, XattrFlags};
 use rustix::io::Errno;
 
-use common::{Bench, SIGINT, SIGTERM, Server, done, eventually, refused, weir};
+use common::{Bench, SIGINT, SIGTERM, Server, done, eventually, refused};
 
 #[test]
 fn what_was_written_is_there_after_a_remount() {
@@ -439,22 +439,6 @@ fn a_hangup_unmounts_but_not_what_was_started_to_outlive_it() {
         assert_eq!(server.end(), (Some(0), String::new()), "{how}");
         assert!(!bench.is_mounted());
     }
-}
-
-#[test]
-fn an_unmount_that_cannot_see_the_volume_says_so() {
-    let Some(bench) = Bench::new() else { return };
-    let server = bench.foreground_with(&["-o", "fsname=data"]);
-    fs::write(bench.at("file"), "content").unwrap();
-    let mut said = String::new();
-    // Busy while a program that another test has forked has our files open.
-    eventually("unmounted", || {
-        let output = weir(&["umount", &bench.dir()]);
-        said = String::from_utf8_lossy(&output.stderr).into_owned();
-        output.status.success()
-    });
-    assert!(said.contains("data is no volume") && said.lines().count() == 1, "{said}");
-    assert_eq!(server.end(), (Some(0), String::new()));
 }
 
 #[test]

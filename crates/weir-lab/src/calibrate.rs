@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
+use crate::cli::say;
 use crate::disk::registry::Registry;
 use crate::error::{IoContext, LabError, LabResult};
 use crate::experiments::fsmark::{Fsmark, FsmarkOptions};
@@ -255,8 +256,8 @@ fn print_job(job: &Job, rounds: &[Round]) {
     };
     let ratio = ratio
         .map_or(String::new(), |r| format!("ratio {:.3} ({:.3}..{:.3})  ", r.median, r.min, r.max));
-    println!(
-        "{:<22} {}{}{ratio}{}",
+    let line = format!(
+        "{:<22} {}{}{ratio}{}\n",
         job.what,
         side("lab", |r| r.lab),
         side("fio", |r| r.fio),
@@ -266,10 +267,13 @@ fn print_job(job: &Job, rounds: &[Round]) {
             Verdict::Disturbed => "NOT JUDGED: the machine is disturbed".into(),
         }
     );
+    say(&line);
     let disturbed: Vec<&str> = rounds.iter().filter_map(|r| r.disturbed.as_deref()).collect();
     if let Some(last) = disturbed.last() {
         let (n, of) = (disturbed.len(), rounds.len());
-        println!("    {n} of {of} rounds were disturbed and do not count, the last by {last}");
+        say(&format!(
+            "    {n} of {of} rounds were disturbed and do not count, the last by {last}\n"
+        ));
     }
 }
 

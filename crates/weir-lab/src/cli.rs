@@ -417,7 +417,7 @@ fn empty_report(work: &Path, begun: Instant) -> Report {
 }
 
 /// Prints; whoever reads may have seen enough and gone.
-fn say(text: &str) {
+pub(crate) fn say(text: &str) {
     let mut out = std::io::stdout().lock();
     // What it is about is in the exit code and in the files that were asked for.
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
@@ -426,13 +426,13 @@ fn say(text: &str) {
 fn clean() -> ExitCode {
     let (released, stuck) = clean_stale();
     for line in &released {
-        println!("released {line}");
+        say(&format!("released {line}\n"));
     }
     for line in &stuck {
-        eprintln!("weir lab: still there: {line}");
+        crate::tell!("weir lab: still there: {line}");
     }
     if released.is_empty() && stuck.is_empty() {
-        println!("nothing to clean");
+        say("nothing to clean\n");
     }
     if stuck.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
@@ -479,16 +479,16 @@ fn install_signal_handler(cancel: &Cancel, registry: &Arc<Registry>) {
         if cancel.is_cancelled() {
             if let Some(registry) = registry.upgrade() {
                 for stuck in registry.release_all() {
-                    eprintln!("weir lab: left behind: {stuck} (run `weir lab clean`)");
+                    crate::tell!("weir lab: left behind: {stuck} (run `weir lab clean`)");
                 }
             }
             std::process::exit(130);
         }
-        eprintln!("weir lab: stopping, taking everything down (again to force)");
+        crate::tell!("weir lab: stopping, taking everything down (again to force)");
         cancel.cancel();
     });
     if let Err(e) = installed {
-        eprintln!("weir lab: Ctrl-C will not clean up ({e}); use `weir lab clean` then");
+        crate::tell!("weir lab: Ctrl-C will not clean up ({e}); use `weir lab clean` then");
     }
 }
 
@@ -563,7 +563,7 @@ struct Session {
 impl Session {
     fn begin() -> LabResult<Self> {
         if !stale_files().is_empty() {
-            eprintln!(
+            crate::tell!(
                 "weir lab: an earlier run left things behind; `weir lab clean` takes them away"
             );
         }
@@ -628,7 +628,7 @@ fn make_report(
     let outcome = measure(args, setup, planned, session);
     let stuck = session.registry.release_all();
     for line in &stuck {
-        eprintln!("weir lab: left behind: {line} (run `weir lab clean`)");
+        crate::tell!("weir lab: left behind: {line} (run `weir lab clean`)");
     }
     let outcome = match outcome {
         Err(_) if session.cancel.is_cancelled() => return Err(LabError::Cancelled),
@@ -650,11 +650,11 @@ fn make_report(
         ..empty_report(&args.work, begun)
     };
     let ended = if interrupted { "interrupted after" } else { "done in" };
-    eprintln!("weir lab: {ended} {}", elapsed_text(begun));
+    crate::tell!("weir lab: {ended} {}", elapsed_text(begun));
     // Also who prints no table of all figures is to know why the exit code is 1.
     for group in skipped_groups(&report.not_offered).iter().filter(|g| g.failed) {
         let (on, cases) = (group.target, group.cases.join(", "));
-        eprintln!("weir lab: failed: {} on {on}: {cases}: {}", group.experiment, group.reason);
+        crate::tell!("weir lab: failed: {} on {on}: {cases}: {}", group.experiment, group.reason);
     }
     let complete = stuck.is_empty() && !report.not_offered.iter().any(|s| s.failed);
     Ok(Made { report, complete, interrupted })

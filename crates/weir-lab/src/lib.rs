@@ -11,6 +11,16 @@
 
 #![deny(unsafe_code)]
 
+/// A line for people on standard error, which may be closed, or belong to somebody who has read enough: then it is lost, and nothing else.
+/// (`eprintln!` panics there, which would end a run.)
+macro_rules! tell {
+    ($($what:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr().lock(), $($what)*);
+    }};
+}
+pub(crate) use tell;
+
 pub mod calibrate;
 pub mod cli;
 pub mod disk;
@@ -43,7 +53,7 @@ pub fn main(args: LabArgs) -> ExitCode {
     match cli::run(args) {
         Ok(code) => code,
         Err(e) => {
-            eprintln!("weir lab: {e}");
+            crate::tell!("weir lab: {e}");
             ExitCode::from(exit_code(&e))
         }
     }

@@ -197,7 +197,7 @@ impl Progress {
 
     fn turn(&self, text: &str) {
         if self.lines {
-            eprintln!("{text}");
+            crate::tell!("{text}");
         }
     }
 

@@ -138,3 +138,17 @@ fn a_mode_that_matches_nothing_is_said() {
         refused(&["fsmark", "--on", "dir:.", "--allow-no-device", "--no-probe", "--mode", "xyz"]);
     assert!(line.contains("--mode"), "{line}");
 }
+
+/// A run whose words nobody reads any more, or that cannot be kept, goes on: what it is for is in its files.
+#[test]
+fn nobody_who_reads_and_no_room_is_no_reason_to_panic() {
+    let scratch = Scratch::new("unread");
+    for args in [&["clean"][..], &["list"], &["fsync", "--on", "zfs"]] {
+        let expected = scratch.run(args).status.code();
+        let (reader, unread) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let full = std::fs::File::options().write(true).open("/dev/full").expect("there");
+        let status = scratch.command(args).stdout(full).stderr(unread).status().expect("started");
+        assert_eq!(status.code(), expected, "{args:?}");
+    }
+}

@@ -5,6 +5,7 @@
 //! | module | does |
 //! |---|---|
 //! | [`mount_point`] | attaches `/dev/fuse` to a directory, and takes it off |
+//! | [`servers`] | which processes serve mounts, and which volumes they have open |
 //! | [`session`] | one mount from attaching to the last answer |
 //! | `fuser_transport` | decodes requests and encodes replies, by the `fuser` crate |
 //! | `uring` | the same over `io_uring`, a ring for each core, where the kernel offers that |
@@ -33,6 +34,7 @@ mod leftover;
 pub mod mount_point;
 pub mod ops;
 pub mod options;
+pub mod servers;
 pub mod session;
 pub mod stats;
 pub mod tables;

@@ -1,5 +1,6 @@
 //! The command line: arguments, and the report as text or JSON. `weir sim` embeds it.
 
+use std::io::{self, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -91,15 +92,22 @@ pub fn main(arguments: &Arguments) -> ExitCode {
         return ExitCode::from(2);
     }
     let report = run(&arguments.options());
-    if arguments.json {
-        match serde_json::to_string_pretty(&report) {
-            Ok(text) => println!("{text}"),
-            Err(error) => eprintln!("weir-sim: {error}"),
-        }
+    let shown = if arguments.json {
+        serde_json::to_string_pretty(&report).map(|text| text + "\n").map_err(io::Error::from)
     } else {
-        print!("{}", text(&report, arguments.trace));
+        Ok(text(&report, arguments.trace))
+    };
+    let mut out = io::stdout().lock();
+    let printed = shown.and_then(|text| out.write_all(text.as_bytes()).and_then(|()| out.flush()));
+    match printed {
+        // Who has read enough of it is no error.
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            eprintln!("weir-sim: standard output: {error}");
+            ExitCode::FAILURE
+        }
+        _ if report.finding.is_some() => ExitCode::FAILURE,
+        _ => ExitCode::SUCCESS,
     }
-    if report.finding.is_some() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
 /// The report as text.

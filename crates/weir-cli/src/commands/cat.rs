@@ -3,8 +3,8 @@
 use clap::Args;
 use weir::{OpenFlags, Volume};
 
-use crate::failure::{Failure, Outcome};
-use crate::open::{print, with_volume};
+use crate::failure::{Failure, Outcome, each};
+use crate::open::{check_output, print, with_volume};
 use crate::place::{Place, place_parser};
 
 const CHUNK_BYTES: usize = 1 << 20;
@@ -20,9 +20,9 @@ pub struct CatArgs {
 
 /// Runs the command.
 pub fn run(args: &CatArgs) -> Outcome {
-    args.places
-        .iter()
-        .try_for_each(|place| with_volume(&place.volume, true, |volume| cat(volume, place)))
+    // Of files that are empty nothing would be written that could fail.
+    check_output()?;
+    each(&args.places, |place| with_volume(&place.volume, true, |volume| cat(volume, place)))
 }
 
 fn cat(volume: &Volume, place: &Place) -> Outcome {

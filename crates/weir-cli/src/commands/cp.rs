@@ -1,8 +1,12 @@
 //! `weir cp`: copies into and out of a volume without a mount.
 //!
-//! Mode, owner, times, extended attributes, symbolic links, hard links within what is copied, and
-//! holes are kept. Owners and special files that an ordinary user may not make on the host are left
-//! as they can be, with a word.
+//! Mode, owner, times, extended attributes, symbolic links and holes are kept, and with `-r` hard
+//! links among all that one command copies. Owners and special files that an ordinary user may not
+//! make on the host are left as they can be, with a word.
+//!
+//! What is wrong with one file of a tree, or with one of several sources, is told and counted, and
+//! the rest is copied ([`Tally::go_on`]). Where nothing that comes after it could go well (a side
+//! that is full, say), or where what was asked for looks like a mistake, the copy ends.
 //!
 //! The volume itself is no destination: whoever forgets the `:/` must not lose it.
 
@@ -21,6 +25,7 @@ use crate::open::with_volume;
 use crate::place::{Place, Side};
 use crate::progress::{Progress, Unit};
 use crate::show;
+use crate::streams;
 
 /// Unit of copying.
 const CHUNK_BYTES: usize = 1 << 20;
@@ -32,19 +37,21 @@ const CHUNK_BYTES: usize = 1 << 20;
     long_about = "Copy into or out of an unmounted volume. One side is VOLUME:/path, the other a \
                   path of the host. As with cp, a destination that is a directory gets the source \
                   below it, and several sources need one; what is there already is overwritten.\n\n\
-                  Mode, owner, times, extended attributes, holes, and hard links within what is \
-                  copied are kept. A symbolic link that is named is followed; with -r links are \
-                  copied as links. A FIFO or device of the host that is named is read; with -r it is \
-                  copied as what it is. A file that is there is replaced when its copy is complete. \
-                  On the host it keeps its mode and owner without -r, and a device, a FIFO and what \
-                  a link leads to are written through. A Weir volume, and a file that a program has \
-                  locked, is never overwritten.",
+                  Mode, owner, times, extended attributes and holes are kept, and with -r hard \
+                  links among all that is copied. A symbolic link that is named is followed; with \
+                  -r links are copied as links. A FIFO or device of the host that is named is \
+                  read; with -r it is copied as what it is. A file that is there is replaced when \
+                  its copy is complete. On the host it keeps its mode and owner without -r, and a \
+                  device, a FIFO and what a link leads to are written through. A Weir volume, and a \
+                  file that a program has locked, is never overwritten.",
     after_help = "Examples:\n  \
         weir cp notes.txt disk.weir:/\n  \
         weir cp -r ~/src disk.weir:/src\n  \
         weir cp -r disk.weir:/src /tmp/copy\n  \
         weir cp -r dir/. disk.weir:/     # what is in dir\n  \
-        make-list | weir cp /dev/stdin disk.weir:/list"
+        make-list | weir cp /dev/stdin disk.weir:/list\n\n\
+        Exit codes: 0 all is copied, 1 not all: what was left out or is incomplete is named, and\n\
+        the rest is copied as far as the destination takes it, 2 wrong usage"
 )]
 pub struct CpArgs {
     /// Directories too, with everything in them
@@ -61,6 +68,8 @@ struct Tally {
     files: u64,
     bytes: u64,
     skipped: u64,
+    /// Copies on the host that belong to whoever copies, who may not give files away.
+    owners_lost: u64,
     /// Symbolic links made on the host, which nothing that comes after them is written through.
     made_links: HashSet<PathBuf>,
 }
@@ -69,6 +78,17 @@ impl Tally {
     fn skip(&mut self, subject: impl std::fmt::Display, what: impl std::fmt::Display) {
         say(format_args!("{subject}: {what}"));
         self.skipped += 1;
+    }
+    /// Tells a failure, and goes on where others of what is to be copied may still go well.
+    fn go_on(&mut self, copied: Outcome) -> Outcome {
+        match copied {
+            Err(failure) if failure.is_local() => {
+                say(failure);
+                self.skipped += 1;
+                Ok(())
+            }
+            copied => copied,
+        }
     }
     fn count_bytes(&mut self, bytes: usize) {
         self.bytes += bytes as u64;
@@ -84,11 +104,16 @@ pub fn run(args: &CpArgs) -> Outcome {
         files: 0,
         bytes: 0,
         skipped: 0,
+        owners_lost: 0,
         made_links: HashSet::new(),
     };
     match Side::parse(destination) {
         Side::Volume(place) => into_volume(args, sources, &place, &mut tally)?,
         Side::Host(path) => out_of_volume(args, sources, &path, &mut tally)?,
+    }
+    if tally.owners_lost > 0 {
+        let copies = show::counted(tally.owners_lost, "copy belongs", "copies belong");
+        say(format_args!("{copies} to you and not to the owner: only root gives files away"));
     }
     if tally.skipped > 0 {
         return Err(Failure::bare(format!(
@@ -109,6 +134,7 @@ fn into_volume(args: &CpArgs, sources: &[OsString], place: &Place, tally: &mut T
     let own = place.volume.metadata().ok().map(|meta| output::identity(&meta));
     for source in &sources {
         // Before the volume is touched.
+        streams::check_open(source)?;
         let meta = source.symlink_metadata().map_err(|error| Failure::host(source, &error))?;
         let meta = source.metadata().unwrap_or(meta);
         if own == Some(output::identity(&meta)) {
@@ -126,9 +152,13 @@ fn into_volume(args: &CpArgs, sources: &[OsString], place: &Place, tally: &mut T
                 return Err(no_directory(place, &format!("weir mkdir {place}")));
             }
         }
-        sources
-            .iter()
-            .try_for_each(|source| to_volume::copy(volume, source, place, args.recursive, tally))
+        let is_one = sources.len() == 1;
+        let mut copier = to_volume::Copier::new(volume, place, args.recursive, tally);
+        sources.iter().try_for_each(|source| {
+            let copied = copier.copy(source, place);
+            // Of one there is no rest, and the failure is all there is to say.
+            if is_one { copied } else { copier.tally.go_on(copied) }
+        })
     })
 }
 
@@ -136,18 +166,25 @@ fn out_of_volume(args: &CpArgs, sources: &[OsString], path: &Path, tally: &mut T
     let places = sources.iter().map(|source| match Side::parse(source) {
         Side::Volume(place) => Ok(place),
         Side::Host(_) => {
-            Err(Failure::bare("neither side is in a volume: write one as VOLUME:/path".to_owned()))
+            Err(Failure::bare("neither side is in a volume: write one as VOLUME:/path"))
         }
     });
     let places = places.collect::<Outcome<Vec<Place>>>()?;
+    streams::check_open(path)?;
     output::refuse_volume(path)?;
     output::clean_up_when_interrupted()?;
     if places.len() > 1 && !path.is_dir() {
         return Err(no_directory(path.display(), &format!("mkdir {}", path.display())));
     }
-    places.iter().try_for_each(|place| {
-        with_volume(&place.volume, true, |volume| {
-            from_volume::copy(volume, place, path, args.recursive, tally)
+    let is_one = places.len() == 1;
+    // What is in one volume has links among itself.
+    places.chunk_by(|one, next| one.volume == next.volume).try_for_each(|places| {
+        with_volume(&places[0].volume, true, |volume| {
+            let mut copier = from_volume::Copier::new(volume, args.recursive, tally);
+            places.iter().try_for_each(|place| {
+                let copied = copier.copy(place, path);
+                if is_one { copied } else { copier.tally.go_on(copied) }
+            })
         })
     })
 }

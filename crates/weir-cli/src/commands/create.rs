@@ -12,7 +12,7 @@ use serde_json::json;
 use weir::CreateOptions;
 use weir::format::superblock::MAX_LABEL_BYTES;
 
-use crate::failure::{Failure, Outcome, USAGE, say};
+use crate::failure::{Failure, Outcome, USAGE, harmless, say};
 use crate::open::{mounted_at, print, print_json};
 use crate::progress::{Progress, Unit};
 use crate::signals;
@@ -75,7 +75,7 @@ pub fn run(args: &CreateArgs) -> Outcome {
     if args.json {
         return print_json(&json!({ "volume": shown.to_string(), "size_bytes": size_bytes }));
     }
-    let text = format!("{shown}: a volume of {}\n", size::show(size_bytes));
+    let text = format!("{}: a volume of {}\n", harmless(shown), size::show(size_bytes));
     print(text.as_bytes())
 }
 
@@ -86,7 +86,7 @@ pub fn create(volume: &Path, format: &FormatArgs, force: bool) -> Outcome<u64> {
     let is_new = present.is_none();
     check_place(volume, present.as_ref())?;
     if let Some(dir) = mounted_at(volume) {
-        let error = weir::Error::InUse(format!("mounted at {dir}"));
+        let error = weir::Error::InUse(format!("mounted at {}", dir.display()));
         return Err(Failure::volume(volume, &error));
     }
     check_size(volume, format, present.as_ref(), is_device)?;

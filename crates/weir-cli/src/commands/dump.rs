@@ -101,8 +101,10 @@ pub fn run(args: &DumpArgs) -> Outcome {
 
 impl Dump<'_> {
     fn line(&self, text: &str, value: &Value) -> Outcome {
-        let line = if self.json { format!("{value}\n") } else { format!("{text}\n") };
-        print(line.as_bytes())
+        if self.json {
+            return print(show::json_text(value, false).as_bytes());
+        }
+        print(format!("{text}\n").as_bytes())
     }
 
     fn read(&self, block: u64, blocks: u64) -> Outcome<AlignedBuf> {
@@ -123,7 +125,8 @@ impl Dump<'_> {
     fn superblock(&self) -> Outcome {
         let superblock = &self.superblock;
         let value = superblock_json(superblock);
-        self.line(&format!("superblock: {value:#}"), &json!({ "superblock": value }))?;
+        let text = format!("superblock: {}", show::json_text(&value, true).trim_end());
+        self.line(&text, &json!({ "superblock": value }))?;
         let root = self.root()?;
         let text = format!(
             "root: generation {}, checkpoint lsn {}, next inode {}, {} inodes, {} free blocks, \

@@ -16,7 +16,7 @@ use weir_mount::stats::METRICS;
 
 use crate::commands::stats;
 use crate::commands::sync::open_asked;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Failure, Outcome, harmless};
 use crate::open::{mounted_at, once_closed, open, print, print_json};
 use crate::show;
 use crate::size;
@@ -82,9 +82,14 @@ pub fn run(args: &InfoArgs) -> Outcome {
 /// The newest valid superblock of a volume that someone else writes: a copy caught half written
 /// fails its checksum, and another one is valid.
 pub(super) fn read_unlocked(path: &Path) -> Outcome<Superblock> {
+    let file = File::open(path).map_err(|error| Failure::host(path, &error))?;
+    newest_superblock(&file, path)
+}
+
+/// The same of a file that is open, and called `path`.
+pub(super) fn newest_superblock(file: &File, path: &Path) -> Outcome<Superblock> {
     let fail = |error: io::Error| Failure::host(path, &error);
-    let file = File::open(path).map_err(fail)?;
-    let end_block = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0))
+    let end_block = rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))
         .map_err(|error| fail(error.into()))?
         / BLOCK_BYTES_U64;
     let tail = end_block.saturating_sub(TAIL_BLOCKS);
@@ -120,7 +125,7 @@ fn live_space(path: &Path) -> Option<StatFs> {
 /// The counters of the mount of a volume in use.
 fn live_counters(path: &Path) -> Option<Value> {
     let dir = mounted_at(path)?;
-    stats::of_mount(path, &open_asked(Path::new(&dir)).ok()?).ok()
+    stats::of_mount(path, &open_asked(&dir).ok()?).ok()
 }
 
 /// Refuses a volume that a program has open; `hint` says what that means.
@@ -193,10 +198,10 @@ fn as_text(
     let created = show::time_text(Timestamp::from_ns(superblock.created_ns as i64));
     let features = &superblock.features;
     let mut lines = vec![
-        format!("volume      {}", path.display()),
+        format!("volume      {}", harmless(path.display())),
         format!("id          {}", id_text(superblock)),
-        format!("label       {}", superblock.label),
-        format!("state       {}", state_text(superblock, in_use)),
+        format!("label       {}", harmless(&superblock.label)),
+        format!("state       {}", harmless(state_text(superblock, in_use))),
         format!("size        {}", size::show(geometry.total_blocks() * BLOCK_BYTES_U64)),
         format!("log         {}", size::show(geometry.log_blocks() * BLOCK_BYTES_U64)),
         format!("groups      {}", geometry.group_count()),

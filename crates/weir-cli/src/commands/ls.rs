@@ -6,7 +6,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use weir::{Attr, DirEntry, Error, FileType, Volume};
 
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Failure, Outcome, harmless};
 use crate::open::{print, print_json, with_volume};
 use crate::place::{Place, place_parser};
 use crate::show;
@@ -107,12 +107,15 @@ fn long_line(row: &Row) -> String {
     )
 }
 
-/// The name, byte for byte; on a terminal without what could garble it.
+/// The name, byte for byte; on a terminal without what that would obey, or show as something else.
 fn push_name(text: &mut Vec<u8>, name: &[u8], quote: bool) {
-    if quote && name.iter().any(u8::is_ascii_control) {
-        text.extend_from_slice(name.escape_ascii().to_string().as_bytes());
-    } else {
+    if !quote {
         text.extend_from_slice(name);
+        return;
+    }
+    for chunk in name.utf8_chunks() {
+        text.extend_from_slice(harmless(chunk.valid()).as_bytes());
+        text.extend_from_slice(chunk.invalid().escape_ascii().to_string().as_bytes());
     }
 }
 
@@ -123,4 +126,21 @@ fn row_json(row: &Row) -> Value {
         value["target"] = show::text_json(target);
     }
     value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_terminal_gets_no_byte_of_a_name_that_it_would_obey_and_a_pipe_gets_all() {
+        let name = b"a\x1b[2J\n\xc2\x9b1m\xc3\xbc\x9bz";
+        let shown = |quote| {
+            let mut text = Vec::new();
+            push_name(&mut text, name, quote);
+            text
+        };
+        assert_eq!(shown(false), name);
+        assert_eq!(shown(true), b"a\\x1b[2J\\n\\x9b1m\xc3\xbc\\x9bz");
+    }
 }

@@ -3,7 +3,7 @@
 use clap::Args;
 use weir::{Error, FileType, NewInode, Volume};
 
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Failure, Outcome, each};
 use crate::open::with_volume;
 use crate::place::{Place, place_parser};
 
@@ -33,7 +33,7 @@ fn parse_mode(text: &str) -> Result<u32, String> {
 
 /// Runs the command.
 pub fn run(args: &MkdirArgs) -> Outcome {
-    args.places.iter().try_for_each(|place| {
+    each(&args.places, |place| {
         with_volume(&place.volume, false, |volume| {
             mkdir(volume, place, args).map_err(|error| Failure::inside(place, &error))
         })

@@ -5,7 +5,8 @@
 //! says it is ready. Nothing is forked after threads exist: the server is a fresh process, and what
 //! it writes to standard output until it is ready is its report:
 //!
-//! - `ready LINE`: the mount is usable; the starter prints LINE and ends with 0;
+//! - `ready LINE`: the mount is usable; the starter prints LINE and ends with 0. If that is gone by
+//!   then, interrupted say, the server unmounts and ends;
 //! - anything else is passed on to standard error (progress of a recovery, an error).
 //!
 //! A log that cannot be written is no reason to stop serving: lines for people are lost then
@@ -30,7 +31,7 @@ use weir_mount::{
 };
 
 use crate::commands::create::{self, FormatArgs};
-use crate::failure::{FAILED, Failure, Outcome, USAGE, say};
+use crate::failure::{FAILED, Failure, Outcome, USAGE, harmless, say};
 use crate::open;
 use crate::signals;
 use crate::size;
@@ -133,7 +134,7 @@ pub fn run(args: &MountArgs) -> Result<ExitCode, Failure> {
     serve(args, &options).or_else(|failure| {
         if args.serve {
             // The starter passes it on if it still listens; the log has it in any case.
-            report(&format!("weir: {failure}"));
+            let _ = report(&format!("weir: {failure}"));
         }
         say(&failure);
         Ok(ExitCode::from(failure.code))
@@ -245,7 +246,10 @@ fn start_server(args: &MountArgs) -> Result<ExitCode, Failure> {
     for line in lines.into_iter().flat_map(BufRead::lines) {
         let line = line.map_err(|error| fail("the server's report", error))?;
         if let Some(ready) = line.strip_prefix(READY) {
-            open::print(format!("{ready}\n").as_bytes())?;
+            // Who has closed standard output does not want to read it, and has the mount.
+            if open::check_output().is_ok() {
+                open::print(format!("{ready}\n").as_bytes())?;
+            }
             return Ok(ExitCode::SUCCESS);
         }
         let _ = writeln!(std::io::stderr().lock(), "{line}");
@@ -261,10 +265,10 @@ fn start_server(args: &MountArgs) -> Result<ExitCode, Failure> {
     }
 }
 
-/// A line for whoever waits for this server to be ready; nobody may be left to read it.
-fn report(line: &str) {
+/// A line for whoever waits for this server to be ready. False: nobody is left to read it.
+fn report(line: &str) -> bool {
     let mut out = std::io::stdout().lock();
-    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+    writeln!(out, "{line}").and_then(|()| out.flush()).is_ok()
 }
 
 /// From now on standard output belongs to nobody.
@@ -326,7 +330,12 @@ fn serve(args: &MountArgs, options: &MountOptions) -> Result<ExitCode, Failure> 
         has_ended: Arc::clone(&has_ended),
     };
     std::thread::spawn(move || ending.watch(signals));
-    announce(args, &volume)?;
+    if let Err(failure) = announce(args, &volume) {
+        drop(session);
+        has_ended.store(true, Ordering::Relaxed);
+        fs.close().map_err(|error| Failure::volume(&args.volume, &error))?;
+        return Err(failure);
+    }
     let served = session.serve();
     has_ended.store(true, Ordering::Relaxed);
     conclude(args, &fs, served)
@@ -366,12 +375,19 @@ fn announce(args: &MountArgs, volume: &Volume) -> Outcome {
         size::show(space.total_blocks * 4096),
         if volume.is_read_only() { ", read-only" } else { "" },
     );
+    // One line, which is all that a starter reads.
+    let line = harmless(line);
     if args.serve {
-        report(&format!("{READY}{line}"));
+        if !report(&format!("{READY}{line}")) {
+            // Interrupted: who does not get a mount is not left with one.
+            let what = "whoever started this has not waited for it: unmounted again";
+            return Err(Failure::new(args.dir.display(), what));
+        }
         return let_go_of_starter();
     }
     let hint = if std::io::stdout().is_terminal() { ", Ctrl-C unmounts" } else { "" };
-    report(&format!("{line}{hint}"));
+    // Who mounts in the foreground can see that it is there.
+    let _ = report(&format!("{line}{hint}"));
     Ok(())
 }
 

@@ -3,7 +3,7 @@
 use clap::Args;
 use weir::{DirEntry, Error, FileType, Volume};
 
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Failure, Outcome, each};
 use crate::open::with_volume;
 use crate::place::{Place, place_parser};
 use crate::progress::{Progress, Unit};
@@ -31,7 +31,7 @@ pub struct RmArgs {
 /// Runs the command.
 pub fn run(args: &RmArgs) -> Outcome {
     let progress = Progress::new("removed", Unit::Items, None);
-    args.places.iter().try_for_each(|place| {
+    each(&args.places, |place| {
         with_volume(&place.volume, false, |volume| remove(volume, place, args, &progress))
     })
 }
@@ -39,7 +39,8 @@ pub fn run(args: &RmArgs) -> Outcome {
 fn remove(volume: &Volume, place: &Place, args: &RmArgs, progress: &Progress) -> Outcome {
     let fail = |error: Error| Failure::inside(place, &error);
     if place.path.iter().all(|&byte| byte == b'/') {
-        return Err(Failure::new(place, "is the root of the volume: name what is in it"));
+        let failure = Failure::new(place, "is the root of the volume: name what is in it");
+        return Err(failure.of_one());
     }
     let attr = match volume.symlink_metadata(&place.path) {
         Err(Error::NotFound) if args.force => return Ok(()),
@@ -55,7 +56,8 @@ fn remove(volume: &Volume, place: &Place, args: &RmArgs, progress: &Progress) ->
         return Ok(());
     }
     if !args.recursive {
-        return Err(Failure::new(place, "is a directory: add -r to remove it and what is in it"));
+        let failure = Failure::new(place, "is a directory: add -r to remove it and what is in it");
+        return Err(failure.of_one());
     }
     empty(volume, attr.ino, progress).map_err(fail)?;
     volume.rmdir(dir, &name).map_err(fail)?;

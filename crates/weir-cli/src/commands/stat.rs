@@ -8,7 +8,7 @@ use weir::{Attr, FileType, Volume};
 
 use crate::commands::info::read_unlocked;
 use crate::commands::stats::{Show, show_mount, show_volume};
-use crate::failure::{Failure, Outcome, USAGE};
+use crate::failure::{Failure, Outcome, USAGE, harmless};
 use crate::open::{mount_above, print, print_json, with_volume};
 use crate::place::Place;
 use crate::show;
@@ -92,8 +92,9 @@ pub fn run(args: &StatArgs) -> Outcome {
                 return Err(Failure::new(
                     volume.display(),
                     format!(
-                        "is a file of a mount: its attributes: stat {}; statistics: weir stat {dir}",
-                        volume.display()
+                        "is a file of a mount: its attributes: stat {}; statistics: weir stat {}",
+                        volume.display(),
+                        dir.display()
                     ),
                 ));
             }
@@ -140,7 +141,7 @@ fn show_file(place: &Place, args: &StatArgs) -> Outcome {
 fn text(place: &Place, found: &Found) -> String {
     let attr = &found.attr;
     let mut lines = vec![
-        format!("    path: {place}"),
+        format!("    path: {}", harmless(place)),
         format!("    type: {}", show::type_name(attr.file_type)),
         format!("   inode: {}  links: {}", attr.ino, attr.links),
         format!("    mode: {} ({:04o})", show::mode_text(attr), attr.permissions),
@@ -148,7 +149,7 @@ fn text(place: &Place, found: &Found) -> String {
         format!("    size: {}  allocated: {}", attr.size_bytes, attr.blocks * 4096),
     ];
     if let Some(target) = &found.target {
-        lines.push(format!("  target: {}", String::from_utf8_lossy(target)));
+        lines.push(format!("  target: {}", harmless(String::from_utf8_lossy(target))));
     }
     if matches!(attr.file_type, FileType::CharDevice | FileType::BlockDevice) {
         let (major, minor) = show::device_numbers(attr.rdev);
@@ -163,7 +164,8 @@ fn text(place: &Place, found: &Found) -> String {
         lines.push(format!("{name}: {}", show::time_text(time)));
     }
     for (name, bytes) in &found.xattrs {
-        lines.push(format!("   xattr: {} ({bytes} bytes)", String::from_utf8_lossy(name)));
+        let name = harmless(String::from_utf8_lossy(name));
+        lines.push(format!("   xattr: {name} ({bytes} bytes)"));
     }
     lines.join("\n") + "\n"
 }

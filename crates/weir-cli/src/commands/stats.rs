@@ -87,7 +87,7 @@ fn watch(path: &Path, dir: &File, first: &Report, show: Show) -> Outcome {
 /// Shows a volume: the statistics of its mount if it has one, what is on the disk if nobody uses it.
 pub fn show_volume(path: &Path, show: Show) -> Outcome {
     if let Some(dir) = mounted_at(path) {
-        return show_mount(Path::new(&dir), show);
+        return show_mount(&dir, show);
     }
     if show.watch {
         // Also when it is in use: only that program could tell.

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use weir_mount::client;
 
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Failure, Outcome, each};
+use crate::open::mounted_at;
 use crate::size;
 
 /// Arguments of `weir sync`.
@@ -58,26 +59,31 @@ pub(super) fn open_asked(path: &Path) -> Outcome<File> {
 /// An error of a command of a mount.
 pub(super) fn refused(path: &Path, error: &io::Error) -> Failure {
     match error.raw_os_error() {
-        Some(libc::ENOTTY | libc::EINVAL | libc::EOPNOTSUPP | libc::ESPIPE) => Failure::new(
-            path.display(),
-            "not on a Weir mount: see what is with: mount -t fuse.weir",
-        ),
+        Some(libc::ENOTTY | libc::EINVAL | libc::EOPNOTSUPP | libc::ESPIPE) => {
+            let what = match mounted_at(path) {
+                Some(dir) => {
+                    format!("a volume, mounted at {dir}: give {dir}", dir = dir.display())
+                }
+                None => "not on a Weir mount: see what is with: mount -t fuse.weir".to_owned(),
+            };
+            Failure::new(path.display(), what)
+        }
         _ => Failure::host(path, error),
     }
 }
 
 /// Runs the command.
 pub fn run(args: &SyncArgs) -> Outcome {
-    for path in &args.paths {
+    each(&args.paths, |path| {
         let file = open_asked(path)?;
         let is_dir = file.metadata().map_err(|error| Failure::host(path, &error))?.is_dir();
         if is_dir && args.range.is_some() {
             let what = "is a directory: --range is for files";
             return Err(Failure::new(path.display(), what).with_code(crate::failure::USAGE));
         }
-        sync(&file, is_dir, args).map_err(|error| refused(path, &error))?;
-    }
-    Ok(())
+        // Of another volume, as likely as not.
+        sync(&file, is_dir, args).map_err(|error| refused(path, &error).of_one())
+    })
 }
 
 /// With what only the kernel has, which comes first.

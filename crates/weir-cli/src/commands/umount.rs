@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use weir_mount::{UnmountError, mount_point};
 
-use crate::commands::info::read_unlocked;
+use crate::commands::info::newest_superblock;
 use crate::failure::{Failure, Outcome, say};
-use crate::open::mounted_at;
+use crate::open::{mounted_at, volume_of};
 
 /// A server that needs longer than this to write what is left is reported.
 const CLOSE_LIMIT: Duration = Duration::from_secs(90);
@@ -22,7 +22,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 #[command(
     long_about = "Unmount a volume and wait until it is closed: after that, everything is on the \
                   disk. (A word on standard error tells where that cannot be seen, as of a mount \
-                  with another fsname.) umount and fusermount3 -u work too, but do not wait.",
+                  with another fsname whose server belongs to somebody else.) umount and \
+                  fusermount3 -u work too, but do not wait.",
     after_help = "Examples:\n  weir umount /mnt\n  weir umount --lazy /mnt   # it is in use, and shall vanish now"
 )]
 pub struct UmountArgs {
@@ -53,7 +54,7 @@ fn mount_dir(dir: &Path) -> Outcome<PathBuf> {
 fn volume_mounted_at(path: &Path) -> Option<PathBuf> {
     // A mount whose server is dead has no attributes: it is no volume either.
     path.metadata().ok().filter(|meta| !meta.is_dir())?;
-    mounted_at(path).map(PathBuf::from)
+    mounted_at(path)
 }
 
 /// Runs the command.
@@ -69,6 +70,8 @@ pub fn run(args: &UmountArgs) -> Outcome {
             format!("not a Weir mount but {}: use umount", entry.fs_type),
         ));
     }
+    // As long as its server can be seen.
+    let (volume, file) = if args.lazy { (PathBuf::new(), None) } else { volume_of(&entry) };
     mount_point::detach(&dir, args.lazy).map_err(|error| match error {
         UnmountError::Busy(_) => Failure::new(
             shown,
@@ -79,37 +82,38 @@ pub fn run(args: &UmountArgs) -> Outcome {
     if args.lazy {
         return Ok(());
     }
-    let volume = Path::new(&entry.source);
-    wait_until_closed(&args.dir, volume, &entry.device)?;
-    match read_unlocked(volume) {
+    let Some(file) = file else {
+        let what = format!(
+            "unmounted, but {} is no volume that can be opened here: when that is closed cannot be seen",
+            volume.display()
+        );
+        say(format_args!("{shown}: {what}"));
+        return Ok(());
+    };
+    wait_until_closed(&args.dir, &file, &entry.device)?;
+    match newest_superblock(&file, &volume) {
         Ok(superblock) if !superblock.clean && !entry.read_only => Err(Failure::new(
             volume.display(),
             "unmounted, but its server could not close it: see what it said, then run weir fsck",
         )),
-        // Closed; or mounted under another name, and so out of sight.
+        // Closed; or mounted under the name of something else, and so out of sight.
         _ => Ok(()),
     }
 }
 
 /// The server holds a lock on the volume until it is closed. As long as the file system is mounted elsewhere, that is whom it waits for.
-fn wait_until_closed(dir: &Path, volume: &Path, device: &str) -> Outcome {
-    // By another name (-o fsname), or one that is no longer its own.
-    let opened = if volume.is_absolute() { File::open(volume).ok() } else { None };
-    let Some(file) = opened else {
-        let what = format!(
-            "unmounted, but {} is no volume that can be opened here: when that is closed cannot be seen",
-            volume.display()
-        );
-        say(format_args!("{}: {what}", dir.display()));
-        return Ok(());
-    };
+fn wait_until_closed(dir: &Path, file: &File, device: &str) -> Outcome {
     let began = Instant::now();
     let mut told = false;
     loop {
         match file.try_lock_shared() {
             Err(std::fs::TryLockError::WouldBlock) => {}
             // Closed; or there is no telling, and so nothing to wait for.
-            Ok(()) | Err(std::fs::TryLockError::Error(_)) => return Ok(()),
+            Ok(()) | Err(std::fs::TryLockError::Error(_)) => {
+                // In nobody's way.
+                let _ = file.unlock();
+                return Ok(());
+            }
         }
         if began.elapsed() > PATIENCE && !told {
             let what = match mount_point::held_by(device) {

@@ -1,8 +1,10 @@
 //! A volume, a mount of it, and the `weir` program, for tests.
 #![allow(dead_code, missing_docs)]
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::thread::sleep;
@@ -20,6 +22,13 @@ pub fn can_mount() -> bool {
 
 pub fn weir(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_weir")).args(arguments).stdin(Stdio::null()).output().unwrap()
+}
+
+/// With arguments that need not be text.
+pub fn weir_of_bytes(arguments: &[&[u8]]) -> Output {
+    let arguments = arguments.iter().map(|argument| OsStr::from_bytes(argument));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
+    command.args(arguments).stdin(Stdio::null()).output().unwrap()
 }
 
 pub fn done(arguments: &[&str]) -> String {
@@ -127,6 +136,31 @@ impl Drop for Bench {
         while self.is_mounted() {
             let _ = weir_mount::mount_point::detach(Path::new(&self.dir()), true);
         }
+    }
+}
+
+/// A file as a block device, until it is dropped.
+pub struct Loop(pub String);
+
+impl Loop {
+    /// `None` (and a word) where there can be none.
+    pub fn new(file: &str, options: &[&str]) -> Option<Self> {
+        let made = Command::new("losetup").args(options).args(["-f", "--show", file]).output();
+        match made {
+            Ok(output) if output.status.success() => {
+                Some(Self(String::from_utf8(output.stdout).unwrap().trim().to_owned()))
+            }
+            _ => {
+                eprintln!("skipped: loop devices need root and losetup");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").args(["-d", &self.0]).status();
     }
 }
 

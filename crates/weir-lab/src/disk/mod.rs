@@ -226,7 +226,7 @@ fn write_image(file: &Path, dir: &Path, size_bytes: u64, cancel: &Cancel) -> Lab
             free_mib: free / MIB,
         });
     }
-    eprintln!("weir lab: writing a disk image of {} MiB", size_bytes / MIB);
+    crate::tell!("weir lab: writing a disk image of {} MiB", size_bytes / MIB);
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(true);
     // A file system without O_DIRECT still gets a fully written image.

@@ -2,10 +2,12 @@
 //! normal end, Ctrl-C and `weir lab clean` after a crash all take it away the same way.
 //!
 //! Invariants: a resource is in the file before it exists; it is removed from the file only after
-//! it is gone; resources are released in reverse order. The one lock protects list and file.
+//! it is gone; resources are released in reverse order; nothing is removed that lies on a file
+//! system which is mounted below a directory of the lab. The one lock protects list and file.
 
 use std::fs;
 use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,7 +18,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{IoContext, LabError, LabResult};
-use crate::measure::device::parse_mountinfo;
+use crate::measure::device::mounts;
 use crate::sys::is_root;
 
 /// Something to take away again.
@@ -199,7 +201,7 @@ impl Registry {
 impl Drop for Registry {
     fn drop(&mut self) {
         for stuck in self.release_all() {
-            eprintln!("weir lab: left behind: {stuck} (try `weir lab clean`)");
+            crate::tell!("weir lab: left behind: {stuck} (try `weir lab clean`)");
         }
     }
 }
@@ -273,15 +275,27 @@ pub fn clean_stale() -> (Vec<String>, Vec<String>) {
 /// Releases one resource; succeeds when it is already gone.
 fn release(resource: &Resource) -> io::Result<()> {
     match resource {
-        Resource::Dir { path } => match fs::remove_dir_all(path) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
-            other => other,
-        },
+        Resource::Dir { path } => remove_dir(path),
         Resource::Process { pid, start_ticks } => end_process(*pid, *start_ticks),
         Resource::Loop { backing } => detach_loops(backing),
         Resource::Mount { path } => unmount(path),
         Resource::Throttle { file, line } => fs::write(file, line),
         Resource::Cgroup { path, parent } => remove_cgroup(path, parent),
+    }
+}
+
+/// Removes a directory with all that is in it. What is mounted below it is taken off, and not emptied: a helper that was slow may have mounted
+/// it after its mount was released, and was ended then.
+fn remove_dir(path: &Path) -> io::Result<()> {
+    // As the kernel names it.
+    let dir = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let below = mounts()?.into_iter().map(|mount| mount.mount_point);
+    let below: Vec<PathBuf> = below.filter(|mount_point| mount_point.starts_with(&dir)).collect();
+    // The latest first: it may lie on an earlier one.
+    below.iter().rev().try_for_each(|mount_point| unmount(mount_point))?;
+    match fs::remove_dir_all(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
     }
 }
 
@@ -315,8 +329,7 @@ fn end_process(pid: u32, started: u64) -> io::Result<()> {
 }
 
 fn is_mounted(path: &Path) -> bool {
-    fs::read_to_string("/proc/self/mountinfo")
-        .is_ok_and(|t| parse_mountinfo(&t).iter().any(|m| m.mount_point == path))
+    mounts().is_ok_and(|mounts| mounts.iter().any(|m| m.mount_point == path))
 }
 
 /// Unmounts; waits out a busy moment, then detaches lazily.
@@ -365,8 +378,10 @@ fn loops_of(backing: &Path) -> io::Result<Vec<String>> {
     let mut found = Vec::new();
     for entry in fs::read_dir("/sys/block")?.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
-        let Ok(text) = fs::read_to_string(entry.path().join("loop/backing_file")) else { continue };
-        if Path::new(text.trim_end().trim_end_matches(" (deleted)")) == backing {
+        let Ok(file) = fs::read(entry.path().join("loop/backing_file")) else { continue };
+        let file = file.strip_suffix(b"\n").unwrap_or(&file);
+        let file = file.strip_suffix(b" (deleted)").unwrap_or(file);
+        if file == backing.as_os_str().as_bytes() {
             found.push(format!("/dev/{name}"));
         }
     }
@@ -435,6 +450,57 @@ mod tests {
         fs::remove_dir_all(&path).expect("removed");
         registry.make_dir(&path).expect("free now");
         assert!(path.is_dir() && registry.release_all().is_empty() && !path.exists());
+    }
+
+    /// A file system in memory; false (and a word) where there can be none.
+    fn mount_tmpfs(at: &Path) -> bool {
+        fs::create_dir_all(at).expect("made");
+        let mounted = Command::new("mount").args(["-t", "tmpfs", "none"]).arg(at).output();
+        let is_mounted = mounted.is_ok_and(|out| out.status.success());
+        if !is_mounted {
+            eprintln!("skipped: mounting needs root");
+        }
+        is_mounted
+    }
+
+    #[test]
+    fn what_was_mounted_late_in_a_directory_is_taken_off_and_not_emptied() {
+        let registry = Registry::new().expect("state directory");
+        let base = std::env::temp_dir().join(format!("weir-lab-late-{}", std::process::id()));
+        let elsewhere = base.with_extension("elsewhere");
+        registry.make_dir(&base).expect("made");
+        if !mount_tmpfs(&elsewhere) {
+            return;
+        }
+        fs::write(elsewhere.join("kept"), "kept").expect("written");
+        // Of a name that no list of text has, and one on the other.
+        let late = base.join(std::ffi::OsStr::from_bytes(b"no \xff text"));
+        fs::create_dir(&late).expect("made");
+        let bind = Command::new("mount").arg("--bind").args([&elsewhere, &late]).output();
+        assert!(bind.expect("mount").status.success());
+        fs::create_dir(late.join("inner")).expect("made");
+        assert!(mount_tmpfs(&late.join("inner")));
+        assert_eq!(registry.release_all(), Vec::<String>::new());
+        assert!(!base.exists());
+        assert_eq!(fs::read_to_string(elsewhere.join("kept")).expect("still there"), "kept");
+        unmount(&elsewhere).expect("taken off");
+        fs::remove_dir(&elsewhere).expect("removed");
+    }
+
+    #[test]
+    fn a_mount_is_taken_off_also_while_another_has_a_name_that_is_no_text() {
+        let base = std::env::temp_dir().join(format!("weir-lab-names-{}", std::process::id()));
+        let (ours, other) = (base.join("ours"), base.join(std::ffi::OsStr::from_bytes(b"o\xff")));
+        if !mount_tmpfs(&other) {
+            return;
+        }
+        assert!(mount_tmpfs(&ours));
+        release(&Resource::Mount { path: ours.clone() }).expect("taken off");
+        let left = mounts().expect("a list").into_iter().map(|mount| mount.mount_point);
+        let left: Vec<PathBuf> = left.filter(|at| at.starts_with(&base)).collect();
+        unmount(&other).expect("taken off");
+        assert_eq!(left, [other]);
+        fs::remove_dir_all(&base).expect("removed");
     }
 
     #[test]

@@ -120,7 +120,7 @@ struct Until<'a> {
 impl Drop for Until<'_> {
     fn drop(&mut self) {
         for stuck in self.env.registry.release_to(self.mark) {
-            eprintln!("weir lab: left behind: {stuck}");
+            crate::tell!("weir lab: left behind: {stuck}");
         }
     }
 }

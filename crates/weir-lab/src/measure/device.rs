@@ -109,9 +109,9 @@ pub struct MountInfo {
 }
 
 /// A path as the kernel writes it in a list: blanks, tabs, newlines and backslashes as `\\040` and so on.
-fn unescaped(text: &str) -> OsString {
+fn unescaped(text: &[u8]) -> OsString {
     let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
+    let mut rest = text;
     while let [first, after @ ..] = rest {
         let code = (*first == b'\\').then(|| after.get(..3)).flatten();
         let code = code.and_then(|digits| std::str::from_utf8(digits).ok());
@@ -122,28 +122,34 @@ fn unescaped(text: &str) -> OsString {
     OsString::from_vec(bytes)
 }
 
-/// Parses `/proc/self/mountinfo`.
-pub fn parse_mountinfo(text: &str) -> Vec<MountInfo> {
-    text.lines()
-        .filter_map(|line| {
-            let (left, right) = line.split_once(" - ")?;
-            let left: Vec<&str> = left.split(' ').collect();
-            let right: Vec<&str> = right.split(' ').collect();
-            Some(MountInfo {
-                mount_point: PathBuf::from(unescaped(left.get(4)?)),
-                fs_type: (*right.first()?).to_owned(),
-                source: unescaped(right.get(1)?).to_string_lossy().into_owned(),
-                options: format!("{},{}", left.get(5)?, right.get(2)?),
-            })
-        })
-        .collect()
+/// Every mount that this process can see, oldest first.
+pub fn mounts() -> io::Result<Vec<MountInfo>> {
+    Ok(parse_mountinfo(&fs::read("/proc/self/mountinfo")?))
+}
+
+/// Parses `/proc/self/mountinfo`, in which names are bytes, text or not.
+pub fn parse_mountinfo(text: &[u8]) -> Vec<MountInfo> {
+    text.split(|&byte| byte == b'\n').filter_map(parse_mount).collect()
+}
+
+fn parse_mount(line: &[u8]) -> Option<MountInfo> {
+    let mut fields = line.split(|&byte| byte == b' ');
+    let mount_point = PathBuf::from(unescaped(fields.nth(4)?));
+    let lossy = |field: &[u8]| String::from_utf8_lossy(field).into_owned();
+    let own_options = lossy(fields.next()?);
+    // A varying number of optional fields ends with a single dash.
+    fields.find(|field| *field == b"-")?;
+    let fs_type = lossy(fields.next()?);
+    let source = unescaped(fields.next()?).to_string_lossy().into_owned();
+    let options = format!("{own_options},{}", lossy(fields.next()?));
+    Some(MountInfo { mount_point, fs_type, source, options })
 }
 
 /// The mount that `path` is on: the longest mount point above it, the latest of equals.
 pub fn mount_of(path: &Path) -> Option<MountInfo> {
     let path = fs::canonicalize(path).ok()?;
-    let text = fs::read_to_string("/proc/self/mountinfo").ok()?;
-    parse_mountinfo(&text)
+    mounts()
+        .ok()?
         .into_iter()
         .filter(|m| path.starts_with(&m.mount_point))
         .enumerate()
@@ -433,7 +439,7 @@ mod tests {
     #[test]
     fn mountinfo_gives_source_type_and_options() {
         let text =
-            "36 35 98:0 /mnt1 /mnt\\040a rw,noatime master:1 - ext4 /dev/vda1 rw,errors=continue\n";
+            b"36 35 98:0 /mnt1 /mnt\\040a rw,noatime master:1 - ext4 /dev/vda1 rw,errors=continue\n";
         let m = parse_mountinfo(text);
         assert_eq!(m.len(), 1);
         assert_eq!(m[0].mount_point, PathBuf::from("/mnt a"));
@@ -444,9 +450,10 @@ mod tests {
 
     #[test]
     fn a_mount_point_is_known_whatever_is_in_its_name() {
-        let text = "36 35 98:0 / /a\\011b\\134c\\012d\\040e rw - ext4 /dev/vda1 rw\n";
-        assert_eq!(parse_mountinfo(text)[0].mount_point, PathBuf::from("/a\tb\\c\nd e"));
-        assert_eq!(unescaped("\\9 \\"), "\\9 \\", "nothing that is a code");
+        let text = b"36 35 98:0 / /a\\011b\\134c\\012d\\040e\xff rw - ext4 /dev/vda1 rw\n";
+        let expected = OsString::from_vec(b"/a\tb\\c\nd e\xff".to_vec());
+        assert_eq!(parse_mountinfo(text)[0].mount_point, PathBuf::from(expected));
+        assert_eq!(unescaped(b"\\9 \\"), "\\9 \\", "nothing that is a code");
     }
 
     #[test]

@@ -415,7 +415,7 @@ impl FileSystemOps for HollowFs {
     }
 
     fn panicked(&self, what: &str) {
-        eprintln!("hollow: a handler panicked: {what}");
+        crate::tell!("hollow: a handler panicked: {what}");
     }
 }
 

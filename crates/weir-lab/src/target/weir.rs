@@ -163,7 +163,7 @@ impl WeirFs {
 impl Drop for WeirFs {
     fn drop(&mut self) {
         if let Err(e) = self.volume().and_then(|v| v.close().map_err(fs_error)) {
-            eprintln!("weir lab: closing the volume: {e}");
+            crate::tell!("weir lab: closing the volume: {e}");
         }
     }
 }

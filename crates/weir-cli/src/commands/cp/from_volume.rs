@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{
     AtFlags, CWD, Gid, Mode, Timespec, Timestamps, Uid, lsetxattr, makedev, mknodat, utimensat,
 };
+use rustix::io::Errno;
 use weir::{Attr, Error, FileType, Timestamp, Volume};
 
 use super::output::{Output, make_room};
@@ -19,63 +20,71 @@ use crate::failure::{Failure, Outcome};
 use crate::place::Place;
 use crate::show::device_numbers;
 
-struct Copier<'a> {
+/// Copies out of one volume.
+pub(super) struct Copier<'a> {
     volume: &'a Volume,
-    tally: &'a mut Tally,
-    /// A file that is replaced gets the attributes of its copy; else it keeps its mode and owner.
+    pub(super) tally: &'a mut Tally,
+    /// A file that is replaced gets the attributes of its copy, else it keeps its mode and owner; and what is one file here is one there.
     recursive: bool,
-    /// Host paths made for inodes with several names.
-    linked: HashMap<u64, PathBuf>,
+    /// What was made on the host for inodes with several names: where, and as which file.
+    linked: HashMap<u64, (PathBuf, (u64, u64))>,
     buffer: Vec<u8>,
-}
-
-/// Copies `place` to `destination`, or below it if that is a directory.
-pub(super) fn copy(
-    volume: &Volume,
-    place: &Place,
-    destination: &Path,
-    recursive: bool,
-    tally: &mut Tally,
-) -> Outcome {
-    // As with cp(1), a link is followed that is named, and copied where a tree is.
-    let attr = if recursive && !place.must_be_directory {
-        volume.symlink_metadata(&place.path)
-    } else {
-        volume.metadata(&place.path)
-    };
-    let attr = attr.map_err(|error| Failure::inside(place, &error))?;
-    if attr.file_type == FileType::Directory && !recursive {
-        return Err(Failure::new(place, "is a directory: add -r to copy it"));
-    }
-    if place.must_be_directory && attr.file_type != FileType::Directory {
-        return Err(Failure::inside(place, &Error::NotDirectory));
-    }
-    let buffer = vec![0; CHUNK_BYTES];
-    let mut copier = Copier { volume, tally, recursive, linked: HashMap::new(), buffer };
-    let target = match place.name() {
-        Some(name) if destination.is_dir() => destination.join(OsStr::from_bytes(name)),
-        _ => destination.to_owned(),
-    };
-    copier.entry(&attr, place, &target)
 }
 
 fn timespec(time: Timestamp) -> Timespec {
     Timespec { tv_sec: time.seconds, tv_nsec: time.nanoseconds.into() }
 }
 
-impl Copier<'_> {
+/// Which file has this name, and no other that it may lead to.
+fn named(path: &Path) -> Option<(u64, u64)> {
+    path.symlink_metadata().ok().map(|meta| (meta.dev(), meta.ino()))
+}
+
+impl<'a> Copier<'a> {
+    /// For copies out of `volume`.
+    pub(super) fn new(volume: &'a Volume, recursive: bool, tally: &'a mut Tally) -> Self {
+        let buffer = vec![0; CHUNK_BYTES];
+        Self { volume, tally, recursive, linked: HashMap::new(), buffer }
+    }
+
+    /// Copies `place` to `destination`, or below it if that is a directory.
+    pub(super) fn copy(&mut self, place: &Place, destination: &Path) -> Outcome {
+        // As with cp(1), a link is followed that is named, and copied where a tree is.
+        let attr = if self.recursive && !place.must_be_directory {
+            self.volume.symlink_metadata(&place.path)
+        } else {
+            self.volume.metadata(&place.path)
+        };
+        let attr = attr.map_err(|error| Failure::inside(place, &error))?;
+        if attr.file_type == FileType::Directory && !self.recursive {
+            return Err(Failure::new(place, "is a directory: add -r to copy it"));
+        }
+        if place.must_be_directory && attr.file_type != FileType::Directory {
+            return Err(Failure::inside(place, &Error::NotDirectory));
+        }
+        let target = match place.name() {
+            Some(name) if destination.is_dir() => destination.join(OsStr::from_bytes(name)),
+            _ => destination.to_owned(),
+        };
+        self.entry(&attr, place, &target)
+    }
+
     fn entry(&mut self, attr: &Attr, place: &Place, target: &Path) -> Outcome {
         let host = |error: std::io::Error| Failure::host(target, &error);
-        let several_names = attr.file_type != FileType::Directory && attr.links > 1;
+        let is_directory = attr.file_type == FileType::Directory;
+        let several_names = self.recursive && !is_directory && attr.links > 1;
         if self.tally.made_links.contains(target) {
             return Err(Failure::new(
                 target.display(),
                 "a link that this copy has just made: not written through: copy one by one",
             ));
         }
-        if let Some(first) = self.linked.get(&attr.ino).filter(|_| several_names) {
-            make_room(target)?;
-            return fs::hard_link(first, target).map_err(host);
+        if several_names && self.link(attr.ino, target)? {
+            if attr.file_type == FileType::Symlink {
+                self.tally.made_links.insert(target.to_owned());
+            }
+            self.tally.files += 1;
+            return Ok(());
         }
         match attr.file_type {
             FileType::Regular => {
@@ -100,19 +109,36 @@ impl Copier<'_> {
             }
             FileType::Fifo | FileType::Socket | FileType::CharDevice | FileType::BlockDevice => {
                 make_room(target)?;
-                if !self.special(attr, target) {
+                if !self.special(attr, target)? {
                     return Ok(());
                 }
             }
         }
-        if several_names {
-            self.linked.insert(attr.ino, target.to_owned());
+        if several_names
+            && let Some(file) = target.symlink_metadata().ok()
+            // Where that is a link that was there already, or a device, what was written is behind it.
+            && file.is_file() == (attr.file_type == FileType::Regular)
+        {
+            self.linked.insert(attr.ino, (target.to_owned(), (file.dev(), file.ino())));
         }
         self.tally.files += 1;
         if attr.file_type == FileType::Regular {
             return Ok(());
         }
-        self.attributes(attr, target, None)
+        self.attributes(attr, (target, target), None)
+    }
+
+    /// One more name for what was copied before. False: there is no such copy, or something else has got its name since.
+    fn link(&self, ino: u64, target: &Path) -> Outcome<bool> {
+        let Some((first, file)) = self.linked.get(&ino) else { return Ok(false) };
+        if named(first) != Some(*file) {
+            return Ok(false);
+        }
+        if named(target) != Some(*file) {
+            make_room(target)?;
+            fs::hard_link(first, target).map_err(|error| Failure::host(target, &error))?;
+        }
+        Ok(true)
     }
 
     fn directory(&mut self, attr: &Attr, place: &Place, target: &Path) -> Outcome {
@@ -121,16 +147,16 @@ impl Copier<'_> {
             entries.push(entry);
             true
         });
-        listed.map_err(|error| Failure::inside(place, &error))?;
+        // What it has named by then is copied.
+        self.tally.go_on(listed.map_err(|error| Failure::inside(place, &error)))?;
         for entry in entries {
             let below = place.join(&entry.name);
-            self.tally.progress.message(below.to_string());
-            match self.volume.getattr(entry.ino) {
-                Ok(attr) => {
-                    self.entry(&attr, &below, &target.join(OsStr::from_bytes(&entry.name)))?;
-                }
-                Err(error) => self.tally.skip(below, error),
-            }
+            self.tally.progress.message(&below);
+            let attr = self.volume.getattr(entry.ino);
+            let copied = attr.map_err(|error| Failure::inside(&below, &error)).and_then(|attr| {
+                self.entry(&attr, &below, &target.join(OsStr::from_bytes(&entry.name)))
+            });
+            self.tally.go_on(copied)?;
         }
         Ok(())
     }
@@ -145,7 +171,7 @@ impl Copier<'_> {
         output.finish(attr.size_bytes)?;
         if let Some(path) = output.with_attributes() {
             let kept = output.replaced.as_ref().filter(|_| !self.recursive);
-            self.attributes(attr, path, kept)?;
+            self.attributes(attr, (path, target), kept)?;
         }
         output.complete()?;
         Ok(true)
@@ -186,31 +212,33 @@ impl Copier<'_> {
     }
 
     /// Makes a fifo, socket or device node; false (and a word) where this user may not.
-    fn special(&mut self, attr: &Attr, target: &Path) -> bool {
+    fn special(&mut self, attr: &Attr, target: &Path) -> Outcome<bool> {
         let (major, minor) = device_numbers(attr.rdev);
         let file_type = rustix::fs::FileType::from_raw_mode(attr.file_type.mode_bits());
         let mode = Mode::from_raw_mode(attr.permissions & 0o777);
         match mknodat(CWD, target, file_type, mode, makedev(major, minor)) {
-            Ok(()) => true,
+            Ok(()) => Ok(true),
             Err(error) => {
-                self.tally.skip(target.display(), error);
-                false
+                self.tally.go_on(Err(Failure::host(target, &error.into())))?;
+                Ok(false)
             }
         }
     }
 
-    /// Gives `target` the attributes of the file that it is a copy of; mode and owner are those of
-    /// `kept`, if that is given.
-    fn attributes(&mut self, attr: &Attr, target: &Path, kept: Option<&Metadata>) -> Outcome {
-        let host = |error: std::io::Error| Failure::host(target, &error);
+    /// Gives `target`, which will be called `shown`, the attributes of the file that it is a copy of;
+    /// mode and owner are those of `kept`, if that is given.
+    fn attributes(
+        &mut self,
+        attr: &Attr,
+        (target, shown): (&Path, &Path),
+        kept: Option<&Metadata>,
+    ) -> Outcome {
+        let host = |error: std::io::Error| Failure::host(shown, &error);
         let (uid, gid, permissions) = match kept {
             Some(meta) => (meta.uid(), meta.gid(), meta.mode()),
             None => (attr.uid, attr.gid, attr.permissions),
         };
-        let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
-        let owned =
-            rustix::fs::chownat(CWD, target, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)
-                .is_ok();
+        let owned = self.give((target, shown), Uid::from_raw(uid), Gid::from_raw(gid))?;
         if attr.file_type != FileType::Symlink {
             // Without the owner, set-user-id would lend the wrong identity.
             let lent = if owned { 0o7777 } else { 0o1777 };
@@ -218,7 +246,7 @@ impl Copier<'_> {
             fs::set_permissions(target, mode).map_err(host)?;
         }
         if kept.is_none() {
-            self.xattrs(attr.ino, target);
+            self.xattrs(attr.ino, target, shown)?;
         }
         let times = Timestamps {
             last_access: timespec(attr.atime),
@@ -228,8 +256,34 @@ impl Copier<'_> {
             .map_err(|error| host(error.into()))
     }
 
-    fn xattrs(&mut self, ino: u64, target: &Path) {
-        for name in self.volume.listxattr(ino).unwrap_or_default() {
+    /// Gives a copy its owner and group; false (and a word, in the end) where that is not for this user to do.
+    fn give(&mut self, (target, shown): (&Path, &Path), uid: Uid, gid: Gid) -> Outcome<bool> {
+        let give = |uid, gid| rustix::fs::chownat(CWD, target, uid, gid, AtFlags::SYMLINK_NOFOLLOW);
+        match give(Some(uid), Some(gid)) {
+            Ok(()) => Ok(true),
+            // As with cp(1): nobody but root expects that, and its group is what they may give.
+            Err(Errno::PERM | Errno::INVAL) if !rustix::process::geteuid().is_root() => {
+                let _ = give(None, Some(gid));
+                self.tally.owners_lost += 1;
+                Ok(false)
+            }
+            Err(error) => {
+                let failure = Failure::host(shown, &error.into());
+                self.tally.go_on(Err(failure.with_remark("the owner is not kept")))?;
+                Ok(false)
+            }
+        }
+    }
+
+    fn xattrs(&mut self, ino: u64, target: &Path, shown: &Path) -> Outcome {
+        let names = match self.volume.listxattr(ino) {
+            Ok(names) => names,
+            Err(error) => {
+                let failure = Failure::inside(shown.display(), &error);
+                return self.tally.go_on(Err(failure.with_remark("without its attributes")));
+            }
+        };
+        for name in names {
             let stored =
                 self.volume.getxattr(ino, &name).map_err(|error| error.to_string()).and_then(
                     |value| {
@@ -240,8 +294,9 @@ impl Copier<'_> {
                 );
             if let Err(error) = stored {
                 let name = String::from_utf8_lossy(&name);
-                self.tally.skip(target.display(), format!("attribute {name}: {error}"));
+                self.tally.skip(shown.display(), format!("attribute {name}: {error}"));
             }
         }
+        Ok(())
     }
 }

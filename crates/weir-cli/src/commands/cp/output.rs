@@ -69,7 +69,8 @@ impl Output {
         let is_link = target.symlink_metadata().is_ok_and(|meta| meta.is_symlink());
         match target.metadata() {
             Ok(meta) if meta.is_dir() => {
-                Err(Failure::new(target.display(), "is a directory: give another destination"))
+                let what = "is a directory: give another destination";
+                Err(Failure::new(target.display(), what).of_one())
             }
             Ok(meta) if meta.is_file() && !is_descriptor(target, is_link) => {
                 refuse_volume(target)?;
@@ -85,7 +86,8 @@ impl Output {
             Err(error) if error.kind() == ErrorKind::NotFound && is_link => Err(Failure::new(
                 target.display(),
                 "a symbolic link that leads nowhere: remove it, or choose another path",
-            )),
+            )
+            .of_one()),
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 Ok(Self::new(create_new(target).map_err(host)?, target, false))
             }
@@ -213,7 +215,7 @@ pub(super) fn refuse_volume(path: &Path) -> Outcome {
     let Ok(file) = File::open(path) else { return Ok(()) };
     if has_superblock(&file) {
         let state = match mounted_at(path) {
-            Some(dir) => format!("a Weir volume, mounted at {dir}"),
+            Some(dir) => format!("a Weir volume, mounted at {}", dir.display()),
             None => "a Weir volume".to_owned(),
         };
         return Err(Failure::new(

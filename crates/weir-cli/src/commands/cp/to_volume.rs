@@ -13,84 +13,24 @@ use std::path::Path;
 
 use rustix::fs::{SeekFrom, XattrFlags, lgetxattr, llistxattr, seek};
 use rustix::io::Errno;
-use weir::{Error, FileType, NewInode, RenameMode, SetAttr, SetTime, Timestamp, Volume, XattrMode};
+use weir::{Error, FileType, NewInode, SetAttr, SetTime, Timestamp, Volume, XattrMode};
 
 use super::output::identity;
 use super::{CHUNK_BYTES, Tally};
 use crate::failure::{Failure, Outcome};
 use crate::place::Place;
 
-/// Names tried for a copy on its way to the name of the file that it replaces.
-const MAX_NAMES: u32 = 1000;
-
-struct Copier<'a> {
+/// Copies into one volume.
+pub(super) struct Copier<'a> {
     volume: &'a Volume,
-    tally: &'a mut Tally,
-    /// FIFOs, devices and sockets are copied as what they are; else they are read.
+    pub(super) tally: &'a mut Tally,
+    /// FIFOs, devices and sockets are copied as what they are, else they are read; and what is one file here is one there.
     recursive: bool,
     /// The volume's own file on the host, which cannot be copied into itself.
     own: Option<(u64, u64)>,
     /// Inodes made for host files with several names: (device, inode) to inode.
     linked: HashMap<(u64, u64), u64>,
     buffer: Vec<u8>,
-}
-
-/// Copies `source` to `place`, or below it if that is a directory.
-pub(super) fn copy(
-    volume: &Volume,
-    source: &Path,
-    place: &Place,
-    recursive: bool,
-    tally: &mut Tally,
-) -> Outcome {
-    // As with cp(1), a link is followed that is named, and copied where a tree is.
-    let meta = if recursive { source.symlink_metadata() } else { source.metadata() };
-    let meta = meta.map_err(|error| Failure::host(source, &error))?;
-    if meta.is_dir() && !recursive {
-        return Err(Failure::new(source.display(), "is a directory: add -r to copy it"));
-    }
-    let fail = |error: Error| Failure::inside(place, &error);
-    let own = place.volume.metadata().ok().map(|meta| identity(&meta));
-    let buffer = vec![0; CHUNK_BYTES];
-    let linked = HashMap::new();
-    let mut copier = Copier { volume, tally, recursive, own, linked, buffer };
-    let followed = if recursive { None } else { source.canonicalize().ok() };
-    let from = followed.as_deref().unwrap_or(source);
-    let contents_only = source.as_os_str().as_bytes().ends_with(b"/.") || source.as_os_str() == ".";
-    let existing = match volume.metadata(&place.path) {
-        Ok(attr) => Some(attr),
-        Err(Error::NotFound) => None,
-        Err(error) => return Err(fail(error)),
-    };
-    match existing {
-        Some(attr) if attr.file_type == FileType::Directory && contents_only => {
-            copier.directory(source, attr.ino, place)?;
-            copier.attributes(source, &meta, attr.ino, place)
-        }
-        Some(attr) if attr.file_type == FileType::Directory => {
-            let named = source.canonicalize();
-            let name = match source.file_name() {
-                Some(name) => name.to_owned(),
-                None => named
-                    .ok()
-                    .and_then(|path| path.file_name().map(OsStr::to_owned))
-                    .ok_or_else(|| Failure::new(source.display(), "has no name to copy it to"))?,
-            };
-            let name = name.into_vec();
-            copier.entry(from, &meta, attr.ino, &name, &place.join(&name))
-        }
-        Some(_) if meta.is_dir() || place.must_be_directory => {
-            Err(Failure::new(place, "is not a directory"))
-        }
-        None if place.must_be_directory && !meta.is_dir() => Err(Failure::new(
-            place,
-            format!("no such directory: make it first: weir mkdir {place}"),
-        )),
-        _ => {
-            let (dir, name) = volume.resolve_parent(&place.path).map_err(fail)?;
-            copier.entry(from, &meta, dir, &name, place)
-        }
-    }
 }
 
 fn file_type(meta: &Metadata) -> FileType {
@@ -136,7 +76,70 @@ fn times(meta: &Metadata) -> (SetTime, SetTime) {
     (at(meta.atime(), meta.atime_nsec()), at(meta.mtime(), meta.mtime_nsec()))
 }
 
-impl Copier<'_> {
+impl<'a> Copier<'a> {
+    /// For copies to `place`, which is in `volume`.
+    pub(super) fn new(
+        volume: &'a Volume,
+        place: &Place,
+        recursive: bool,
+        tally: &'a mut Tally,
+    ) -> Self {
+        let own = place.volume.metadata().ok().map(|meta| identity(&meta));
+        let buffer = vec![0; CHUNK_BYTES];
+        Self { volume, tally, recursive, own, linked: HashMap::new(), buffer }
+    }
+
+    /// Copies `source` to `place`, or below it if that is a directory.
+    pub(super) fn copy(&mut self, source: &Path, place: &Place) -> Outcome {
+        // As with cp(1), a link is followed that is named, and copied where a tree is.
+        let meta = if self.recursive { source.symlink_metadata() } else { source.metadata() };
+        let meta = meta.map_err(|error| Failure::host(source, &error))?;
+        if meta.is_dir() && !self.recursive {
+            return Err(Failure::new(source.display(), "is a directory: add -r to copy it"));
+        }
+        let fail = |error: Error| Failure::inside(place, &error);
+        let followed = if self.recursive { None } else { source.canonicalize().ok() };
+        let from = followed.as_deref().unwrap_or(source);
+        let contents_only =
+            source.as_os_str().as_bytes().ends_with(b"/.") || source.as_os_str() == ".";
+        let existing = match self.volume.metadata(&place.path) {
+            Ok(attr) => Some(attr),
+            Err(Error::NotFound) => None,
+            Err(error) => return Err(fail(error)),
+        };
+        match existing {
+            Some(attr) if attr.file_type == FileType::Directory && contents_only => {
+                self.directory(source, attr.ino, place)?;
+                self.attributes(source, &meta, attr.ino, place)
+            }
+            Some(attr) if attr.file_type == FileType::Directory => {
+                let named = source.canonicalize();
+                let name = match source.file_name() {
+                    Some(name) => name.to_owned(),
+                    None => named
+                        .ok()
+                        .and_then(|path| path.file_name().map(OsStr::to_owned))
+                        .ok_or_else(|| {
+                            Failure::new(source.display(), "has no name to copy it to")
+                        })?,
+                };
+                let name = name.into_vec();
+                self.entry(from, &meta, attr.ino, &name, &place.join(&name))
+            }
+            Some(_) if meta.is_dir() || place.must_be_directory => {
+                Err(Failure::new(place, "is not a directory"))
+            }
+            None if place.must_be_directory && !meta.is_dir() => Err(Failure::new(
+                place,
+                format!("no such directory: make it first: weir mkdir {place}"),
+            )),
+            _ => {
+                let (dir, name) = self.volume.resolve_parent(&place.path).map_err(fail)?;
+                self.entry(from, &meta, dir, &name, place)
+            }
+        }
+    }
+
     fn entry(
         &mut self,
         source: &Path,
@@ -156,11 +159,12 @@ impl Copier<'_> {
             FileType::Directory | FileType::Symlink => false,
             _ => !self.recursive,
         };
-        let several_names = kind != FileType::Directory && meta.nlink() > 1;
+        let several_names = self.recursive && kind != FileType::Directory && meta.nlink() > 1;
         let identity = (meta.dev(), meta.ino());
-        if let Some(&ino) = self.linked.get(&identity).filter(|_| several_names) {
-            self.make_room(dir, name).map_err(fail)?;
-            self.volume.link(ino, dir, name).map_err(fail)?;
+        if let Some(&ino) = self.linked.get(&identity).filter(|_| several_names)
+            && self.link(ino, dir, name).map_err(fail)?
+        {
+            self.tally.files += 1;
             return Ok(());
         }
         let ino = if is_read {
@@ -210,7 +214,7 @@ impl Copier<'_> {
         let from = match File::open(source) {
             Ok(from) => from,
             Err(error) => {
-                self.tally.skip(source.display(), error);
+                self.tally.go_on(Err(Failure::host(source, &error)))?;
                 return Ok(None);
             }
         };
@@ -221,15 +225,14 @@ impl Copier<'_> {
             let ino = self.volume.make(dir, name, &new).map_err(fail)?.ino;
             let file = self.volume.open_inode(ino, true).map_err(fail)?;
             self.contents((source, &from), &file, place).map_err(|(at, failure)| {
-                let what = format!("the copy is incomplete: it ends at byte {at}");
-                Failure::bare(format!("{failure} ({what})"))
+                failure.with_remark(format_args!("the copy is incomplete: it ends at byte {at}"))
             })?;
             self.attributes(source, meta, ino, place)?;
             return Ok(Some(ino));
         }
         let (attr, file) = self.volume.tmpfile(dir, &new).map_err(fail)?;
         self.contents((source, &from), &file, place)
-            .map_err(|(_, failure)| Failure::bare(format!("{failure} (the old file is kept)")))?;
+            .map_err(|(_, failure)| failure.with_remark("the old file is kept"))?;
         self.attributes(source, meta, attr.ino, place)?;
         self.replace(&file, dir, name).map_err(fail)?;
         Ok(Some(attr.ino))
@@ -237,27 +240,36 @@ impl Copier<'_> {
 
     /// Puts a file without a name in the place of another one.
     fn replace(&self, file: &weir::File, dir: u64, name: &[u8]) -> weir::Result<()> {
-        // What is smaller comes with the rename: see `Volume::rename`.
+        // After a crash the name has the old file, or the new one with all that is in it.
         if file.size() > u64::from(self.volume.capabilities().max_log_payload_bytes) {
             file.fsync()?;
+        } else {
+            file.barrier()?;
         }
-        for attempt in 0..MAX_NAMES {
-            let temporary = format!(".weir-cp-{}-{attempt}", std::process::id()).into_bytes();
-            match self.volume.link(file.ino(), dir, &temporary) {
-                Err(Error::Exists) => {}
-                linked => {
-                    linked?;
-                    let replaced =
-                        self.volume.rename(dir, &temporary, dir, name, RenameMode::Replace);
-                    if replaced.is_err() {
-                        // The first error is the one to tell.
-                        let _ = self.volume.unlink(dir, &temporary);
-                    }
-                    return replaced;
-                }
-            }
+        self.exchange(file.ino(), dir, name)
+    }
+
+    /// Takes a name away from what it leads to, and gives it to another inode, at once.
+    fn exchange(&self, ino: u64, dir: u64, name: &[u8]) -> weir::Result<()> {
+        let mut batch = self.volume.batch();
+        batch.unlink(dir, name)?;
+        batch.link(ino, dir, name)?;
+        batch.commit_relaxed()?;
+        Ok(())
+    }
+
+    /// One more name for what was copied before. False: that is no more, because something else has got the only name of the copy.
+    fn link(&self, ino: u64, dir: u64, name: &[u8]) -> weir::Result<bool> {
+        if !self.volume.getattr(ino).is_ok_and(|attr| attr.links > 0) {
+            return Ok(false);
         }
-        Err(Error::Exists)
+        match self.volume.lookup(dir, name) {
+            Ok(there) if there.ino == ino => {}
+            Ok(_) => self.exchange(ino, dir, name)?,
+            Err(Error::NotFound) => self.volume.link(ino, dir, name).map(drop)?,
+            Err(error) => return Err(error),
+        }
+        Ok(true)
     }
 
     /// Takes away what is in the way of a new file.
@@ -282,17 +294,24 @@ impl Copier<'_> {
 
     fn directory(&mut self, source: &Path, ino: u64, place: &Place) -> Outcome {
         let host = |error: std::io::Error| Failure::host(source, &error);
-        for entry in fs::read_dir(source).map_err(host)? {
-            let entry = entry.map_err(host)?;
-            let path = entry.path();
-            let name = entry.file_name().into_vec();
-            self.tally.progress.message(path.display().to_string());
-            match entry.metadata() {
-                Ok(meta) => self.entry(&path, &meta, ino, &name, &place.join(&name))?,
-                Err(error) => self.tally.skip(path.display(), error),
-            }
+        let entries = match fs::read_dir(source) {
+            Ok(entries) => entries,
+            // What is in it is left out, and no more.
+            Err(error) => return self.tally.go_on(Err(host(error))),
+        };
+        for entry in entries {
+            let copied = entry.map_err(host).and_then(|entry| self.below(&entry, ino, place));
+            self.tally.go_on(copied)?;
         }
         Ok(())
+    }
+
+    fn below(&mut self, entry: &fs::DirEntry, dir: u64, place: &Place) -> Outcome {
+        let path = entry.path();
+        let name = entry.file_name().into_vec();
+        self.tally.progress.message(path.display());
+        let meta = entry.metadata().map_err(|error| Failure::host(&path, &error))?;
+        self.entry(&path, &meta, dir, &name, &place.join(&name))
     }
 
     /// Copies what is data, up to the end that the source has by then, and leaves holes as they are. An error comes with where the copy
@@ -340,7 +359,7 @@ impl Copier<'_> {
     }
 
     fn attributes(&mut self, source: &Path, meta: &Metadata, ino: u64, place: &Place) -> Outcome {
-        self.xattrs(source, ino);
+        self.xattrs(source, ino)?;
         let (atime, mtime) = times(meta);
         let is_link = meta.file_type().is_symlink();
         let change = SetAttr {
@@ -356,9 +375,17 @@ impl Copier<'_> {
     }
 
     /// Attributes that this user cannot read, or the volume does not take, are left out with a word.
-    fn xattrs(&mut self, source: &Path, ino: u64) {
+    fn xattrs(&mut self, source: &Path, ino: u64) -> Outcome {
         let mut list = vec![0; 65_536];
-        let Ok(list_bytes) = llistxattr(source, &mut list) else { return };
+        let list_bytes = match llistxattr(source, &mut list) {
+            Ok(list_bytes) => list_bytes,
+            // There are none on this file system.
+            Err(Errno::OPNOTSUPP) => return Ok(()),
+            Err(error) => {
+                let failure = Failure::host(source, &error.into());
+                return self.tally.go_on(Err(failure.with_remark("without its attributes")));
+            }
+        };
         let mut value = vec![0; 65_536];
         for name in list[..list_bytes].split(|&byte| byte == 0).filter(|name| !name.is_empty()) {
             let Ok(c_name) = CString::new(name) else { continue };
@@ -374,6 +401,7 @@ impl Copier<'_> {
                 self.tally.skip(source.display(), format!("attribute {name}: {error}"));
             }
         }
+        Ok(())
     }
 }
 
