@@ -133,6 +133,7 @@ fn a_mount_in_the_background_whose_starter_is_gone_is_taken_off_again() {
         code = server.try_wait().unwrap().map(|status| status.code());
     }
     let _ = server.kill();
+    server.wait().unwrap();
     let said = std::io::read_to_string(server.stderr.take().unwrap()).unwrap();
     assert_eq!(code, Some(Some(1)), "{said}");
     assert!(said.contains("has not waited") && said.lines().count() == 1, "{said}");
