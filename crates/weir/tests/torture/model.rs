@@ -88,14 +88,20 @@ impl Names {
 
 impl Content {
     /// A new file, or one as it was found: durable as it is.
-    pub fn durable(op: u64, bytes: &[u8], xattrs: BTreeMap<String, Vec<u8>>) -> Self {
+    pub fn durable(
+        names: &mut Names,
+        op: u64,
+        bytes: &[u8],
+        xattrs: BTreeMap<String, Vec<u8>>,
+    ) -> Self {
         let mut made = Self { size: bytes.len() as u64, xattrs, ..Self::default() };
-        made.sizes.push((0, made.size));
+        made.sizes.push((names.next(), made.size));
         for (index, part) in bytes.chunks(PAGE as usize).enumerate() {
             let mut page = part.to_vec();
             page.resize(PAGE as usize, 0);
             if page.iter().any(|byte| *byte != 0) {
-                let first = Version { name: 0, bytes: Arc::from(page), reach: made.size };
+                let (name, reach) = (names.next(), made.size);
+                let first = Version { name, bytes: Arc::from(page), reach };
                 made.pages.insert(index as u64, Page { versions: vec![first], written: op });
             }
         }
@@ -158,7 +164,7 @@ impl Content {
             match page.versions.last_mut() {
                 Some(last) => last.reach = last.reach.max(size),
                 None => {
-                    page.versions.push(Version { name: names.next(), bytes: zeros(), reach: 0 })
+                    page.versions.push(Version { name: names.next(), bytes: zeros(), reach: size })
                 }
             }
             let mut bytes =
@@ -501,8 +507,8 @@ impl History {
         for (name, (ino, bytes, xattrs)) in found {
             let file = *files.entry(*ino).or_insert_with(|| self.names.next());
             world.names.insert(name.clone(), file);
-            let content = || Arc::new(Content::durable(self.ops, bytes, xattrs.clone()));
-            world.files.entry(file).or_insert_with(content);
+            let content = Content::durable(&mut self.names, self.ops, bytes, xattrs.clone());
+            world.files.entry(file).or_insert_with(|| Arc::new(content));
         }
         self.acknowledged = self.ops;
         self.worlds = vec![world];

@@ -6,7 +6,7 @@ use crate::Stage;
 use crate::common::Random;
 use crate::disk::{Disk, seeing_all};
 use crate::model::{Content, EVERYTHING, Found, History, Names, PAGE, Promise, World};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,6 +17,7 @@ const FILES: usize = 6;
 const MOST_BYTES: u64 = 48 * PAGE;
 const TICKETS: usize = 12;
 const LOOKS: u32 = 20;
+const TRACED: usize = 60;
 
 pub struct Owner {
     number: u64,
@@ -26,6 +27,8 @@ pub struct Owner {
     covered: World,
     /// Tickets that nobody has waited for.
     tickets: Vec<(SyncTicket, World, Promise)>,
+    /// What it did last, for people.
+    trace: VecDeque<String>,
 }
 
 /// What came of a call.
@@ -45,6 +48,7 @@ impl Owner {
             history: History::new(),
             covered: World::default(),
             tickets: Vec::new(),
+            trace: VecDeque::new(),
         }
     }
 
@@ -86,7 +90,9 @@ impl Owner {
     pub fn check(&mut self, volume: &Volume) -> Result<(), String> {
         let failed = |error: Error| format!("{}: cannot be read: {error}", self.path());
         let found = self.found(volume).map_err(failed)?;
-        self.history.adopt(&found).map_err(|why| format!("{}: {why}", self.path()))
+        self.trace.push_back("the volume is opened".to_owned());
+        let trace = self.trace.iter().cloned().collect::<Vec<_>>().join("\n  ");
+        self.history.adopt(&found).map_err(|why| format!("{trace}\n{}: {why}", self.path()))
     }
 
     fn found(&self, volume: &Volume) -> Result<Found> {
@@ -151,12 +157,38 @@ impl Work<'_> {
 
     fn finding(&self, text: &str) -> ! {
         let ops = self.owner.history.ops;
-        panic!("{} after {ops} operations: {text}", self.owner.path());
+        let trace = self.owner.trace.iter().cloned().collect::<Vec<_>>().join("\n  ");
+        let stats = self.volume.stats();
+        let (log, space) = (stats.log_fill, stats.space);
+        let state = format!(
+            "{log:?}, {space:?}, {:?}, {:?}, logged {}, dirty {}",
+            stats.checkpoint_phase, stats.checkpoint_refused, stats.logged_pages, stats.dirty_pages
+        );
+        panic!("{trace}\n{state}\n{} after {ops} operations: {text}", self.owner.path());
+    }
+
+    /// The thread is about to do this.
+    fn doing(&mut self, what: &str) {
+        self.stage.doing(what);
+        let (op, trace) = (self.owner.history.ops, &mut self.owner.trace);
+        trace.push_back(format!("{op}: {what}"));
+        if trace.len() > TRACED {
+            trace.pop_front();
+        }
+    }
+
+    fn note(&mut self, answer: &str) {
+        if let Some(last) = self.owner.trace.back_mut() {
+            *last += answer;
+        }
     }
 
     fn verdict<T>(&mut self, what: &str, result: Result<T>) -> Verdict<T> {
+        let is_dead = self.disk.core.is_dead();
+        let answer = result.as_ref().map_or_else(|error| format!(": {error}"), |_| String::new());
+        self.note(&if is_dead { format!("{answer} (too late)") } else { answer });
         match result {
-            _ if self.disk.core.is_dead() => {}
+            _ if is_dead => {}
             Ok(value) => return Verdict::Done(value),
             Err(Error::Shutdown(_)) => {}
             Err(Error::NoSpace) => return Verdict::Refused,
@@ -238,7 +270,7 @@ impl Work<'_> {
 
     /// Which of these worlds the file shows; `None`: that which was before.
     fn look(&mut self, file: u64, what: &str, worlds: &[World]) -> Option<usize> {
-        self.stage.doing(&format!("looks at what is there after {what}"));
+        self.doing(&format!("looks at what is there after {what}"));
         let handle = seeing_all(|| self.handle(file, false))?;
         let mut shown = seeing_all(|| contents(&handle));
         for _ in 0..LOOKS {
@@ -269,7 +301,7 @@ impl Work<'_> {
     fn read(&mut self, file: u64) {
         let range = self.range(file, 4 * PAGE);
         let Some(handle) = self.handle(file, false) else { return };
-        self.stage.doing("read");
+        self.doing("read");
         let mut bytes = vec![0xee; (range.end - range.start) as usize];
         let count = handle.read_at(range.start, &mut bytes);
         let Verdict::Done(count) = self.verdict("read", count) else { return };
@@ -296,7 +328,7 @@ impl Work<'_> {
         let Some(handle) = self.handle(file, syncs) else { return };
         let data = self.data(&range);
         let what = if syncs { "a write that syncs" } else { "a write" };
-        self.stage.doing(&format!("{what} of {range:?} to {file}"));
+        self.doing(&format!("{what} of {range:?} to {file}"));
         let result = handle.write_at(range.start, &data);
         match self.verdict(what, result) {
             Verdict::Done(count) => {
@@ -339,7 +371,7 @@ impl Work<'_> {
         let most = if self.below(4) == 0 { 40 * PAGE } else { 3 * PAGE };
         let range = size..size + 1 + self.below(most);
         let data = self.data(&range);
-        self.stage.doing(&format!("append of {range:?} to {file}"));
+        self.doing(&format!("append of {range:?} to {file}"));
         let result = handle.append(&data);
         let verdict = self.verdict("append", result);
         let world = self.written(file, size, &data);
@@ -372,7 +404,7 @@ impl Work<'_> {
         let before = world.files[&file].clone();
         apply(&mut self.owner.history.names, op, world.file(file));
         world.file(file).forget_touch_unless_changed(&before);
-        self.stage.doing(&format!("{what} of {file}"));
+        self.doing(&format!("{what} of {file}"));
         let result = call(&handle);
         match self.verdict(what, result) {
             Verdict::Done(()) | Verdict::Over => self.owner.history.push(world),
@@ -441,7 +473,7 @@ impl Work<'_> {
         for world in [&mut zeroed, &mut grown] {
             world.file(file).forget_touch_unless_changed(&before);
         }
-        self.stage.doing(&format!("zero range {range:?} of {file}"));
+        self.doing(&format!("zero range {range:?} of {file}"));
         let result = handle.allocate(AllocateMode::ZeroRange, range.start, range.end - range.start);
         let verdict = self.verdict("zero range", result);
         self.owner.history.push_middle(zeroed.clone(), None);
@@ -468,7 +500,7 @@ impl Work<'_> {
             return;
         };
         let data = self.content(file).read(from.clone());
-        self.stage.doing(&format!("copy of {from:?} of {file} to {to} of {target}"));
+        self.doing(&format!("copy of {from:?} of {file} to {to} of {target}"));
         let result = source.copy_range(from.start, &handle, to, from.end - from.start);
         let count = match self.verdict("copy", result) {
             Verdict::Done(count) => count as usize,

@@ -65,7 +65,7 @@ impl Work<'_> {
 
     /// The names are those that the model has, and lead to the same files.
     pub(super) fn verify_names(&mut self) {
-        self.stage.doing("looks at its names");
+        self.doing("looks at its names");
         let found = seeing_all(|| self.volume.read_dir(self.owner.path()));
         let Verdict::Done(found) = self.verdict("list", found) else { return };
         let name = |entry: &DirEntry| String::from_utf8_lossy(&entry.name).into_owned();
@@ -89,8 +89,9 @@ impl Work<'_> {
         let (op, mut world) = self.owner.history.begin();
         let file = self.owner.history.names.next();
         world.add_name(op, &name, file);
-        world.files.insert(file, Arc::new(Content::durable(op, &[], BTreeMap::new())));
-        self.stage.doing(&format!("create {name}"));
+        let names = &mut self.owner.history.names;
+        world.files.insert(file, Arc::new(Content::durable(names, op, &[], BTreeMap::new())));
+        self.doing(&format!("create {name}"));
         let made = self.volume.open_file(self.owner.path_of(&name), OpenFlags::CREATE_NEW);
         let result = made.map(|made| drop(self.files.insert((file, false), made)));
         self.settle_names("create", result, world);
@@ -100,7 +101,7 @@ impl Work<'_> {
         let Some(name) = self.name_in_use() else { return };
         let (op, mut world) = self.owner.history.begin();
         world.remove_name(op, &name);
-        self.stage.doing(&format!("unlink {name}"));
+        self.doing(&format!("unlink {name}"));
         let result = self.volume.unlink(self.dir, name.as_bytes());
         self.settle_names("unlink", result, world);
     }
@@ -114,7 +115,7 @@ impl Work<'_> {
         let file = world.names[&from];
         world.add_name(op, &to, file);
         world.file(file).change(op);
-        self.stage.doing(&format!("link {from} as {to}"));
+        self.doing(&format!("link {from} as {to}"));
         let result = self.volume.link_path(self.owner.path_of(&from), self.owner.path_of(&to));
         self.settle_names("link", result.map(drop), world);
     }
@@ -144,7 +145,7 @@ impl Work<'_> {
         if mode == RenameMode::Replace && world.file(file).size <= most_bytes {
             world.file(file).settle(&EVERYTHING);
         }
-        self.stage.doing(&format!("rename {from} to {to}, {mode:?}"));
+        self.doing(&format!("rename {from} to {to}, {mode:?}"));
         let (from, to) = (from.as_bytes(), to.as_bytes());
         let result = self.volume.rename(self.dir, from, self.dir, to, mode);
         self.settle_names("rename", result, world);
@@ -156,7 +157,7 @@ impl Work<'_> {
         let (op, mut world) = self.owner.history.begin();
         let content = world.file(file);
         content.change(op);
-        self.stage.doing(&format!("attribute {name} of {file}"));
+        self.doing(&format!("attribute {name} of {file}"));
         let result = if content.xattrs.contains_key(&name) && self.owner.dice.below(3) == 0 {
             content.xattrs.remove(&name);
             self.volume.removexattr(handle.ino(), name.as_bytes())
@@ -186,7 +187,7 @@ impl Work<'_> {
         if batch.is_empty() {
             return;
         }
-        self.stage.doing(&format!("batch {batch:?}"));
+        self.doing(&format!("batch {batch:?}"));
         let manner = self.below(3);
         let result = match manner {
             0 => batch.commit().map(|_| None),
@@ -242,7 +243,7 @@ impl Work<'_> {
         let file = self.owner.history.names.next();
         world.add_name(op, &name, file);
         let data = pattern(op, self.owner.number, 0, self.below(3 * PAGE));
-        let content = Content::durable(op, &data, BTreeMap::new());
+        let content = Content::durable(&mut self.owner.history.names, op, &data, BTreeMap::new());
         world.files.insert(file, Arc::new(content));
         let new = NewInode::new(FileType::Regular, 0o644);
         let ino = batch.create_file(self.dir, name.as_bytes(), &new)?;

@@ -12,6 +12,7 @@ impl Work<'_> {
             match ticket.poll() {
                 None => waiting.push((ticket, then, promise)),
                 Some(result) => {
+                    self.doing(&format!("hears of {promise:?} at {}", then.op));
                     if let Verdict::Done(()) = self.verdict("a ticket", result) {
                         self.owner.history.acknowledge(&then, &promise);
                     }
@@ -21,7 +22,7 @@ impl Work<'_> {
         self.owner.tickets = waiting;
         if self.owner.tickets.len() > TICKETS {
             let (ticket, then, promise) = self.owner.tickets.remove(0);
-            self.stage.doing(&format!("waits for a ticket of {promise:?}"));
+            self.doing(&format!("waits for a ticket of {promise:?}"));
             let result = ticket.wait();
             if let Verdict::Done(()) = self.verdict("a ticket", result) {
                 self.owner.history.acknowledge(&then, &promise);
@@ -41,7 +42,7 @@ impl Work<'_> {
             3..7 => whole(true),
             _ => whole(false),
         };
-        self.stage.doing(&format!("sync: {promise:?}"));
+        self.doing(&format!("sync: {promise:?}"));
         let result = match (manner, &promise) {
             (0, _) => self.volume.checkpoint(),
             (_, Promise::All) => self.volume.sync(),
@@ -66,7 +67,7 @@ impl Work<'_> {
             1 => Promise::Directory,
             _ => Promise::File { file, range: range.clone(), data_only },
         };
-        self.stage.doing(&format!("submits {promise:?}"));
+        self.doing(&format!("submits {promise:?}"));
         let result = match promise {
             Promise::All => self.volume.sync_async(),
             Promise::Directory => self.volume.fsync_dir_async(self.dir),
@@ -87,7 +88,7 @@ impl Work<'_> {
     pub(super) fn hand_over(&mut self, file: u64) {
         let Some(handle) = self.handle(file, false) else { return };
         let range = self.range(file, 8 * PAGE);
-        self.stage.doing(&format!("hands over {range:?} of {file}"));
+        self.doing(&format!("hands over {range:?} of {file}"));
         let result = match self.below(4) {
             0 => handle.expire(range),
             1 => handle.sync_range(range, SyncRangeFlags::WRITE),
@@ -101,7 +102,7 @@ impl Work<'_> {
     pub(super) fn barrier(&mut self, file: u64) {
         let Some(handle) = self.handle(file, false) else { return };
         let (_, mut world) = self.owner.history.begin();
-        self.stage.doing("barrier");
+        self.doing("barrier");
         let result = if self.below(2) == 0 {
             world.file(file).settle(&EVERYTHING);
             handle.barrier()
