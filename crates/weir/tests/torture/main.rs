@@ -382,7 +382,7 @@ impl Round {
                 change = ops + self.dice.below(300);
             }
             // It is the others' to hang.
-            stage.doing("waits for some work to be done");
+            stage.doing(&format!("waits for some work to be done, in {:?}", self.disk.core.weather));
             std::thread::sleep(Duration::from_micros(300));
         }
     }
