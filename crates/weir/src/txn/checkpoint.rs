@@ -774,6 +774,30 @@ mod tests {
         obligations.release(lsn);
     }
 
+    /// Which checkpoints meet the device's refusal is chance: others may have the pages in their hands, and the device may be well again.
+    #[test]
+    fn who_finds_the_log_full_hears_what_was_refused_before_the_last_checkpoint() {
+        let (_volume, file) = volume_with_a_file();
+        let engine = file.engine();
+        file.write_at(0, b"a change").expect("write");
+        file.fsync().expect("fsync");
+        let (obligations, lsn) = (&engine.store.obligations, engine.log.last_lsn());
+        obligations.add(lsn, 1, None);
+        let refusal = Error::HostFull("the host".into());
+        let by_checkpoint = || engine.checkpointer.note_home_failure(refusal.clone());
+        let by_others = || engine.background.note_failure(&refusal);
+        for note in [&by_checkpoint as &dyn Fn(), &by_others] {
+            let mut shortage = LogShortage::default();
+            // The first may still release what nobody needs.
+            assert_eq!(engine.relieve_log(&mut shortage), Ok(()));
+            assert_eq!(engine.relieve_log(&mut shortage), Ok(()));
+            note();
+            let refused = (0..20).find_map(|_| engine.relieve_log(&mut shortage).err());
+            assert_eq!(refused, Some(refusal.clone()));
+        }
+        obligations.release(lsn);
+    }
+
     /// A cut, and whatever logs attributes, makes an inode clean that is on the list, which keeps it in memory.
     #[test]
     fn what_is_on_the_dirty_list_and_clean_leaves_it_with_the_next_checkpoint() {
