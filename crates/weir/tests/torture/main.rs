@@ -382,7 +382,8 @@ impl Round {
                 change = ops + self.dice.below(300);
             }
             // It is the others' to hang.
-            stage.doing(&format!("waits for some work to be done, in {:?}", self.disk.core.weather));
+            stage
+                .doing(&format!("waits for some work to be done, in {:?}", self.disk.core.weather));
             std::thread::sleep(Duration::from_micros(300));
         }
     }
