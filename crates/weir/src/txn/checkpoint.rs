@@ -489,7 +489,7 @@ impl Engine {
         }
     }
 
-    /// Writes logged pages home and commits attributes that only memory has, for some of `inodes`. Uses the log's
+    /// Writes logged pages home and commits attributes that only memory has, for some of `inodes`. Pages use the log's
     /// reserve; when even that is full, the rest waits for the next checkpoint. So does what the device refuses: the
     /// log keeps it, and the file's owner hears of it. A file whose mapping cannot be read keeps no other in the log.
     fn bring_home(&self, inodes: &mut Vec<Arc<Inode>>, up_to: u64) -> Result<()> {
@@ -544,14 +544,18 @@ impl Engine {
         }
     }
 
-    /// Takes what `inode` owes up to this operation, when its attributes are in the log.
+    /// Takes what `inode` owes up to this operation, and has its attributes in the log if there is room for operations.
     fn collect_owed(
         &self,
         inode: &Arc<Inode>,
         up_to: u64,
         pieces: &mut Vec<Piece>,
     ) -> Result<Collected> {
-        self.commit_attributes(inode, Room::Reserve)?;
+        // Attributes release nothing: where checkpoints do not, for what they cannot bring home, those would use up the room for it.
+        match self.commit_attributes(inode, Room::NoWait) {
+            Err(Error::WouldBlock) => {}
+            committed => committed?,
+        }
         let budget = (HOME_PAGES, Room::Reserve);
         self.collect(inode, 0..u64::MAX, owed_filter(up_to), budget, pieces)
     }
