@@ -18,7 +18,8 @@ use common::Random;
 use disk::{Disk, End};
 use owner::Owner;
 use public::Public;
-use std::io::Write;
+use std::fmt::Write as _;
+use std::io::Write as _;
 use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -95,15 +96,16 @@ fn watch(seed: &AtomicU64, done: &AtomicBool) {
         let mut text = format!("torture: seed {}: a thread hangs\n", seed.load(Ordering::SeqCst));
         for stage in stages.iter() {
             let does = lock(&stage.does);
-            text += &format!("  {} ({:?}): {}\n", stage.name, does.0.elapsed(), does.1);
+            let _ = writeln!(text, "  {} ({:?}): {}", stage.name, does.0.elapsed(), does.1);
         }
         for task in std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten() {
             let read = |name| std::fs::read_to_string(task.path().join(name)).unwrap_or_default();
             let (name, place) = (read("comm"), read("wchan"));
-            text += &format!("  thread {:?} {}: {place}\n", task.file_name(), name.trim());
+            let number = task.file_name();
+            let _ = writeln!(text, "  thread {} {}: {place}", number.display(), name.trim());
         }
         // Not with a macro: what those print is kept until the test ends.
-        let _ = writeln!(std::io::stderr(), "{text}");
+        let _ = std::io::stderr().write_all(text.as_bytes());
         if std::env::var_os("TORTURE_HOLD").is_some() {
             std::thread::sleep(Duration::from_secs(100_000));
         }
@@ -182,7 +184,7 @@ impl Round {
     fn new(seed: u64, is_long: bool) -> Self {
         let mut dice = Random::seeded(seed);
         let size_bytes = (2 << 20) << dice.below(4);
-        let owners = (0..1 + dice.below(3)).map(|number| Owner::new(number, seed * 8 + number));
+        let owners = (0..=dice.below(3)).map(|number| Owner::new(number, seed * 8 + number));
         let owners = owners.collect();
         let disk = Disk::new(size_bytes, &mut dice);
         let memory_bytes = (512 << 10) << dice.below(4);
@@ -232,7 +234,7 @@ impl Round {
                 6 => Ending::Close,
                 _ => Ending::CloseAmid,
             };
-            self.story += &format!("\n  life {life} ends with {ending:?}");
+            let _ = write!(self.story, "\n  life {life} ends with {ending:?}");
             if self.is_long {
                 // Kept by the test's harness unless it fails, or is told not to.
                 println!("torture: {}", self.story.lines().last().unwrap_or_default());

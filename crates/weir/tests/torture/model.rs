@@ -6,6 +6,7 @@
 //! Every content and every size has a name of its own, that of what made it, and keeps it wherever it moves and whatever is cut off it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -161,11 +162,11 @@ impl Content {
             let (from, to) = (offset.max(index * PAGE), end.min((index + 1) * PAGE));
             let page = self.pages.entry(index).or_default();
             page.written = op;
-            match page.versions.last_mut() {
-                Some(last) => last.reach = last.reach.max(size),
-                None => {
-                    page.versions.push(Version { name: names.next(), bytes: zeros(), reach: size })
-                }
+            if let Some(last) = page.versions.last_mut() {
+                last.reach = last.reach.max(size);
+            } else {
+                let hole = Version { name: names.next(), bytes: zeros(), reach: size };
+                page.versions.push(hole);
             }
             let mut bytes =
                 page.versions.last().map_or_else(zeros, |now| now.bytes.clone()).to_vec();
@@ -334,7 +335,7 @@ fn describe(bytes: &[u8]) -> String {
         whole[..word.len()].copy_from_slice(word);
         let source = u64::from_le_bytes(whole) >> 32;
         if last != Some(source) {
-            text += &format!("{}:{source:x} ", index * 8);
+            let _ = write!(text, "{}:{source:x} ", index * 8);
             last = Some(source);
         }
         if text.len() > 120 {

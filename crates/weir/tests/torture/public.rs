@@ -206,7 +206,7 @@ impl Public<'_> {
 
     fn commit(&mut self) -> Result<()> {
         let mut batch = self.volume.batch();
-        for _ in 0..1 + self.below(4) {
+        for _ in 0..=self.below(4) {
             let ((dir, name), (new_dir, new_name)) = (self.place(), self.place());
             let dir = self.volume.resolve(dir, true)?;
             let (name, new_name) = (name.as_bytes(), new_name.as_bytes());

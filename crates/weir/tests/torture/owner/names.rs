@@ -173,7 +173,7 @@ impl Work<'_> {
     pub(super) fn batch(&mut self, file: u64) {
         let (op, mut world) = self.owner.history.begin();
         let mut batch = self.volume.batch();
-        for _ in 0..1 + self.below(4) {
+        for _ in 0..=self.below(4) {
             let recorded = match self.below(6) {
                 0 => self.record_names(&mut batch, op, &mut world),
                 1 => self.record_new(&mut batch, op, &mut world),
