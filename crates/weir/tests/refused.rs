@@ -293,3 +293,28 @@ fn who_needs_memory_is_not_told_of_a_file_that_cannot_be_written() {
     assert!(contents(&bad) == page);
     volume.close().expect("close");
 }
+
+/// The log's room for bringing pages home is not used up by what releases nothing: while one page cannot go home, checkpoint after checkpoint
+/// finds new times in memory.
+#[test]
+fn checkpoints_that_release_nothing_leave_room_for_those_that_will() {
+    let (probe, device) = probe();
+    let volume = open(&device, manual(16 * MIB));
+    let page = pattern(7, 4096);
+    let file = create(&volume, "/refused");
+    file.write_at(0, &page).expect("write");
+    file.fsync().expect("the log has it");
+    let other = create(&volume, "/other");
+    probe.refuse_page(Some(page.clone()));
+    for round in 0..LOG_BLOCKS {
+        other.write_at(0, &round.to_le_bytes()).expect("memory has room");
+        while volume.background_step(BackgroundWork::Checkpoint).expect("nothing is refused it") {}
+    }
+    assert!(probe.failed_writes.load(Ordering::Relaxed) > 0);
+    probe.refuse_page(None);
+    volume.checkpoint().expect("the disk is well again");
+    assert_eq!(volume.stats().log_fill.used_blocks, 0);
+    assert!(contents(&file) == page);
+    drop((file, other));
+    close_and_check(volume, &device, 0);
+}

@@ -33,6 +33,8 @@ const LOG_PATIENCE_CHECKPOINTS: u64 = 4;
 pub struct LogShortage {
     /// Checkpoints in a row that have released nothing, though nobody else had any room.
     vain_checkpoints: u32,
+    /// How often a checkpoint had not been able to write pages home before the first of them, and anybody in the background anything.
+    failures_before: (u64, u64),
 }
 
 impl Engine {
@@ -232,7 +234,10 @@ impl Engine {
         self.timed_stall(|| {
             let before_blocks = self.log.fill().used_blocks;
             let before = (self.replay_sequence(), self.log.last_lsn());
-            let (before_failures, _) = self.checkpointer.home_failures();
+            if shortage.vain_checkpoints == 0 {
+                shortage.failures_before =
+                    (self.checkpointer.home_failures().0, self.background.failures().0);
+            }
             self.wait_checkpoint(next)?;
             let fill = self.log.fill();
             // Where others append, a chain of theirs may have kept the checkpoint from releasing anything; the log is finite, so that ends.
@@ -254,10 +259,17 @@ impl Engine {
                 }
                 return Ok(());
             }
-            let (failures, failure) = self.checkpointer.home_failures();
-            let refused = failure.filter(|_| failures > before_failures);
+            let refused = self.refused_since(shortage.failures_before);
             Err(refused.unwrap_or_else(|| Error::Corrupt(FULL_FOR_GOOD.into())))
         })
+    }
+
+    /// What the device has refused to bring home since so often: to checkpoints, or to others in the background. The last of several
+    /// checkpoints may have found the pages in the hands of others, or a device that is well again.
+    fn refused_since(&self, (by_checkpoints, by_others): (u64, u64)) -> Option<Error> {
+        let (failures, failure) = self.checkpointer.home_failures();
+        let (others, other) = self.background.failures();
+        if failures > by_checkpoints { failure } else { other.filter(|_| others > by_others) }
     }
 
     /// Of the frame with which the log begins.

@@ -24,7 +24,8 @@ pub enum AdmissionClass {
     /// Operations: may fill half of the ring.
     Foreground,
     /// Those that bring much at a time: may fill all of that half but a twentieth, which is left to the others. (Where that begins they wait
-    /// before they come here: `cache/throttle.rs`, `LOG_REFUSE_PERCENT`.)
+    /// before they come here: `cache/throttle.rs`, `LOG_REFUSE_PERCENT`.) All of it where the ring is empty, and nobody else has room: the
+    /// largest and what it may leave unused at the end of the ring are nearly that half.
     Bulk,
     /// What empties it again (writing logged pages home): may fill 90 %.
     Background,
@@ -131,8 +132,10 @@ impl Ring {
         admitted: u64,
         class: AdmissionClass,
     ) -> Result<(), LogFull> {
+        let is_alone = self.used_blocks() == 0 && self.queued == 0 && admitted == 0;
         let limit = match class {
             AdmissionClass::Foreground => self.blocks / 2,
+            AdmissionClass::Bulk if is_alone => self.blocks / 2,
             AdmissionClass::Bulk => self.blocks / 2 - self.blocks / 40,
             AdmissionClass::Background => self.blocks / 10 * 9,
         };
@@ -442,11 +445,13 @@ mod tests {
 
     #[test]
     fn the_largest_frame_is_admitted_wherever_an_empty_ring_stands() {
-        for blocks in [64, 65, 127, 4096] {
+        for blocks in [64, 65, 127, 128, 1024, 4096] {
             for position in 0..blocks {
                 let ring = Ring::new(blocks, position);
                 let largest = Ring::max_frame_blocks(blocks);
-                assert_eq!(ring.admissible(largest, 0, AdmissionClass::Foreground), Ok(()));
+                for class in [AdmissionClass::Foreground, AdmissionClass::Bulk] {
+                    assert_eq!(ring.admissible(largest, 0, class), Ok(()), "{blocks} {position}");
+                }
             }
         }
     }
@@ -456,8 +461,11 @@ mod tests {
         let mut ring = Ring::new(100, 0);
         assert!(ring.admissible(50, 0, AdmissionClass::Foreground).is_ok());
         assert!(ring.admissible(51, 0, AdmissionClass::Foreground).is_err());
-        assert!(ring.admissible(48, 0, AdmissionClass::Bulk).is_ok());
-        assert!(ring.admissible(49, 0, AdmissionClass::Bulk).is_err());
+        assert!(ring.admissible(50, 0, AdmissionClass::Bulk).is_ok());
+        assert!(ring.admissible(51, 0, AdmissionClass::Bulk).is_err());
+        // It leaves something to others where there are any.
+        assert!(ring.admissible(47, 1, AdmissionClass::Bulk).is_ok());
+        assert!(ring.admissible(48, 1, AdmissionClass::Bulk).is_err());
         ring.queue(20);
         ring.place(20).unwrap();
         ring.queue(10);

@@ -489,7 +489,7 @@ impl Engine {
         }
     }
 
-    /// Writes logged pages home and commits attributes that only memory has, for some of `inodes`. Uses the log's
+    /// Writes logged pages home and commits attributes that only memory has, for some of `inodes`. Pages use the log's
     /// reserve; when even that is full, the rest waits for the next checkpoint. So does what the device refuses: the
     /// log keeps it, and the file's owner hears of it. A file whose mapping cannot be read keeps no other in the log.
     fn bring_home(&self, inodes: &mut Vec<Arc<Inode>>, up_to: u64) -> Result<()> {
@@ -544,14 +544,18 @@ impl Engine {
         }
     }
 
-    /// Takes what `inode` owes up to this operation, when its attributes are in the log.
+    /// Takes what `inode` owes up to this operation, and has its attributes in the log if there is room for operations.
     fn collect_owed(
         &self,
         inode: &Arc<Inode>,
         up_to: u64,
         pieces: &mut Vec<Piece>,
     ) -> Result<Collected> {
-        self.commit_attributes(inode, Room::Reserve)?;
+        // Attributes release nothing: where checkpoints do not, for what they cannot bring home, those would use up the room for it.
+        match self.commit_attributes(inode, Room::NoWait) {
+            Err(Error::WouldBlock) => {}
+            committed => committed?,
+        }
         let budget = (HOME_PAGES, Room::Reserve);
         self.collect(inode, 0..u64::MAX, owed_filter(up_to), budget, pieces)
     }
@@ -771,6 +775,30 @@ mod tests {
         drop(changing);
         let refused = (0..20).find_map(|_| engine.relieve_log(&mut shortage).err());
         assert!(matches!(refused, Some(Error::Corrupt(_))), "{refused:?}");
+        obligations.release(lsn);
+    }
+
+    /// Which checkpoints meet the device's refusal is chance: others may have the pages in their hands, and the device may be well again.
+    #[test]
+    fn who_finds_the_log_full_hears_what_was_refused_before_the_last_checkpoint() {
+        let (_volume, file) = volume_with_a_file();
+        let engine = file.engine();
+        file.write_at(0, b"a change").expect("write");
+        file.fsync().expect("fsync");
+        let (obligations, lsn) = (&engine.store.obligations, engine.log.last_lsn());
+        obligations.add(lsn, 1, None);
+        let refusal = Error::HostFull("the host".into());
+        let by_checkpoint = || engine.checkpointer.note_home_failure(refusal.clone());
+        let by_others = || engine.background.note_failure(&refusal);
+        for note in [&by_checkpoint as &dyn Fn(), &by_others] {
+            let mut shortage = LogShortage::default();
+            // The first may still release what nobody needs.
+            assert_eq!(engine.relieve_log(&mut shortage), Ok(()));
+            assert_eq!(engine.relieve_log(&mut shortage), Ok(()));
+            note();
+            let refused = (0..20).find_map(|_| engine.relieve_log(&mut shortage).err());
+            assert_eq!(refused, Some(refusal.clone()));
+        }
         obligations.release(lsn);
     }
 
