@@ -18,7 +18,7 @@ use crate::error::{CLOSED, Error, PANICKED, Result};
 use crate::file::handover::{self, Handover};
 use crate::file::paced::Pacing;
 use crate::file::submit::SyncJob;
-use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Arc, Clock, Condvar, JoinHandle, Mutex, OnPanic, give_way, spawn, wait_for};
 use crate::ticket::run_foreign;
 use crate::txn::checkpoint::is_refusal;
@@ -103,6 +103,8 @@ pub struct Background {
     pub home_role: Mutex<()>,
     /// How often writeback or a checkpoint has failed, and why the last time. A leaf.
     failed: Mutex<(u64, Option<Error>)>,
+    /// Pages so far that are not dirty any more.
+    pub paid_pages: AtomicU64,
     /// Who wants to hear of that. A leaf.
     listener: Mutex<Listener>,
 }
@@ -137,6 +139,7 @@ impl Background {
             pacing: Pacing::default(),
             home_role: Mutex::new(()),
             failed: Mutex::default(),
+            paid_pages: AtomicU64::new(0),
             listener: Mutex::default(),
         }
     }

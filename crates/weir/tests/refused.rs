@@ -318,3 +318,29 @@ fn checkpoints_that_release_nothing_leave_room_for_those_that_will() {
     drop((file, other));
     close_and_check(volume, &device, 0);
 }
+
+/// Checkpoints succeed, and release nothing; no page of a file can go home. Whoever waits for pages to become clean hears of that.
+#[test]
+fn who_fills_memory_beside_checkpoints_that_bring_nothing_home_hears_of_it() {
+    let (probe, device) = probe();
+    let volume = open(&device, threads(2 * MIB));
+    make_files(&volume, 0..FILES).expect("files");
+    let file = create(&volume, "/large");
+    file.fsync().expect("fsync");
+    probe.refuse(|_, begins| !MAGICS.iter().any(|magic| begins.starts_with(magic)));
+    // The flushers find no room in the log, which is full of what cannot go home.
+    assert!(with_watchdog(60, || make_files(&volume, FILES..1000)).is_err());
+    let piece = pattern(1, 64 << 10);
+    let write = |number: u64| file.write_at(number * piece.len() as u64, &piece);
+    let ended = with_watchdog(20, || (0..64).map(write).find(Result::is_err));
+    assert!(ended.as_ref().is_some_and(is_io), "{ended:?}");
+    assert!(volume.shutdown_reason().is_none());
+    probe.refuse(|_, _| false);
+    with_watchdog(60, || {
+        // What writeback has met is told once.
+        let _ = file.fsync();
+        file.fsync().expect("the disk is well again");
+    });
+    drop(file);
+    close_and_check(volume, &device, FILES);
+}

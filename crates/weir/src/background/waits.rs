@@ -161,7 +161,7 @@ impl Engine {
         if data_bytes > 0 && self.dirty_bytes() <= limits.writeback_start_bytes() {
             return Ok(());
         }
-        let mut futile = None;
+        let (mut futile, mut seen) = (None, None);
         loop {
             let moment = self.background.moment();
             let pressure = self.pressure();
@@ -188,7 +188,15 @@ impl Engine {
                 let begun = || Futile::new(self.background.failures().0);
                 let futile = futile.get_or_insert_with(begun);
                 self.background.wait_progress(moment);
-                let is_better = self.background.moment() != moment;
+                // That a checkpoint has ended helps only who waits for that: it may have brought nothing home.
+                let waits_for_checkpoint =
+                    limits.admit(&pressure, Demand { data_bytes: 0 }).must_wait;
+                let progress = if waits_for_checkpoint {
+                    self.checkpointer.completed()
+                } else {
+                    self.background.paid_pages.load(Ordering::Acquire)
+                };
+                let is_better = seen.replace(progress) != Some(progress);
                 let (failures, last) = self.background.failures();
                 if let (true, Some(error)) = (futile.look(failures, is_better), last) {
                     return Err(error);

@@ -134,6 +134,11 @@ impl Engine {
                     collected.complete = false;
                     break;
                 }
+                Err(error) if room == Room::Normal && !matches!(error, Error::Shutdown(_)) => {
+                    // The log is full of what cannot go home: whoever waits for pages to become clean hears of it.
+                    self.background.note_failure(&error);
+                    return Err(error);
+                }
                 other => other?,
             };
             // One small piece goes wherever there is room for it. From the second on they are a batch.
@@ -706,6 +711,7 @@ impl Engine {
         if count > 0 {
             self.dirty_pages.fetch_sub(count, Ordering::AcqRel);
             self.alloc.release(count);
+            self.background.paid_pages.fetch_add(count, Ordering::AcqRel);
             self.background.progress();
         }
     }
