@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::file::writeback::is_of_one_file;
 use crate::format::BLOCK_BYTES_U64;
 use crate::sync::atomic::Ordering;
+use crate::types::BackgroundMode;
 
 /// How often, and for how long each time, a writer waits for a clean page where memory is dear: a millisecond in all.
 const CLEAN_PAUSES: u32 = 20;
@@ -261,8 +262,8 @@ impl Engine {
             }
             shortage.vain_checkpoints += 1;
             if shortage.vain_checkpoints < VAIN_CHECKPOINTS {
-                // Somebody may be about to go on who has not had a processor for as long.
-                if self.background.has_threads() {
+                // Somebody may be about to go on who has not had a processor for as long; amid a close too, which has ended the threads.
+                if self.options.background != BackgroundMode::Manual {
                     self.clock.sleep_us(VAIN_PAUSE_US << shortage.vain_checkpoints);
                 }
                 return Ok(());
@@ -371,5 +372,55 @@ impl Engine {
         let took_ns = self.clock.since_ns(began);
         self.counters.stall_us.record(took_ns / 1000);
         result
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+    use crate::device::{Device, memory::MemoryDevice};
+    use crate::sync::atomic::AtomicU64;
+    use crate::sync::{Arc, Clock, SystemClock};
+    use crate::{CreateOptions, OpenFlags, Volume, VolumeOptions};
+
+    /// The machine's, but that nobody sleeps: it counts for how long somebody would.
+    #[derive(Default)]
+    struct Sleepless {
+        clock: SystemClock,
+        slept_us: AtomicU64,
+    }
+
+    impl Clock for Sleepless {
+        fn realtime_ns(&self) -> i64 {
+            self.clock.realtime_ns()
+        }
+        fn monotonic_ns(&self) -> u64 {
+            self.clock.monotonic_ns()
+        }
+        fn sleep_us(&self, duration_us: u64) {
+            self.slept_us.fetch_add(duration_us, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn who_needs_log_space_amid_a_close_gives_others_as_much_time_as_before_it() {
+        let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(32 << 20));
+        Volume::format_device(&device, &CreateOptions::default()).expect("format");
+        let clock = Arc::new(Sleepless::default());
+        let options = VolumeOptions { clock: clock.clone(), ..VolumeOptions::default() };
+        let volume = Volume::open_device(device, options).expect("open");
+        let file = volume.open_file("/f", OpenFlags::CREATE).expect("create");
+        file.fsync().expect("fsync");
+        let engine = file.engine();
+        let (obligations, lsn) = (&engine.store.obligations, engine.log.last_lsn());
+        // Others have a page in their hands that a checkpoint waits for.
+        obligations.add(lsn, 1, None);
+        // As a close does, before the volume is closed for others.
+        engine.stop_threads();
+        clock.slept_us.store(0, Ordering::Relaxed);
+        let mut shortage = LogShortage::default();
+        assert!((0..20).any(|_| engine.relieve_log(&mut shortage).is_err()));
+        assert!(clock.slept_us.load(Ordering::Relaxed) > VAIN_PAUSE_US << VAIN_CHECKPOINTS >> 1);
+        obligations.release(lsn);
     }
 }
