@@ -6,39 +6,12 @@ mod common;
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
-use common::{Bench, done, refused, weir};
-use tempfile::TempDir;
-
-/// A volume in a directory of its own.
-struct Scratch {
-    dir: TempDir,
-    volume: String,
-}
+use common::{Bench, Scratch, done, refused, weir};
 
 impl Scratch {
-    fn new(size: &str) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let volume = dir.path().join("v").to_str().unwrap().to_owned();
-        done(&["create", &volume, "--size", size]);
-        Self { dir, volume }
-    }
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-    fn shown(&self, name: &str) -> String {
-        self.path(name).to_str().unwrap().to_owned()
-    }
-    fn at(&self, path: &str) -> String {
-        format!("{}:{path}", self.volume)
-    }
-    /// A file of the host.
-    fn file(&self, name: &str, content: impl AsRef<[u8]>) -> String {
-        fs::write(self.path(name), content).unwrap();
-        self.shown(name)
-    }
     /// A file in the volume.
     fn stored(&self, path: &str, content: impl AsRef<[u8]>) -> String {
         done(&["cp", &self.file("to-store", content), &self.at(path)]);

@@ -5,40 +5,14 @@ mod common;
 
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown, symlink};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output};
 
-use common::{done, weir};
-use tempfile::TempDir;
+use common::{Scratch, done, weir};
 
 const NOBODY: u32 = 65534;
 
-struct Scratch {
-    dir: TempDir,
-    volume: String,
-}
-
 impl Scratch {
-    fn new() -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let volume = dir.path().join("v").to_str().unwrap().to_owned();
-        done(&["create", &volume, "--size", "16M"]);
-        Self { dir, volume }
-    }
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-    fn shown(&self, name: &str) -> String {
-        self.path(name).to_str().unwrap().to_owned()
-    }
-    fn at(&self, path: &str) -> String {
-        format!("{}:{path}", self.volume)
-    }
-    /// A file of the host, and the directories above it.
-    fn file(&self, name: &str, content: &str) {
-        fs::create_dir_all(self.path(name).parent().unwrap()).unwrap();
-        fs::write(self.path(name), content).unwrap();
-    }
     fn copy_in(&self, sources: &[&str]) -> Output {
         let mut arguments = vec!["cp".to_owned(), "-r".to_owned()];
         arguments.extend(sources.iter().map(|source| self.shown(source)));
@@ -124,7 +98,7 @@ fn as_nobody(arguments: &[&str]) -> Output {
 
 #[test]
 fn names_of_one_file_in_several_sources_are_one_file_in_the_copy() {
-    let scratch = Scratch::new();
+    let scratch = Scratch::new("16M");
     scratch.file("a", "one");
     for name in ["b", "d1/x", "d2/y"] {
         fs::create_dir_all(scratch.path(name).parent().unwrap()).unwrap();
@@ -159,7 +133,7 @@ fn names_of_one_file_in_several_sources_are_one_file_in_the_copy() {
 
 #[test]
 fn one_file_that_comes_twice_to_one_name_is_there_once() {
-    let scratch = Scratch::new();
+    let scratch = Scratch::new("16M");
     scratch.file("d1/f", "one");
     fs::create_dir(scratch.path("d2")).unwrap();
     fs::hard_link(scratch.path("d1/f"), scratch.path("d2/f")).unwrap();
@@ -174,7 +148,7 @@ fn one_file_that_comes_twice_to_one_name_is_there_once() {
 
 #[test]
 fn a_copy_whose_name_went_to_another_file_is_linked_to_no_more() {
-    let scratch = Scratch::new();
+    let scratch = Scratch::new("16M");
     scratch.file("d1/f", "one");
     scratch.file("d2/f", "two");
     fs::create_dir(scratch.path("d3")).unwrap();
@@ -193,7 +167,7 @@ fn a_copy_whose_name_went_to_another_file_is_linked_to_no_more() {
 /// A crash between two steps would leave a name that nobody has given.
 #[test]
 fn a_file_is_replaced_without_a_name_in_between() {
-    let scratch = Scratch::new();
+    let scratch = Scratch::new("16M");
     for content in ["old", "new and longer"] {
         scratch.file("f", content);
         succeeded(&scratch.copy_in(&["f"]));
@@ -209,7 +183,7 @@ fn what_cannot_be_read_on_the_host_is_named_and_the_rest_is_copied() {
     if !may_be_others() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = Scratch::new("16M");
     for name in ["tree/a/f", "tree/closed/f", "tree/z/f", "tree/secret", "tree/sub/closed/f"] {
         scratch.file(name, "content");
     }
@@ -242,7 +216,7 @@ fn what_cannot_be_written_on_the_host_is_named_and_the_rest_is_copied() {
     if !may_be_others() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = Scratch::new("16M");
     for name in ["tree/a", "tree/d/f", "tree/z"] {
         scratch.file(name, "content");
     }
@@ -266,7 +240,7 @@ fn what_cannot_be_written_on_the_host_is_named_and_the_rest_is_copied() {
 
 #[test]
 fn what_is_in_the_way_of_one_file_keeps_no_other_from_being_copied() {
-    let scratch = Scratch::new();
+    let scratch = Scratch::new("16M");
     for name in ["tree/a", "tree/d/f", "tree/f", "tree/g", "tree/z"] {
         scratch.file(name, "content");
     }
@@ -297,7 +271,7 @@ fn what_is_in_the_way_of_one_file_keeps_no_other_from_being_copied() {
 
 #[test]
 fn a_directory_of_the_volume_that_cannot_be_read_is_named_and_the_rest_is_copied() {
-    let scratch = Scratch::new();
+    let scratch = Scratch::new("16M");
     for name in ["tree/a", "tree/z"] {
         scratch.file(name, "content");
     }
@@ -323,7 +297,7 @@ fn a_directory_of_the_volume_that_cannot_be_read_is_named_and_the_rest_is_copied
 
 #[test]
 fn attributes_that_cannot_be_listed_are_missed() {
-    let scratch = Scratch::new();
+    let scratch = Scratch::new("16M");
     scratch.file("f", "content");
     succeeded(&scratch.copy_in(&["f"]));
     let volume = scratch.open();
@@ -346,7 +320,7 @@ fn an_owner_who_is_not_kept_is_missed_by_root_and_counted_for_others() {
     if !may_be_others() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = Scratch::new("16M");
     for name in ["tree/a", "tree/b"] {
         scratch.file(name, "content");
         chown(scratch.path(name), Some(1), Some(1)).unwrap();

@@ -182,3 +182,33 @@ impl Server {
 
 pub const SIGINT: i32 = 2;
 pub const SIGTERM: i32 = 15;
+
+/// A volume in a directory of its own.
+pub struct Scratch {
+    pub dir: TempDir,
+    pub volume: String,
+}
+
+impl Scratch {
+    pub fn new(size: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let volume = dir.path().join("v").to_str().unwrap().to_owned();
+        done(&["create", &volume, "--size", size]);
+        Self { dir, volume }
+    }
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+    pub fn shown(&self, name: &str) -> String {
+        self.path(name).to_str().unwrap().to_owned()
+    }
+    pub fn at(&self, path: &str) -> String {
+        format!("{}:{path}", self.volume)
+    }
+    /// A file of the host, and the directories above it.
+    pub fn file(&self, name: &str, content: impl AsRef<[u8]>) -> String {
+        fs::create_dir_all(self.path(name).parent().unwrap()).unwrap();
+        fs::write(self.path(name), content).unwrap();
+        self.shown(name)
+    }
+}

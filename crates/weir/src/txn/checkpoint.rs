@@ -726,8 +726,8 @@ mod tests {
     use crate::background::LogShortage;
     use crate::sync::atomic::Ordering;
     use crate::sync::{Turn, take_turns};
-    use crate::txn::volume_with_a_file;
-    use crate::{AllocateMode, BackgroundWork, Error, File};
+    use crate::txn::{Lsn, volume_with_a_file};
+    use crate::{AllocateMode, BackgroundWork, Error, File, Volume};
     use std::cell::RefCell;
 
     /// Who brings a page home commits that, and then tells that the log need not keep it any more: a checkpoint can freeze between
@@ -757,16 +757,24 @@ mod tests {
         assert_eq!(engine.log.fill().used_blocks, 0, "the log is released");
     }
 
+    /// A volume whose log holds a page that no checkpoint finds, of this operation.
+    fn with_a_page_that_stays() -> (Volume, File, Lsn) {
+        let (volume, file) = volume_with_a_file();
+        file.write_at(0, b"a change").expect("write");
+        file.fsync().expect("fsync");
+        let engine = file.engine();
+        let lsn = engine.log.last_lsn();
+        engine.store.obligations.add(lsn, 1, None);
+        (volume, file, lsn)
+    }
+
     /// Somebody needs room in a log that is full of pages which others have brought home, and are about to say so. (The simulator's seed 45
     /// came to that between the commit of a piece and the end of its writeback.)
     #[test]
     fn a_log_that_is_about_to_be_let_go_is_not_full_for_good() {
-        let (_volume, file) = volume_with_a_file();
+        let (_volume, file, lsn) = with_a_page_that_stays();
         let engine = file.engine();
-        file.write_at(0, b"a change").expect("write");
-        file.fsync().expect("fsync");
-        let (obligations, lsn) = (&engine.store.obligations, engine.log.last_lsn());
-        obligations.add(lsn, 1, None);
+        let obligations = &engine.store.obligations;
         let changing = obligations.begin_change();
         let mut shortage = LogShortage::default();
         for _ in 0..20 {
@@ -781,12 +789,9 @@ mod tests {
     /// Which checkpoints meet the device's refusal is chance: others may have the pages in their hands, and the device may be well again.
     #[test]
     fn who_finds_the_log_full_hears_what_was_refused_before_the_last_checkpoint() {
-        let (_volume, file) = volume_with_a_file();
+        let (_volume, file, lsn) = with_a_page_that_stays();
         let engine = file.engine();
-        file.write_at(0, b"a change").expect("write");
-        file.fsync().expect("fsync");
-        let (obligations, lsn) = (&engine.store.obligations, engine.log.last_lsn());
-        obligations.add(lsn, 1, None);
+        let obligations = &engine.store.obligations;
         let refusal = Error::HostFull("the host".into());
         let by_checkpoint = || engine.checkpointer.note_home_failure(refusal.clone());
         let by_others = || engine.background.note_failure(&refusal);
