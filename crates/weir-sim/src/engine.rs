@@ -2,6 +2,7 @@
 
 mod agreement;
 mod batch;
+mod left_open;
 mod overlap;
 mod ways;
 
@@ -57,6 +58,10 @@ pub struct EngineSession {
     queue: Arc<OnceLock<Arc<CompletionQueue>>>,
     /// What the last call said about when it is durable.
     told_lsn: Option<u64>,
+    /// Where the last append began.
+    appended_at: u64,
+    /// See [`Session::left_open_bytes`].
+    left_open_bytes: Option<u64>,
     /// A barrier that was acknowledged too early.
     early: Arc<Mutex<Option<String>>>,
     /// It is one beside another: the device's record is not its business.
@@ -195,6 +200,8 @@ impl EngineSession {
             tickets: BTreeMap::new(),
             queue: Arc::default(),
             told_lsn: None,
+            appended_at: 0,
+            left_open_bytes: None,
             early: Arc::default(),
             is_beside: false,
             is_fresh: true,
@@ -212,6 +219,8 @@ impl EngineSession {
             tickets: BTreeMap::new(),
             queue: Arc::clone(&self.queue),
             told_lsn: None,
+            appended_at: 0,
+            left_open_bytes: None,
             early: Arc::clone(&self.early),
             is_beside: true,
             is_fresh: false,
@@ -532,6 +541,7 @@ impl EngineSession {
             Op::Append { target, length, tag } => {
                 let file = self.file(target)?;
                 let before = file.size();
+                self.appended_at = before;
                 let data = pattern::bytes(*tag, before, *length);
                 file.append(&data)?;
                 return Ok(Outcome::Count(file.size() - before));
@@ -763,7 +773,9 @@ impl Session for EngineSession {
     fn apply(&mut self, op: &Op) -> Result<Outcome> {
         self.told_lsn = None;
         self.is_fresh = false;
+        let lsn = self.volume.last_lsn();
         let outcome = self.namespace_op(op);
+        self.left_open_bytes = self.left_open(op, &outcome, lsn);
         let early = self.early.lock().take();
         early.map_or(outcome, |text| Err(SystemError::new(0, text)))
     }
@@ -789,6 +801,10 @@ impl Session for EngineSession {
 
     fn available_blocks(&self) -> Option<u64> {
         Some(self.volume.statfs().available_blocks)
+    }
+
+    fn left_open_bytes(&self) -> Option<u64> {
+        self.left_open_bytes
     }
 
     fn last_lsn(&self) -> Option<u64> {

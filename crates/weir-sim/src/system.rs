@@ -95,6 +95,8 @@ pub struct Answer {
     pub result: Result<Outcome, SystemError>,
     /// The log's last LSN when it returned.
     pub lsn: Option<u64>,
+    /// See [`Session::left_open_bytes`].
+    pub left_open_bytes: Option<u64>,
     /// After an error: what [`Op::reads_back`] gave right afterwards.
     pub read_back: Option<Outcome>,
 }
@@ -132,15 +134,21 @@ pub trait Session {
     /// Performs one operation of several that overlap.
     fn answer(&mut self, op: &Op) -> Answer {
         let result = self.apply(op);
-        let lsn = self.last_lsn();
+        let (lsn, left_open_bytes) = (self.last_lsn(), self.left_open_bytes());
         let read = if result.is_err() { op.reads_back() } else { None };
         let read_back = read.and_then(|read| self.apply(&read).ok());
-        Answer { result, lsn, read_back }
+        Answer { result, lsn, left_open_bytes, read_back }
     }
 
     /// Tickets that were found to have ended since the last call of this, with their results.
     fn ended(&mut self) -> Vec<(u32, Result<(), SystemError>)> {
         Vec::new()
+    }
+
+    /// The last operation wrote data, and what shut the volume down ended it while the log had more of that data than it answers for: so many of its
+    /// first bytes may be there after a crash.
+    fn left_open_bytes(&self) -> Option<u64> {
+        None
     }
 
     /// The log sequence number of the last operation, for systems that tell when one is durable.

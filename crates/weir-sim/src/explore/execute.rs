@@ -25,6 +25,8 @@ struct Effect {
     next: Model,
     /// The state in its middle.
     middle: Vec<Model>,
+    /// What there may be of it after a crash although it has failed.
+    left_open: Option<Arc<Model>>,
     /// The model says that it could have been done.
     is_possible: bool,
 }
@@ -58,9 +60,11 @@ impl<S: System> Explorer<'_, S> {
         }
         // Some operations have a state in the middle, with its own place in the order.
         let middle = before.half_way(op);
+        let left_open = Self::left_open(&before, op, run.session.left_open_bytes());
         match (&result, &expected) {
             (Err(error), _) if error.is_environmental() => {
-                let effect = Effect { next, middle, is_possible: expected.is_ok() };
+                let is_possible = expected.is_ok();
+                let effect = Effect { next, middle, left_open, is_possible };
                 return self.refused(run, (op, error), &before, (effect, clock));
             }
             (Err(error), Err(expected)) if !op.promises_its_error() || error.errno == *expected => {
@@ -81,6 +85,7 @@ impl<S: System> Explorer<'_, S> {
         if (!op.is_neutral() || moves_a_time) && result.is_ok() {
             run.history.extend(middle.into_iter().map(Arc::new));
             run.history.push(Arc::new(next));
+            run.history.leave_open(left_open);
         }
         // An untorn write gets its place in the log with the sync that follows.
         if result.is_ok() && !matches!(op, Op::Untorn { .. }) {
@@ -111,14 +116,14 @@ impl<S: System> Explorer<'_, S> {
         let next = Arc::new(effect.next);
         if has_effect {
             run.history.extend(effect.middle.into_iter().map(Arc::new));
+            run.history.extend(effect.left_open.clone());
             run.history.push(Arc::clone(&next));
         }
         self.examine(run)?;
         if has_effect {
             run.history.back_to(moment);
-            if error.shutdown && op.waits_for_its_frame() {
-                run.history.leave_open(Arc::clone(&next));
-            }
+            let waits = error.shutdown && op.waits_for_its_frame();
+            run.history.leave_open(effect.left_open.or_else(|| waits.then(|| Arc::clone(&next))));
             if matches!(op, Op::Append { .. }) {
                 // A part may have gone home before it was cut off again: each in its place in
                 // the order.
@@ -136,6 +141,8 @@ impl<S: System> Explorer<'_, S> {
             if !self.case.faults.is_empty() {
                 Self::doubt_allocation(run, op, clock);
             }
+            self.examine(run)?;
+            self.examine_point(run, false, "after the error")?;
         }
         Ok(if error.shutdown { Executed::Shutdown } else { Executed::Went(error.to_string()) })
     }
@@ -161,6 +168,14 @@ impl<S: System> Explorer<'_, S> {
             return Err(Failure::new(text));
         }
         Ok(())
+    }
+
+    /// What there may be after a crash of a write of which the log had so many bytes when the volume was shut down.
+    pub(super) fn left_open(before: &Model, op: &Op, bytes: Option<u64>) -> Option<Arc<Model>> {
+        let bytes = bytes?;
+        let mut open = before.clone();
+        open.apply(op, Some(bytes)).ok()?;
+        Some(Arc::new(open))
     }
 
     /// When what began then and has ended now may have happened.

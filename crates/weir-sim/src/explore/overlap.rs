@@ -1,8 +1,8 @@
 //! Operations that overlap: one of them, which changes nothing itself, is in the midst of its device calls while the others
 //! begin. Each of those has its place in the order, between its beginning and its return; the outer one
 //! promises when it returns, perhaps in the midst of one of the others, what it would have promised at its beginning. An error of any of them is its own: it promises nothing, and one that
-//! has returned an error has not happened; until it returns, a crash may leave either. (A batch that waited for its frame when the volume was
-//! shut down may be there after a crash also later: its frame may be on the medium although its write failed.)
+//! has returned an error has not happened; until it returns, a crash may leave either. (A batch, or a write on a full volume, that waited for
+//! its frame when the volume was shut down may be there after a crash also later: its frame may be on the medium although its write failed.)
 
 use std::sync::Arc;
 
@@ -23,6 +23,8 @@ struct Begun {
     expected: Result<Outcome, Errno>,
     /// The state after it.
     next: Arc<Model>,
+    /// What there may be of it after a crash although it has failed, or what is left of it.
+    left_open: Option<Arc<Model>>,
     /// What had happened for certain before it.
     known: Arc<Model>,
     /// The volume had been shut down before: it is refused before it is anywhere.
@@ -234,11 +236,13 @@ impl<S: System> Explorer<'_, S> {
             Self::submitted(run, op, known, &next);
         }
         let next = Arc::new(next);
+        let left_open = Self::left_open(&before, op, answer.left_open_bytes);
         if expected.is_ok() && !op.is_neutral() {
             run.history.extend(before.half_way(op).into_iter().map(Arc::new));
+            run.history.extend(left_open.clone());
             run.history.push(Arc::clone(&next));
         }
-        Begun { moment, expected, next, known: Arc::clone(known), is_late: false }
+        Begun { moment, expected, next, left_open, known: Arc::clone(known), is_late: false }
     }
 
     /// What is in doubt is to be seen, too.
@@ -246,7 +250,7 @@ impl<S: System> Explorer<'_, S> {
         &mut self,
         run: &mut Run<S::Session>,
         op: &Op,
-        Answer { result, lsn, read_back }: &Answer,
+        Answer { result, lsn, read_back, .. }: &Answer,
         begun: &Begun,
         outer: &Outer,
         doubt: &mut Doubt,
@@ -276,8 +280,9 @@ impl<S: System> Explorer<'_, S> {
                 // It had to fail, and was looked at all the same.
                 self.note_looking(run, &read, outer.clock);
             }
-            return Ok(());
+            return self.examine_point(run, false, "after the error");
         }
+        run.history.leave_open(begun.left_open.clone());
         if let Some(lsn) = lsn {
             run.note_lsn_as(*lsn, &known);
         }
@@ -302,9 +307,11 @@ impl<S: System> Explorer<'_, S> {
             return;
         }
         run.history.back_to(begun.moment);
-        if begun.expected.is_ok() && error.shutdown && !begun.is_late && op.waits_for_its_frame() {
-            run.history.leave_open(Arc::clone(&begun.next));
-            doubt.state = Some(Arc::clone(&begun.next));
+        if begun.expected.is_ok() && error.shutdown && !begun.is_late {
+            let waits = op.waits_for_its_frame().then_some(&begun.next);
+            let open = begun.left_open.as_ref().or(waits).cloned();
+            run.history.leave_open(open.clone());
+            doubt.state = open.or(doubt.state.take());
         }
     }
 

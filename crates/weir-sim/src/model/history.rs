@@ -55,7 +55,7 @@ pub struct History {
     acknowledged_by: Option<String>,
     /// States ever added.
     pushed: u64,
-    /// Grows with every acknowledgement that demands more: states verified before are to be verified again.
+    /// Grows with every acknowledgement that demands more, and every operation taken back: states verified before are to be verified again.
     epoch: u64,
 }
 
@@ -123,18 +123,20 @@ impl History {
         Moment(self.pushed)
     }
 
-    /// Takes the states since `moment` back: the operation turned out to have failed.
+    /// Takes the states since `moment` back: the operation turned out to have failed. That leaves a crash fewer choices.
     pub fn back_to(&mut self, moment: Moment) {
         while self.states.len() > 1 && self.pushed > moment.0 {
             self.states.pop_back();
             self.pushed -= 1;
+            self.epoch += 1;
         }
     }
 
-    /// An operation has failed, and yet a crash may leave `model`, which would have come of it. The present stays what it is.
-    pub fn leave_open(&mut self, model: Arc<Model>) {
+    /// An operation has failed, or a part of it, and yet a crash may leave `model`, if there is one, which would have come of it. The present stays
+    /// what it is.
+    pub fn leave_open(&mut self, model: Option<Arc<Model>>) {
         let now = Arc::clone(self.now());
-        self.extend([model, now]);
+        self.extend(model.into_iter().flat_map(|model| [model, Arc::clone(&now)]));
     }
 
     /// A sync of the present has returned success.

@@ -186,7 +186,8 @@ impl File {
     /// the old content of a page that is overwritten in part. Not durable, unless the file was opened with `data_sync`.
     ///
     /// On a full volume what has blocks, written before or [allocated](File::allocate), can be written still: such a write goes in place and
-    /// is durable when this returns, a flush for each 128 KiB or less.
+    /// is durable when this returns, a flush for each 128 KiB or less. (Where that could not be written, which shuts the volume down, nobody sees the
+    /// write, and after a crash it is there or not: as with a batch.)
     ///
     /// # Errors
     /// [`Error::NotWritable`], [`Error::NoSpace`], [`Error::FileTooLarge`]. If an error strikes after a part was written,

@@ -106,10 +106,10 @@ impl Engine {
         else {
             return Ok(false);
         };
+        self.counters.in_place_writes.add(1);
         self.commit_log(lsn).inspect_err(|_| before.restore(inode))?;
         self.cache_overwritten(inode, &pages, frames, (lsn, end));
         drop(changing);
-        self.counters.in_place_writes.add(1);
         let (all, class) = (RunFilter::default(), IoClass::SyncWrite);
         if self.write_back(inode, pages.clone(), all, class).is_ok() {
             self.wait_writeback(inode, &pages);
