@@ -152,7 +152,7 @@ impl Background {
     }
 
     /// How often that happened, and why the last time.
-    fn failures(&self) -> (u64, Option<Error>) {
+    pub fn failures(&self) -> (u64, Option<Error>) {
         self.failed.lock().clone()
     }
 
