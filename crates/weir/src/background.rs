@@ -376,6 +376,8 @@ impl Engine {
         for error in news {
             run_foreign(|| call(&error));
         }
+        // The last use of one that was replaced meanwhile.
+        run_foreign(|| drop(call));
     }
 
     fn checkpointer_loop(self: &Arc<Self>) {
