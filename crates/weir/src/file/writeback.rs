@@ -569,6 +569,17 @@ impl Engine {
         first_error.map_or(Ok(()), Err)
     }
 
+    /// As [`Engine::settle`], of pieces of several files: the error says of which it is.
+    pub fn settle_of_many(&self, pieces: impl IntoIterator<Item = Piece>) -> Result<()> {
+        let mut result = Ok(());
+        for piece in pieces {
+            let number = piece.inode.number;
+            let settled = self.settle([piece]).map_err(|error| error.of_inode(number));
+            result = result.and(settled);
+        }
+        result
+    }
+
     /// The piece is in the log, or nothing of it.
     pub(super) fn end_piece(&self, piece: &Piece, result: Result<()>) -> Result<()> {
         self.end(piece, result.is_ok() || mutation::active(Mutation::SwallowWriteError));
