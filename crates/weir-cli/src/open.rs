@@ -123,11 +123,16 @@ pub fn mounted_on(dir: &Path) -> Option<PathBuf> {
     (entry.fs_type == MOUNT_TYPE).then(|| volume_of(&entry).0)
 }
 
-/// The Weir mount that a path is on, without asking its server, which may be dead.
+/// Where the Weir mount is that a path is on, without asking its server, which may be dead.
 pub fn mount_above(path: &Path) -> Option<PathBuf> {
+    mount_entry_above(path).map(|entry| entry.dir)
+}
+
+/// The same mount, as the kernel lists it.
+pub fn mount_entry_above(path: &Path) -> Option<MountEntry> {
     let path = std::path::absolute(path).ok()?;
     let above = weir_mounts().into_iter().filter(|entry| path.starts_with(&entry.dir));
-    above.max_by_key(|entry| entry.dir.as_os_str().len()).map(|entry| entry.dir)
+    above.max_by_key(|entry| entry.dir.as_os_str().len())
 }
 
 /// Opens `path` for one command.

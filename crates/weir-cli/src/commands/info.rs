@@ -14,6 +14,7 @@ use weir::format::{BLOCK_BYTES, BLOCK_BYTES_U64};
 use weir::{Error, StatFs, Timestamp};
 use weir_mount::stats::METRICS;
 
+use crate::asking::{check_answers, check_unless};
 use crate::commands::stats;
 use crate::commands::sync::open_asked;
 use crate::failure::{Failure, Outcome, harmless};
@@ -42,6 +43,7 @@ pub struct InfoArgs {
 pub fn run(args: &InfoArgs) -> Outcome {
     let path = args.volume.as_path();
     let fail = |error: Error| Failure::volume(path, &error);
+    check_answers(path)?;
     let locked = once_closed(path, || {
         let device = PosixDevice::open(path, OpenMode::ReadOnly)?;
         choose_superblock(&device).map(|(superblock, _)| superblock)
@@ -50,15 +52,19 @@ pub fn run(args: &InfoArgs) -> Outcome {
         Err(Error::InUse(who)) => (read_unlocked(path)?, Some(who)),
         result => (result.map_err(fail)?, None),
     };
+    let mounted = in_use.as_ref().and_then(|_| mounted_at(path));
+    if let Some(dir) = &mounted {
+        check_unless(path, dir, || false)?;
+    }
     let space = if in_use.is_some() {
-        live_space(path)
+        mounted.as_deref().and_then(live_space)
     } else {
         let volume = open(path, true)?;
         let space = volume.statfs();
         volume.close().map_err(fail)?;
         Some(space)
     };
-    let counters = in_use.as_ref().and_then(|_| live_counters(path));
+    let counters = mounted.and_then(|dir| live_counters(path, &dir));
     // A mount that was shut down is still in use, and that is not all there is to say.
     let in_use =
         in_use.map(|who| match counters.as_ref().map(|counters| &counters["volume"]["state"]) {
@@ -109,9 +115,8 @@ pub(super) fn newest_superblock(file: &File, path: &Path) -> Outcome<Superblock>
 }
 
 /// What the mount of a volume in use says of its space.
-fn live_space(path: &Path) -> Option<StatFs> {
-    let dir = mounted_at(path)?;
-    let space = rustix::fs::statvfs(&dir).ok()?;
+fn live_space(dir: &Path) -> Option<StatFs> {
+    let space = rustix::fs::statvfs(dir).ok()?;
     Some(StatFs {
         total_blocks: space.f_blocks,
         free_blocks: space.f_bfree,
@@ -122,10 +127,9 @@ fn live_space(path: &Path) -> Option<StatFs> {
     })
 }
 
-/// The counters of the mount of a volume in use.
-fn live_counters(path: &Path) -> Option<Value> {
-    let dir = mounted_at(path)?;
-    stats::of_mount(path, &open_asked(&dir).ok()?).ok()
+/// The counters of the mount at `dir` of a volume in use.
+fn live_counters(path: &Path, dir: &Path) -> Option<Value> {
+    stats::of_mount(path, &open_asked(dir).ok()?).ok()
 }
 
 /// Refuses a volume that a program has open; `hint` says what that means.
