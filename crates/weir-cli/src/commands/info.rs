@@ -143,7 +143,12 @@ pub(super) fn check_free(path: &Path, hint: &str) -> Outcome {
     }
 }
 
-/// A line for each group of counters: `name value`, histograms by their count and bounds.
+/// How far a line of counters reaches, if it is no single one.
+const LINE_COLUMNS: usize = 80;
+/// Where what is said of something begins.
+const VALUE_COLUMN: usize = 12;
+
+/// Each group of counters: `name value`, histograms by their count and bounds.
 fn counters_text(counters: &Value) -> String {
     let Some(groups) = counters.as_object() else { return String::new() };
     let one = |name: &str, value: &Value| match value.as_object() {
@@ -153,21 +158,32 @@ fn counters_text(counters: &Value) -> String {
             histogram.get("mean").unwrap_or(&Value::Null),
             histogram.get("p99_below").unwrap_or(&Value::Null)
         ),
-        Some(_) => format!("{name} 0x"),
+        Some(_) => format!("{name} never"),
         None => format!("{name} {}", value.to_string().trim_matches('"')),
     };
     let line = |(group, values): (&String, &Value)| {
-        let text = values.as_object().map_or_else(
-            || values.to_string(),
-            |values| {
-                let shown: Vec<String> =
-                    values.iter().map(|(name, value)| one(name, value)).collect();
-                shown.join(", ")
-            },
+        let shown = values.as_object().map_or_else(
+            || vec![values.to_string()],
+            |values| values.iter().map(|(name, value)| one(name, value)).collect(),
         );
-        format!("{group:<11} {text}\n")
+        lines_of(group, &shown)
     };
     groups.iter().filter(|(name, _)| *name != METRICS).map(line).collect()
+}
+
+/// `name`, and behind it `shown`, one after the other, in lines of their own column.
+fn lines_of(name: &str, shown: &[String]) -> String {
+    let mut text = String::new();
+    let mut line = format!("{name:<width$}", width = VALUE_COLUMN - 1);
+    for (number, part) in shown.iter().enumerate() {
+        let part = if number + 1 < shown.len() { format!("{part},") } else { part.clone() };
+        if line.len() > VALUE_COLUMN && line.len() + 1 + part.len() > LINE_COLUMNS {
+            text = text + &line + "\n";
+            line = " ".repeat(VALUE_COLUMN - 1);
+        }
+        line = line + " " + &part;
+    }
+    text + &line + "\n"
 }
 
 /// The identity of a volume, as people write it.
@@ -267,4 +283,23 @@ fn as_json(
         value["inodes"] = json!(space.inodes);
     }
     value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_are_lines_that_fit_a_terminal() {
+        let histogram = |count: u64| json!({ "count": count, "mean": 7, "p99_below": 16 });
+        let many: serde_json::Map<String, Value> =
+            (0..40).map(|number| (format!("some_counter_{number}"), json!(number))).collect();
+        let waits = json!({ "queue_ns": histogram(0), "flush_ns": histogram(3), "state": "ok" });
+        let text = counters_text(&json!({ "many": many, "durability": waits, METRICS: [] }));
+        assert!(text.lines().all(|line| line.len() <= LINE_COLUMNS), "{text}");
+        assert_eq!(text.matches("some_counter_").count(), 40);
+        assert!(text.lines().all(|line| line.as_bytes()[VALUE_COLUMN - 1] == b' '), "{text}");
+        let waits = "durability  flush_ns 3x mean 7 p99<16, queue_ns never, state ok";
+        assert!(text.lines().any(|line| line == waits), "{text}");
+    }
 }
