@@ -3,7 +3,6 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::IsTerminal;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -96,10 +95,9 @@ fn by_source(volume: &Path) -> impl Fn(&OsStr) -> bool {
 
 /// The file behind a loop device: that may be opened as a volume as well.
 fn behind_loop(device: &Path) -> Option<PathBuf> {
-    let name = device.strip_prefix("/dev").ok()?;
-    let path = std::fs::read(Path::new("/sys/block").join(name).join("loop/backing_file")).ok()?;
-    let path = path.strip_suffix(b"\n").unwrap_or(&path);
-    Some(PathBuf::from(OsStr::from_bytes(path)))
+    // Whatever else the source of a mount says is a name at most.
+    device.strip_prefix("/dev").ok()?;
+    Identity::of(device)?.file_behind()
 }
 
 /// The volume of a mount: what it is called, and the file itself where it can be opened.

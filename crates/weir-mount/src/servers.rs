@@ -43,15 +43,24 @@ impl Identity {
         }
     }
 
+    /// What the host tells of a loop device.
+    fn loop_attribute(self, name: &str) -> Option<Vec<u8>> {
+        let Self::Device((major, minor)) = self else { return None };
+        fs::read(format!("/sys/dev/block/{major}:{minor}/loop/{name}")).ok()
+    }
+
+    /// What the file behind a loop device is called.
+    pub fn file_behind(self) -> Option<PathBuf> {
+        let file = self.loop_attribute("backing_file")?;
+        let file = file.strip_suffix(b"\n").unwrap_or(&file);
+        Some(PathBuf::from(OsStr::from_bytes(file)))
+    }
+
     /// The file behind a loop device, and whether the device begins where that does.
     fn behind(self) -> Option<(Self, bool)> {
-        let Self::Device((major, minor)) = self else { return None };
-        let attribute =
-            |name: &str| fs::read(format!("/sys/dev/block/{major}:{minor}/loop/{name}"));
-        let file = attribute("backing_file").ok()?;
-        let file = file.strip_suffix(b"\n").unwrap_or(&file);
-        let begins = attribute("offset").is_ok_and(|offset| offset.trim_ascii() == b"0");
-        Some((Self::of(Path::new(OsStr::from_bytes(file)))?, begins))
+        let file = Self::of(&self.file_behind()?)?;
+        let begins = self.loop_attribute("offset").is_some_and(|at| at.trim_ascii() == b"0");
+        Some((file, begins))
     }
 }
 
