@@ -292,7 +292,8 @@ impl Engine {
         planned: &mut Vec<Segment>,
     ) -> usize {
         let durable = self.log.durable_lsn();
-        // Blocks that could not be written once are not relied on again.
+        // Blocks that could not be written once are not relied on again, while the inode is in memory. Whatever else has failed, new ones cost
+        // no more than their neighbourhood.
         let trusted = piece.inode.write_error.lock().0 == 0;
         let Range { start, end } = piece.file_blocks(run);
         let mut cut_bytes = 0;
