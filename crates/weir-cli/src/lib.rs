@@ -3,6 +3,7 @@
 //! Every command returns an [`failure::Outcome`]; the one line of an error is printed here and
 //! nowhere else. Data goes to standard output, everything else to standard error.
 
+pub mod asking;
 pub mod commands;
 pub mod failure;
 pub mod mount_helper;
@@ -125,6 +126,9 @@ fn usage_failure(error: &clap::Error) -> Failure {
 pub fn main() -> ExitCode {
     if mount_helper::is_meant(std::env::args_os().next().as_deref()) {
         return mount_helper::main();
+    }
+    if asking::is_meant(std::env::args_os().next().as_deref()) {
+        return asking::main(std::env::args_os().nth(1));
     }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,

@@ -3,7 +3,6 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::IsTerminal;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -96,10 +95,9 @@ fn by_source(volume: &Path) -> impl Fn(&OsStr) -> bool {
 
 /// The file behind a loop device: that may be opened as a volume as well.
 fn behind_loop(device: &Path) -> Option<PathBuf> {
-    let name = device.strip_prefix("/dev").ok()?;
-    let path = std::fs::read(Path::new("/sys/block").join(name).join("loop/backing_file")).ok()?;
-    let path = path.strip_suffix(b"\n").unwrap_or(&path);
-    Some(PathBuf::from(OsStr::from_bytes(path)))
+    // Whatever else the source of a mount says is a name at most.
+    device.strip_prefix("/dev").ok()?;
+    Identity::of(device)?.file_behind()
 }
 
 /// The volume of a mount: what it is called, and the file itself where it can be opened.
@@ -123,11 +121,16 @@ pub fn mounted_on(dir: &Path) -> Option<PathBuf> {
     (entry.fs_type == MOUNT_TYPE).then(|| volume_of(&entry).0)
 }
 
-/// The Weir mount that a path is on, without asking its server, which may be dead.
+/// Where the Weir mount is that a path is on, without asking its server, which may be dead.
 pub fn mount_above(path: &Path) -> Option<PathBuf> {
+    mount_entry_above(path).map(|entry| entry.dir)
+}
+
+/// The same mount, as the kernel lists it.
+pub fn mount_entry_above(path: &Path) -> Option<MountEntry> {
     let path = std::path::absolute(path).ok()?;
     let above = weir_mounts().into_iter().filter(|entry| path.starts_with(&entry.dir));
-    above.max_by_key(|entry| entry.dir.as_os_str().len()).map(|entry| entry.dir)
+    above.max_by_key(|entry| entry.dir.as_os_str().len())
 }
 
 /// Opens `path` for one command.

@@ -431,3 +431,21 @@ fn a_volume_is_in_use_also_by_way_of_a_loop_device() {
     done(&["mkdir", &format!("{}:/d", second.0)]);
     bench.unmount();
 }
+
+#[test]
+fn a_small_file_that_is_no_volume_is_not_to_be_made_one() {
+    let scratch = Scratch::new();
+    let notes = scratch.shown("notes");
+    fs::write(&notes, "not to be lost").unwrap();
+    let said = refused(8, &["fsck", &notes]);
+    assert!(said.contains("check the path") && !said.contains("weir create"), "{said}");
+}
+
+#[test]
+fn a_copy_without_a_destination_says_so_once() {
+    for arguments in [&["cp"][..], &["cp", "f"]] {
+        let said = refused(2, arguments);
+        assert!(said.contains("see weir cp --help"), "{said}");
+        assert!(said.matches("SRC").count() <= 1, "{said}");
+    }
+}

@@ -43,15 +43,24 @@ impl Identity {
         }
     }
 
+    /// What the host tells of a loop device.
+    fn loop_attribute(self, name: &str) -> Option<Vec<u8>> {
+        let Self::Device((major, minor)) = self else { return None };
+        fs::read(format!("/sys/dev/block/{major}:{minor}/loop/{name}")).ok()
+    }
+
+    /// What the file behind a loop device is called.
+    pub fn file_behind(self) -> Option<PathBuf> {
+        let file = self.loop_attribute("backing_file")?;
+        let file = file.strip_suffix(b"\n").unwrap_or(&file);
+        Some(PathBuf::from(OsStr::from_bytes(file)))
+    }
+
     /// The file behind a loop device, and whether the device begins where that does.
     fn behind(self) -> Option<(Self, bool)> {
-        let Self::Device((major, minor)) = self else { return None };
-        let attribute =
-            |name: &str| fs::read(format!("/sys/dev/block/{major}:{minor}/loop/{name}"));
-        let file = attribute("backing_file").ok()?;
-        let file = file.strip_suffix(b"\n").unwrap_or(&file);
-        let begins = attribute("offset").is_ok_and(|offset| offset.trim_ascii() == b"0");
-        Some((Self::of(Path::new(OsStr::from_bytes(file)))?, begins))
+        let file = Self::of(&self.file_behind()?)?;
+        let begins = self.loop_attribute("offset").is_some_and(|at| at.trim_ascii() == b"0");
+        Some((file, begins))
     }
 }
 
@@ -78,12 +87,24 @@ impl OpenVolume {
 /// A process that serves mounts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Server {
+    pid: u32,
     /// Device numbers of its mounts: [`MountEntry::device`].
     mounts: Vec<String>,
     volumes: Vec<OpenVolume>,
 }
 
 impl Server {
+    /// Its number.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Whether it is stopped (`SIGSTOP`), and so answers nobody until it is let go on.
+    pub fn is_stopped(&self) -> bool {
+        let stat = fs::read(format!("/proc/{}/stat", self.pid));
+        stat.is_ok_and(|stat| is_stopped(&stat))
+    }
+
     /// Whether it serves this mount.
     pub fn serves(&self, mount: &MountEntry) -> bool {
         self.mounts.contains(&mount.device)
@@ -126,8 +147,15 @@ pub fn servers() -> Vec<Server> {
     processes.filter_map(|process| server(&process.path(), &devices)).collect()
 }
 
+/// Whether a process with this `/proc/PID/stat` is stopped: the letter behind its name, which may have anything in it.
+fn is_stopped(stat: &[u8]) -> bool {
+    let behind = stat.iter().rposition(|&byte| byte == b')').map(|at| &stat[at + 1..]);
+    matches!(behind.and_then(|behind| behind.trim_ascii_start().first()), Some(b'T' | b't'))
+}
+
 /// What is known of the process with this directory, if it serves one of the mounts with these device numbers.
 fn server(process: &Path, devices: &[String]) -> Option<Server> {
+    let pid = process.file_name()?.to_str()?.parse().ok()?;
     let (mut mounts, mut others) = (Vec::new(), Vec::new());
     for entry in fs::read_dir(process.join("fd")).ok()?.flatten() {
         let Ok(target) = fs::read_link(entry.path()) else { continue };
@@ -150,7 +178,7 @@ fn server(process: &Path, devices: &[String]) -> Option<Server> {
     let volumes = locked.filter_map(|(descriptor, _)| {
         Some(OpenVolume { identity: Identity::of(&descriptor)?, descriptor })
     });
-    Some(Server { mounts, volumes: volumes.collect() })
+    Some(Server { pid, mounts, volumes: volumes.collect() })
 }
 
 /// The device number of the mount that a descriptor of `/dev/fuse` belongs to, from its `/proc/PID/fdinfo`.
@@ -187,6 +215,13 @@ mod tests {
     }
 
     #[test]
+    fn a_process_tells_that_it_is_stopped() {
+        assert!(is_stopped(b"77 (weir) T 1 77 77 0") && is_stopped(b"77 (a) S) t 1"));
+        assert!(!is_stopped(b"77 (weir) S 1 77 77 0") && !is_stopped(b"77 (T) R 1"));
+        assert!(!is_stopped(b"77 (weir)") && !is_stopped(b""));
+    }
+
+    #[test]
     fn a_file_is_the_same_by_all_of_its_names_and_no_other_is() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
@@ -215,7 +250,8 @@ mod tests {
         let device = Identity::Device((7, 0));
         let volume_of = |mounts: &[&str], open_ones: &[Identity]| {
             let mounts = mounts.iter().map(|&mount| mount.to_owned()).collect();
-            let server = Server { mounts, volumes: open_ones.iter().copied().map(open).collect() };
+            let volumes = open_ones.iter().copied().map(open).collect();
+            let server = Server { pid: 7, mounts, volumes };
             server.volume().map(|volume| volume.identity)
         };
         assert_eq!(volume_of(&["0:1"], &[one]), Some(one));

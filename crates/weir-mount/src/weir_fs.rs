@@ -273,7 +273,7 @@ fn sync_file(file: &File, range: &Range<u64>, data_only: bool) -> weir::Result<(
         (true, false) => file.fsync(),
         (false, _) => {
             let synced = file.fsync_async(range.clone(), sync_kind(data_only))?.wait();
-            synced.and(file.report_errors())
+            file.report_after(synced)
         }
     }
 }
@@ -497,8 +497,11 @@ impl FileSystemOps for WeirFs {
         let (errors, leftover) = (Arc::clone(&self.errors), Arc::clone(&self.leftover));
         let submitted = leftover.submit();
         ticket.on_completion(move |result| {
-            let reported = open.as_ref().map_or(Ok(()), |open| open.file.report_errors());
-            done(result.and(reported).map_err(|error| errors.fail(error)));
+            let told = match &open {
+                Some(open) => open.file.report_after(result),
+                None => result,
+            };
+            done(told.map_err(|error| errors.fail(error)));
             // The last user of an unlinked file purges it, which waits for the log: not on a thread of the log.
             if let Some(last) = open.and_then(Arc::into_inner) {
                 leftover.leave(last);

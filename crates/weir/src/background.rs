@@ -152,7 +152,7 @@ impl Background {
     }
 
     /// How often that happened, and why the last time.
-    fn failures(&self) -> (u64, Option<Error>) {
+    pub fn failures(&self) -> (u64, Option<Error>) {
         self.failed.lock().clone()
     }
 
@@ -376,6 +376,8 @@ impl Engine {
         for error in news {
             run_foreign(|| call(&error));
         }
+        // The last use of one that was replaced meanwhile.
+        run_foreign(|| drop(call));
     }
 
     fn checkpointer_loop(self: &Arc<Self>) {

@@ -428,7 +428,7 @@ impl Engine {
                 Err(error) => {
                     // What was taken before must not stay under writeback.
                     self.write_pieces(pieces)?;
-                    return Err(error);
+                    return Err(error.of_inode(part.inode.number));
                 }
             };
             if complete {
@@ -442,7 +442,7 @@ impl Engine {
     fn write_pieces(&self, pieces: &mut Vec<Piece>) -> Result<()> {
         let mut taken = std::mem::take(pieces);
         self.write_out(&mut taken, IoClass::SyncWrite);
-        self.settle(taken)
+        self.settle_of_many(taken)
     }
 
     /// Starts the barriers' thread.

@@ -291,8 +291,8 @@ impl Engine {
     }
 
     /// Reserves `blocks` for work that a full volume has to allow. There is room for that, and when it is used up, a checkpoint makes
-    /// it anew. Where none can, nothing else waits to be written any more, and this draws on what is spare: it is refused only
-    /// where the free space is so scattered that a checkpoint would not find room for one node more.
+    /// it anew. Where none can, since nothing else waits to be written any more or the host has no space for what does, this draws on what is
+    /// spare: it is refused only where the free space is so scattered that a checkpoint would not find room for one node more.
     pub fn reserve_spare(&self, blocks: u64) -> Result<()> {
         match self.reserve_at_once(blocks, ReserveClass::Tidy) {
             Err(Error::NoSpace) => self.reserve_spare_alone(blocks, &self.without_pieces()),
@@ -304,6 +304,10 @@ impl Engine {
     pub fn reserve_spare_alone(&self, blocks: u64, _alone: &Alone<'_>) -> Result<()> {
         match self.reserve_relieved(blocks, ReserveClass::Tidy) {
             Err(Error::NoSpace) => self.reserve_at_once(blocks, ReserveClass::Cut),
+            // Who frees space needs nothing of the host but what the log takes.
+            Err(full @ Error::HostFull(_)) => {
+                self.reserve_at_once(blocks, ReserveClass::Cut).map_err(|_| full)
+            }
             reserved => reserved,
         }
     }
@@ -356,5 +360,78 @@ impl Engine {
             }
             self.make_room(&mut shortage)?;
         }
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+    use crate::device::memory::MemoryDevice;
+    use crate::device::{
+        DeviceError, DeviceInfo, DeviceResult, IoClass, OnDone, Operation, Request,
+    };
+    use crate::{BackgroundMode, CreateOptions, OpenFlags, Volume, VolumeOptions};
+
+    /// A file with holes on a host that may be full: it has what the log takes, and no more.
+    struct Sparse(MemoryDevice, AtomicBool);
+
+    impl Sparse {
+        fn admit(&self, class: IoClass) -> DeviceResult<()> {
+            let is_refused = !matches!(class, IoClass::Log | IoClass::Beside);
+            if !is_refused || !self.1.load(Ordering::Relaxed) {
+                return Ok(());
+            }
+            let (operation, reason) = ("write", "full".into());
+            let (offset_bytes, length_bytes, no_space) = (0, 0, true);
+            Err(DeviceError { operation, offset_bytes, length_bytes, reason, no_space })
+        }
+    }
+
+    impl Device for Sparse {
+        fn info(&self) -> DeviceInfo {
+            self.0.info()
+        }
+        fn read(&self, at: u64, buffers: &mut [&mut [u8]], class: IoClass) -> DeviceResult<()> {
+            self.0.read(at, buffers, class)
+        }
+        fn write(&self, at: u64, data: &[&[u8]], class: IoClass, fua: bool) -> DeviceResult<()> {
+            self.admit(class)?;
+            self.0.write(at, data, class, fua)
+        }
+        fn flush(&self) -> DeviceResult<()> {
+            self.0.flush()
+        }
+        fn discard(&self, offset_bytes: u64, length_bytes: u64) -> DeviceResult<()> {
+            self.0.discard(offset_bytes, length_bytes)
+        }
+        fn submit(&self, request: Request, on_done: OnDone) {
+            let is_write = matches!(request.operation, Operation::Write { .. });
+            match self.admit(request.class) {
+                Err(error) if is_write => on_done(Err(error), request.buffers),
+                _ => self.0.submit(request, on_done),
+            }
+        }
+    }
+
+    #[test]
+    fn who_frees_space_has_what_is_spare_where_the_host_lets_no_checkpoint_make_more() {
+        let sparse = Arc::new(Sparse(MemoryDevice::new(32 << 20), AtomicBool::new(false)));
+        let device: Arc<dyn Device> = sparse.clone();
+        Volume::format_device(&device, &CreateOptions::default()).expect("format");
+        let background = BackgroundMode::Manual;
+        let options = VolumeOptions { background, ..VolumeOptions::default() };
+        let volume = Volume::open_device(device, options).expect("open");
+        let file = volume.open_file("/f", OpenFlags::CREATE).expect("create");
+        file.write_at(0, &[7; 4096 * 3]).expect("write");
+        let engine = file.engine();
+        sparse.1.store(true, Ordering::Relaxed);
+        let take_all =
+            |class| std::iter::from_fn(|| engine.reserve_at_once(1, class).ok()).count() as u64;
+        let mut taken = take_all(ReserveClass::Tidy);
+        engine.reserve_spare(1).expect("there is some that is spare");
+        // What nobody has is the host's to give.
+        taken += 1 + take_all(ReserveClass::Cut);
+        assert!(matches!(engine.reserve_spare(1), Err(Error::HostFull(_))));
+        engine.alloc.release(taken);
     }
 }

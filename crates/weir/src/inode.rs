@@ -199,33 +199,37 @@ impl Inode {
 
     /// Attributes that programs see.
     pub fn attr(&self) -> Attr {
-        let dirty = self.dirty_pages();
+        let unsettled = self.unsettled_pages();
         let meta = self.meta.lock();
-        self.attr_of(&meta, dirty)
+        self.attr_of(&meta, unsettled)
     }
 
     /// As [`Inode::attr`], of an inode that is there: not purged, and not yet to be made by a batch.
     pub fn attr_unless_purged(&self) -> Result<Attr> {
-        let dirty = self.dirty_pages();
+        let unsettled = self.unsettled_pages();
         let meta = self.meta.lock();
-        if meta.purged { Err(Error::NotFound) } else { Ok(self.attr_of(&meta, dirty)) }
+        if meta.purged { Err(Error::NotFound) } else { Ok(self.attr_of(&meta, unsettled)) }
     }
 
-    fn dirty_pages(&self) -> u64 {
+    /// Pages whose blocks the attributes may not count yet: dirty, or on their way home. To be looked at before the attributes, which count
+    /// them before they are home: a file with data never shows none.
+    fn unsettled_pages(&self) -> u64 {
         if self.file_type == FileType::Regular {
-            self.pages.read().counts().dirty as u64
+            let counts = self.pages.read().counts();
+            (counts.dirty + counts.writeback) as u64
         } else {
             0
         }
     }
 
     /// As [`Inode::attr`], with the attributes at hand.
-    pub fn attr_of(&self, meta: &Meta, dirty_pages: u64) -> Attr {
+    pub fn attr_of(&self, meta: &Meta, unsettled_pages: u64) -> Attr {
         let item = &meta.item;
         let size = if self.file_type == FileType::Regular { self.size() } else { item.size };
-        // Pages not yet allocated count, but overwritten ones not twice.
+        // Pages not yet allocated count, but overwritten ones not twice, as far as that can be told without the mapping: in a file with
+        // holes they do, and beside what is allocated behind the end new ones do not.
         let full = size.div_ceil(crate::format::BLOCK_BYTES_U64);
-        let mut blocks = (item.blocks + dirty_pages).min(item.blocks.max(full));
+        let mut blocks = (item.blocks + unsettled_pages).min(item.blocks.max(full));
         if item.is_inline() && size > 0 {
             blocks = blocks.max(1);
         }

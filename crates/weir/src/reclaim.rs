@@ -26,12 +26,16 @@ const MAX_ATTEMPTS: u32 = 1_000_000;
 const POLITE_ATTEMPTS: u32 = 16;
 /// For so long each time.
 const PAUSE_US: u64 = 100;
+/// Nothing fails, and nobody gives anything back.
+const NOTHING_FREE: &str = "no page of the cache can be freed: raise the memory cap";
 
 /// An operation that finds no memory: since when, and how often. Pure.
 #[derive(Debug, Default)]
 pub struct Shortage {
     began_ns: u64,
     attempts: u32,
+    /// How often something had not gone home before.
+    failures_before: u64,
 }
 
 impl Shortage {
@@ -40,10 +44,10 @@ impl Shortage {
         self.attempts = 0;
     }
 
-    /// Nothing could be freed at `now_ns`. True: nothing will be.
-    fn is_hopeless(&mut self, now_ns: u64) -> bool {
+    /// Nothing could be freed at `now_ns`, when something has not gone home so often. True: nothing will be.
+    fn is_hopeless(&mut self, now_ns: u64, failures: u64) -> bool {
         if self.attempts == 0 {
-            self.began_ns = now_ns;
+            (self.began_ns, self.failures_before) = (now_ns, failures);
         }
         self.attempts = self.attempts.saturating_add(1);
         now_ns.saturating_sub(self.began_ns) >= PATIENCE_NS || self.attempts > MAX_ATTEMPTS
@@ -113,16 +117,17 @@ impl Engine {
     /// Evicts something, or waits for writeback to make something evictable. The caller holds no lock that writeback needs.
     ///
     /// # Errors
-    /// [`Error::Io`]: for some seconds nobody could free anything.
+    /// What has kept pages from going home meanwhile, or else [`Error::Io`]: for some seconds nobody could free anything.
     pub fn make_room(&self, shortage: &mut Shortage) -> Result<()> {
         if self.evict(BATCH_PAGES) > 0 {
             shortage.relieved();
             return Ok(());
         }
-        if shortage.is_hopeless(self.clock.monotonic_ns()) {
-            return Err(Error::Io(
-                "no page of the cache can be freed: raise the memory cap".into(),
-            ));
+        let (failures, last) = self.background.failures();
+        if shortage.is_hopeless(self.clock.monotonic_ns(), failures) {
+            // More memory would be as full soon of what cannot be written.
+            let failed = last.filter(|_| failures > shortage.failures_before);
+            return Err(failed.unwrap_or_else(|| Error::Io(NOTHING_FREE.into())));
         }
         if shortage.is_polite() {
             self.clock.sleep_us(PAUSE_US);
@@ -231,15 +236,34 @@ mod tests {
         let mut shortage = Shortage::default();
         let attempts = 100_000;
         for attempt in 0..attempts {
-            assert!(!shortage.is_hopeless(5 + attempt * (PATIENCE_NS - 1) / attempts));
+            assert!(!shortage.is_hopeless(5 + attempt * (PATIENCE_NS - 1) / attempts, 0));
         }
         shortage.relieved();
-        assert!(!shortage.is_hopeless(PATIENCE_NS + 5));
-        assert!(!shortage.is_hopeless(2 * PATIENCE_NS + 4));
-        assert!(shortage.is_hopeless(2 * PATIENCE_NS + 5));
+        assert!(!shortage.is_hopeless(PATIENCE_NS + 5, 0));
+        assert!(!shortage.is_hopeless(2 * PATIENCE_NS + 4, 0));
+        assert!(shortage.is_hopeless(2 * PATIENCE_NS + 5, 0));
         // Where the clock stands still, it ends too.
         let mut shortage = Shortage::default();
-        assert!((0..=MAX_ATTEMPTS).any(|_| shortage.is_hopeless(7)));
+        assert!((0..=MAX_ATTEMPTS).any(|_| shortage.is_hopeless(7, 0)));
+    }
+
+    #[test]
+    fn who_gives_up_waiting_for_memory_says_what_has_kept_pages_from_going_home() {
+        let (_volume, file, _taken) = without_memory();
+        let engine = file.engine();
+        let given_up = |fails: bool| {
+            // What failed before this began is nobody's reason.
+            engine.background.note_failure(&Error::Io("long ago".into()));
+            let mut shortage = Shortage::default();
+            engine.make_room(&mut shortage).expect("others may free some");
+            if fails {
+                engine.background.note_failure(&Error::HostFull("as a flusher has met".into()));
+            }
+            shortage.attempts = MAX_ATTEMPTS;
+            engine.make_room(&mut shortage)
+        };
+        assert_eq!(given_up(true), Err(Error::HostFull("as a flusher has met".into())));
+        assert_eq!(given_up(false), Err(Error::Io(NOTHING_FREE.into())));
     }
 
     #[test]

@@ -503,7 +503,7 @@ impl Engine {
                 self.commit_attributes(&inode, Room::Normal)
             };
             if let Err(error) = prepared {
-                failed.get_or_insert(error);
+                failed.get_or_insert(error.of_inode(inode.number));
             }
         }
         let lsn = self.log.last_lsn().max(given_out);

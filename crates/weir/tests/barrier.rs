@@ -391,3 +391,23 @@ fn barriers_whose_pages_are_placed_apart_end_in_the_smallest_log() {
     }
     volume.close().expect("close");
 }
+
+/// Who asked for more than a file does not know which it is.
+#[test]
+fn a_barrier_and_a_sync_of_the_volume_name_the_file_that_they_fail_for() {
+    for raises_barrier in [true, false] {
+        let probe = Probe::new(formatted(64 * MIB, 0));
+        let device: Arc<dyn Device> = probe.clone();
+        let volume = open(&device, manual(16 * MIB));
+        let files = ["/a", "/bad", "/c"].map(|name| create(&volume, name));
+        for (seed, file) in (1..).zip(&files) {
+            dirty(file, seed, 0, 1 << 20);
+        }
+        probe.refuse_page(Some(pattern(2, 1 << 20)[..4096].to_vec()));
+        if raises_barrier {
+            volume.barrier().expect("it waits for nothing");
+        }
+        let told = volume.sync().expect_err("a page cannot be written").to_string();
+        assert!(told.contains(&format!("(inode {})", files[1].ino())), "{told}");
+    }
+}

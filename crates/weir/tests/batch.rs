@@ -953,3 +953,24 @@ fn what_is_wrong_with_a_step_is_told_on_a_full_volume_too() {
     assert_eq!(refused(&empty_dir), (Some(1), Error::NotEmpty));
     assert_eq!(names(&volume, "/d"), Vec::<Vec<u8>>::new());
 }
+
+#[test]
+fn a_batch_that_no_quarter_of_the_log_can_hold_is_refused_before_its_data_is_written() {
+    let probe = Probe::new(formatted(128 * MIB, 128));
+    let device: Arc<dyn Device> = probe.clone();
+    let volume = open(&device, manual(4 * MIB));
+    let file = create(&volume, "/f");
+    file.write_at(0, b"old").expect("write");
+    volume.sync().expect("sync");
+    let before = probe.writes.load(Ordering::Relaxed);
+    let mut batch = volume.batch();
+    batch.write_at(&file, 0, &vec![7; 40 << 20]).expect("recorded");
+    assert!(matches!(batch.commit().map_err(Error::from), Err(Error::Invalid(_))));
+    assert_eq!(probe.writes.load(Ordering::Relaxed), before, "nothing is written for nothing");
+    // What is wrong with a step comes first.
+    let mut batch = volume.batch();
+    batch.write_at(&file, 0, &vec![7; 40 << 20]).expect("recorded");
+    batch.unlink(Volume::ROOT, b"none").expect("recorded");
+    assert_eq!(batch.commit().map_err(Error::from), Err(Error::NotFound));
+    assert_eq!(contents(&file), b"old");
+}

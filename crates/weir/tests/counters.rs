@@ -294,3 +294,29 @@ fn whoever_is_told_an_error_is_counted() {
     is_told(volume.sync());
     is_told(volume.fsync_dir(Volume::ROOT));
 }
+
+#[test]
+fn an_error_of_writeback_that_is_told_after_a_ticket_is_a_failed_sync() {
+    let probe = Probe::new(formatted(64 * MIB, 0));
+    let device: Arc<dyn Device> = probe.clone();
+    let volume = open(&device, manual(16 * MIB));
+    let file = create(&volume, "/f");
+    file.write_at(0, &pattern(1, 4096)).expect("write");
+    probe.fail_data_writes.store(true, Ordering::Relaxed);
+    assert!(volume.background_step(BackgroundWork::Writeback).is_err());
+    probe.fail_data_writes.store(false, Ordering::Relaxed);
+    let sync = || {
+        let ticket = file.fsync_async(0..u64::MAX, SyncKind::Full).expect("submit");
+        while ticket.poll().is_none() {
+            volume.background_step(BackgroundWork::Log).expect("step");
+        }
+        ticket.wait()
+    };
+    assert_eq!((sync(), volume.stats().failed_syncs), (Ok(()), 0), "it is in the log");
+    assert!(matches!(file.report_after(sync()), Err(Error::Io(_))));
+    assert_eq!(volume.stats().failed_syncs, 1);
+    assert_eq!(file.report_after(sync()), Ok(()), "told once");
+    // That of the ticket is counted where it ended.
+    assert_eq!(file.report_after(Err(Error::NoSpace)), Err(Error::NoSpace));
+    assert_eq!(volume.stats().failed_syncs, 1);
+}

@@ -233,3 +233,18 @@ fn a_barrier_comes_behind_pages_that_are_on_their_way_home() {
     volume.fsync_dir(Volume::ROOT).expect("fsync");
     assert!(found_after_a_crash(&device, PAGES * 4096) == Some(pattern(2, PAGES * 4096)));
 }
+
+/// Archivers take a file without blocks for a hole, and do not read it.
+#[test]
+fn pages_on_their_way_home_are_blocks_of_their_file() {
+    let (_, probe, volume, file) = probed();
+    file.write_all_at(0, &pattern(1, 5 * 4096)).expect("write");
+    let blocks = || volume.getattr(file.ino()).expect("attributes").blocks;
+    assert_eq!(blocks(), 5, "dirty");
+    let underway = Writeback::begin(&probe, &volume);
+    assert_eq!(blocks(), 5, "on their way");
+    file.write_all_at(0, &pattern(2, 4096)).expect("write");
+    assert_eq!(blocks(), 5, "one of them again");
+    underway.end();
+    assert_eq!(blocks(), 5, "home");
+}

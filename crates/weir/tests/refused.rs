@@ -254,6 +254,33 @@ fn a_listener_hears_why_the_volume_was_shut_down_and_may_panic() {
     assert!(heard.iter().next().is_none(), "told once, and never after it was replaced");
 }
 
+/// What a listener holds.
+struct Held;
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        panic!("on purpose");
+    }
+}
+
+#[test]
+fn a_listener_that_is_replaced_while_it_is_told_may_panic_when_it_goes() {
+    let (probe, device) = probe();
+    let volume = open(&device, manual(16 * MIB));
+    let (tell, heard) = mpsc::channel();
+    let (held, another) = (Held, volume.clone());
+    volume.on_background_error(move |_| {
+        let _ = (&held, tell.send(()));
+        another.on_background_error(|_| ());
+    });
+    probe.fail_data_writes.store(true, Ordering::Relaxed);
+    create(&volume, "/f").write_at(0, &pattern(1, 1 << 20)).expect("it is in memory");
+    assert!(volume.background_step(BackgroundWork::Writeback).is_err());
+    probe.fail_data_writes.store(false, Ordering::Relaxed);
+    volume.close().expect("nobody's error");
+    assert_eq!(heard.iter().count(), 1, "it was told, and is gone");
+}
+
 #[test]
 fn a_handle_that_writes_through_tells_an_error_once() {
     let probe = Probe::new(formatted(64 * MIB, 0));

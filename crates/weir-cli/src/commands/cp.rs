@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use crate::failure::{Failure, Outcome, say};
+use crate::failure::{Failure, Outcome, USAGE, say};
 use crate::open::with_volume;
 use crate::place::{Place, Side};
 use crate::progress::{Progress, Unit};
@@ -58,7 +58,7 @@ pub struct CpArgs {
     #[arg(short, long, visible_short_alias = 'a')]
     pub recursive: bool,
     /// From where, then to where
-    #[arg(value_name = "SRC... DST", num_args = 2.., required = true)]
+    #[arg(value_name = "SRC... DST", num_args = 1.., required = true)]
     pub paths: Vec<OsString>,
 }
 
@@ -98,7 +98,10 @@ impl Tally {
 
 /// Runs the command.
 pub fn run(args: &CpArgs) -> Outcome {
-    let Some((destination, sources)) = args.paths.split_last() else { return Ok(()) };
+    let Some((destination, sources @ [_, ..])) = args.paths.split_last() else {
+        let what = "say what to copy, and where to: see weir cp --help";
+        return Err(Failure::bare(what).with_code(USAGE));
+    };
     let mut tally = Tally {
         progress: Progress::new("copied", Unit::Bytes, None),
         files: 0,

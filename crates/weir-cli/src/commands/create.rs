@@ -241,9 +241,19 @@ fn interrupted(volume: &Path, is_new: bool) -> Failure {
     Failure::new(volume.display(), format!("interrupted: no volume was made{lost}"))
 }
 
+/// Whose the end of a creation is: of two that ask, one has it.
+#[derive(Clone, Default)]
+struct End(Arc<AtomicBool>);
+
+impl End {
+    fn is_mine(&self) -> bool {
+        !self.0.swap(true, Ordering::AcqRel)
+    }
+}
+
 /// Removes a half-made file when the program is interrupted.
 struct RemoveOnInterrupt {
-    armed: Arc<AtomicBool>,
+    end: End,
     handle: signal_hook::iterator::Handle,
 }
 
@@ -251,10 +261,10 @@ impl RemoveOnInterrupt {
     fn arm(volume: &Path, is_new: bool) -> Outcome<Self> {
         let mut signals = signals::ending()?;
         let handle = signals.handle();
-        let armed = Arc::new(AtomicBool::new(true));
-        let (watched, path) = (Arc::clone(&armed), volume.to_owned());
+        let end = End::default();
+        let (watched, path) = (end.clone(), volume.to_owned());
         std::thread::spawn(move || {
-            if signals.forever().next().is_some() && watched.load(Ordering::Acquire) {
+            if signals.forever().next().is_some() && watched.is_mine() {
                 if is_new {
                     // Half a volume is of no use to anyone.
                     let _ = std::fs::remove_file(&path);
@@ -263,11 +273,15 @@ impl RemoveOnInterrupt {
                 std::process::exit(INTERRUPTED);
             }
         });
-        Ok(Self { armed, handle })
+        Ok(Self { end, handle })
     }
 
+    /// A volume that is complete stays. Does not return where the interruption came first: what was made is gone, or about to be.
     fn disarm(self) {
-        self.armed.store(false, Ordering::Release);
+        while !self.end.is_mine() {
+            // Who removes it ends the process.
+            std::thread::park();
+        }
         self.handle.close();
     }
 }
@@ -275,6 +289,17 @@ impl RemoveOnInterrupt {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_creation_is_interrupted_or_complete_and_never_both() {
+        for _ in 0..1000 {
+            let end = End::default();
+            let other = end.clone();
+            let interruption = std::thread::spawn(move || other.is_mine());
+            let is_complete = end.is_mine();
+            assert_ne!(interruption.join().unwrap(), is_complete);
+        }
+    }
 
     #[test]
     fn an_interruption_tells_when_it_cost_what_was_there() {

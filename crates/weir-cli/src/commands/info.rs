@@ -14,6 +14,7 @@ use weir::format::{BLOCK_BYTES, BLOCK_BYTES_U64};
 use weir::{Error, StatFs, Timestamp};
 use weir_mount::stats::METRICS;
 
+use crate::asking::{check_answers, check_unless};
 use crate::commands::stats;
 use crate::commands::sync::open_asked;
 use crate::failure::{Failure, Outcome, harmless};
@@ -42,6 +43,7 @@ pub struct InfoArgs {
 pub fn run(args: &InfoArgs) -> Outcome {
     let path = args.volume.as_path();
     let fail = |error: Error| Failure::volume(path, &error);
+    check_answers(path)?;
     let locked = once_closed(path, || {
         let device = PosixDevice::open(path, OpenMode::ReadOnly)?;
         choose_superblock(&device).map(|(superblock, _)| superblock)
@@ -50,15 +52,19 @@ pub fn run(args: &InfoArgs) -> Outcome {
         Err(Error::InUse(who)) => (read_unlocked(path)?, Some(who)),
         result => (result.map_err(fail)?, None),
     };
+    let mounted = in_use.as_ref().and_then(|_| mounted_at(path));
+    if let Some(dir) = &mounted {
+        check_unless(path, dir, || false)?;
+    }
     let space = if in_use.is_some() {
-        live_space(path)
+        mounted.as_deref().and_then(live_space)
     } else {
         let volume = open(path, true)?;
         let space = volume.statfs();
         volume.close().map_err(fail)?;
         Some(space)
     };
-    let counters = in_use.as_ref().and_then(|_| live_counters(path));
+    let counters = mounted.and_then(|dir| live_counters(path, &dir));
     // A mount that was shut down is still in use, and that is not all there is to say.
     let in_use =
         in_use.map(|who| match counters.as_ref().map(|counters| &counters["volume"]["state"]) {
@@ -109,9 +115,8 @@ pub(super) fn newest_superblock(file: &File, path: &Path) -> Outcome<Superblock>
 }
 
 /// What the mount of a volume in use says of its space.
-fn live_space(path: &Path) -> Option<StatFs> {
-    let dir = mounted_at(path)?;
-    let space = rustix::fs::statvfs(&dir).ok()?;
+fn live_space(dir: &Path) -> Option<StatFs> {
+    let space = rustix::fs::statvfs(dir).ok()?;
     Some(StatFs {
         total_blocks: space.f_blocks,
         free_blocks: space.f_bfree,
@@ -122,10 +127,9 @@ fn live_space(path: &Path) -> Option<StatFs> {
     })
 }
 
-/// The counters of the mount of a volume in use.
-fn live_counters(path: &Path) -> Option<Value> {
-    let dir = mounted_at(path)?;
-    stats::of_mount(path, &open_asked(&dir).ok()?).ok()
+/// The counters of the mount at `dir` of a volume in use.
+fn live_counters(path: &Path, dir: &Path) -> Option<Value> {
+    stats::of_mount(path, &open_asked(dir).ok()?).ok()
 }
 
 /// Refuses a volume that a program has open; `hint` says what that means.
@@ -139,7 +143,12 @@ pub(super) fn check_free(path: &Path, hint: &str) -> Outcome {
     }
 }
 
-/// A line for each group of counters: `name value`, histograms by their count and bounds.
+/// How far a line of counters reaches, if it is no single one.
+const LINE_COLUMNS: usize = 80;
+/// Where what is said of something begins.
+const VALUE_COLUMN: usize = 12;
+
+/// Each group of counters: `name value`, histograms by their count and bounds.
 fn counters_text(counters: &Value) -> String {
     let Some(groups) = counters.as_object() else { return String::new() };
     let one = |name: &str, value: &Value| match value.as_object() {
@@ -149,21 +158,32 @@ fn counters_text(counters: &Value) -> String {
             histogram.get("mean").unwrap_or(&Value::Null),
             histogram.get("p99_below").unwrap_or(&Value::Null)
         ),
-        Some(_) => format!("{name} 0x"),
+        Some(_) => format!("{name} never"),
         None => format!("{name} {}", value.to_string().trim_matches('"')),
     };
     let line = |(group, values): (&String, &Value)| {
-        let text = values.as_object().map_or_else(
-            || values.to_string(),
-            |values| {
-                let shown: Vec<String> =
-                    values.iter().map(|(name, value)| one(name, value)).collect();
-                shown.join(", ")
-            },
+        let shown = values.as_object().map_or_else(
+            || vec![values.to_string()],
+            |values| values.iter().map(|(name, value)| one(name, value)).collect(),
         );
-        format!("{group:<11} {text}\n")
+        lines_of(group, &shown)
     };
     groups.iter().filter(|(name, _)| *name != METRICS).map(line).collect()
+}
+
+/// `name`, and behind it `shown`, one after the other, in lines of their own column.
+fn lines_of(name: &str, shown: &[String]) -> String {
+    let mut text = String::new();
+    let mut line = format!("{name:<width$}", width = VALUE_COLUMN - 1);
+    for (number, part) in shown.iter().enumerate() {
+        let part = if number + 1 < shown.len() { format!("{part},") } else { part.clone() };
+        if line.len() > VALUE_COLUMN && line.len() + 1 + part.len() > LINE_COLUMNS {
+            text = text + &line + "\n";
+            line = " ".repeat(VALUE_COLUMN - 1);
+        }
+        line = line + " " + &part;
+    }
+    text + &line + "\n"
 }
 
 /// The identity of a volume, as people write it.
@@ -263,4 +283,23 @@ fn as_json(
         value["inodes"] = json!(space.inodes);
     }
     value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_are_lines_that_fit_a_terminal() {
+        let histogram = |count: u64| json!({ "count": count, "mean": 7, "p99_below": 16 });
+        let many: serde_json::Map<String, Value> =
+            (0..40).map(|number| (format!("some_counter_{number}"), json!(number))).collect();
+        let waits = json!({ "queue_ns": histogram(0), "flush_ns": histogram(3), "state": "ok" });
+        let text = counters_text(&json!({ "many": many, "durability": waits, METRICS: [] }));
+        assert!(text.lines().all(|line| line.len() <= LINE_COLUMNS), "{text}");
+        assert_eq!(text.matches("some_counter_").count(), 40);
+        assert!(text.lines().all(|line| line.as_bytes()[VALUE_COLUMN - 1] == b' '), "{text}");
+        let waits = "durability  flush_ns 3x mean 7 p99<16, queue_ns never, state ok";
+        assert!(text.lines().any(|line| line == waits), "{text}");
+    }
 }

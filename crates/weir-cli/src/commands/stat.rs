@@ -6,6 +6,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use weir::{Attr, FileType, Volume};
 
+use crate::asking::check_answers;
 use crate::commands::info::read_unlocked;
 use crate::commands::stats::{Show, show_mount, show_volume};
 use crate::failure::{Failure, Outcome, USAGE, harmless};
@@ -84,6 +85,7 @@ fn look(volume: &Volume, place: &Place) -> weir::Result<Found> {
 /// Runs the command.
 pub fn run(args: &StatArgs) -> Outcome {
     let show = Show { json: args.json, watch: args.watch, count: args.count };
+    check_answers(&args.what)?;
     match what(&args.what) {
         What::Mount(dir) => show_mount(dir, show),
         What::Volume(volume) => {

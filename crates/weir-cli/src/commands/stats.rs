@@ -12,6 +12,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use weir::stats::Report;
 use weir_mount::{client, stats};
 
+use crate::asking::check_unless;
 use crate::commands::info;
 use crate::commands::sync::{open_asked, refused};
 use crate::failure::{Failure, Outcome};
@@ -69,6 +70,12 @@ fn watch(path: &Path, dir: &File, first: &Report, show: Show) -> Outcome {
             }
             sleep(PATIENCE.min((INTERVAL * round).saturating_sub(began.elapsed())));
         }
+        // It may have been stopped since; and who is asked in the kernel hears no Ctrl-C.
+        let is_ended = || ended.load(Ordering::Relaxed);
+        check_unless(path, path, is_ended)?;
+        if is_ended() {
+            return Ok(());
+        }
         let now = stats::from_json(&of_mount(path, dir)?);
         let added = now.since(&before);
         if show.json {
@@ -87,6 +94,7 @@ fn watch(path: &Path, dir: &File, first: &Report, show: Show) -> Outcome {
 /// Shows a volume: the statistics of its mount if it has one, what is on the disk if nobody uses it.
 pub fn show_volume(path: &Path, show: Show) -> Outcome {
     if let Some(dir) = mounted_at(path) {
+        check_unless(path, &dir, || false)?;
         return show_mount(&dir, show);
     }
     if show.watch {

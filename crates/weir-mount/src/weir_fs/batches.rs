@@ -502,6 +502,22 @@ mod tests {
         let expected = [removed, moved, replaced].map(|ino| ("attributes", ino));
         let root = [("content", Volume::ROOT), ("name", Volume::ROOT)];
         assert_eq!(*told.0.lock(), expected.into_iter().chain(root).collect());
+        // Of a name that is replaced, too, which the batch itself has made.
+        told.0.lock().clear();
+        let (linked, over) = (make(b"linked"), make(b"over"));
+        let steps = [
+            Step::Link { ino: Node::Ino(linked), dir, name: b"new".to_vec() },
+            Step::Rename {
+                dir,
+                name: b"over".to_vec(),
+                new_dir: dir,
+                new_name: b"new".to_vec(),
+                mode: weir::RenameMode::Replace,
+            },
+        ];
+        fs.apply_batch(target(linked), &steps).unwrap();
+        let expected = [linked, over].map(|ino| ("attributes", ino));
+        assert_eq!(*told.0.lock(), expected.into_iter().chain(root).collect());
         fs.close().unwrap();
     }
 

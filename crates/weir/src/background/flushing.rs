@@ -139,7 +139,7 @@ impl Engine {
     /// Writes dirty pages of `inodes` home, together.
     ///
     /// # Errors
-    /// One that struck, after the others were written where it concerns one of them.
+    /// One that struck, after the others were written where it concerns one of them, which it names.
     pub fn flush_inodes(&self, inodes: &[Arc<Inode>], filter: RunFilter) -> Result<u64> {
         self.flush_inodes_in(inodes, filter, (FLUSH_PAGES, Room::Normal))
     }
@@ -166,7 +166,7 @@ impl Engine {
                 Err(error) => {
                     let concerns_more = !is_of_one_file(&error);
                     if result.is_ok() || concerns_more {
-                        result = Err(error);
+                        result = Err(error.of_inode(inode.number));
                     }
                     if concerns_more {
                         break;
@@ -178,7 +178,7 @@ impl Engine {
             }
         }
         self.write_out(&mut pieces, IoClass::Writeback);
-        self.settle(pieces)?;
+        self.settle_of_many(pieces)?;
         result.map(|()| pages)
     }
 }

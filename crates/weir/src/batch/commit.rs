@@ -5,7 +5,7 @@
 //! those are given up, and it is admitted anew.
 
 use super::Batch;
-use super::data::{Held, Logged, Old, Pages, Way};
+use super::data::{Held, Logged, Old, Pages, WRITE_PAGES, Way};
 use super::patch::Patch;
 use super::plan::{self, Ops, Plan, Unplanned};
 use super::step::{BatchError, Recorded, Step};
@@ -117,12 +117,16 @@ impl Engine {
         self.throttle(0)?;
         let pages = Pages::of(batch);
         let way = Way::of(self, pages);
+        if let Err(error) = self.check_fits_log(least_log_blocks(pages, way)) {
+            // Before gigabytes are written for nothing.
+            return Err(self.refusal(batch, error));
+        }
         let logged_pages = pages.logged(way);
         if logged_pages > 0 {
             self.delay_for_log(logged_pages);
         }
         let (mut held, names_room) = match self.keep_room(batch, pages) {
-            Err(Error::NoSpace) => return Err(self.refusal_without_room(batch)),
+            Err(Error::NoSpace) => return Err(self.refusal(batch, Error::NoSpace)),
             kept => kept?,
         };
         if way != Way::Log {
@@ -153,8 +157,8 @@ impl Engine {
         Ok((held, names_room))
     }
 
-    /// Why `batch` fails for which there is no room: as with single calls, what is wrong with a step comes first.
-    fn refusal_without_room(&self, batch: &Batch) -> BatchError {
+    /// Why `batch` fails for which there is no room, as `error` says: as with single calls, what is wrong with a step comes first.
+    fn refusal(&self, batch: &Batch, error: Error) -> BatchError {
         let _newborn = match self.newborn(batch) {
             Ok(newborn) => newborn,
             Err(error) => return error.into(),
@@ -166,7 +170,7 @@ impl Engine {
             let _tree = (!parents.is_empty()).then(|| self.tree_lock.lock());
             let _directories: Vec<_> = parents.iter().map(|inode| inode.ops.lock()).collect();
             match plan::plan(self, batch, &locked, self.now()) {
-                Ok(_) => return Error::NoSpace.into(),
+                Ok(_) => return error.into(),
                 Err(Unplanned::Failed(error)) => return error,
                 Err(Unplanned::NeedsLocks(missed)) => directories.extend(missed),
             }
@@ -271,13 +275,17 @@ impl Engine {
         self.options.batch_part_blocks.map_or(limit, |blocks| blocks.clamp(1, limit))
     }
 
+    /// Refuses a batch that takes so many blocks of the log.
+    fn check_fits_log(&self, blocks: u64) -> Result<()> {
+        if blocks <= self.log.fill().ring_blocks / 4 {
+            return Ok(());
+        }
+        Err(Error::Invalid("the batch is too large: a quarter of the log must hold it"))
+    }
+
     /// Log space for a batch. The caller holds `ops` locks at most.
     fn admit_batch(&self, blocks: u64) -> Result<Admission> {
-        if blocks > self.log.fill().ring_blocks / 4 {
-            return Err(Error::Invalid(
-                "the batch is too large: a quarter of the log must hold it",
-            ));
-        }
+        self.check_fits_log(blocks)?;
         let mut shortage = LogShortage::default();
         loop {
             self.check_writable()?;
@@ -759,7 +767,18 @@ fn names_blocks(plan: &Plan<'_>, limit: u64) -> u64 {
 /// A first guess of the log space for all of it.
 fn log_blocks(plan: &Plan<'_>, works: &[FileWork<'_>], held: &Held<'_>) -> u64 {
     let payload: u64 = works.iter().map(|work| work.logged.len() as u64).sum();
-    let mapping: usize = held.homes().map(|home| 512 + 12 * home.run.blocks as usize).sum();
+    let mapping: usize = held.homes().map(|home| mapping_bytes(1, home.run.blocks)).sum();
     let bytes = mapping + payload as usize * 64 + works.len() * 64;
     OpRecords::blocks_for(bytes, payload) + names_blocks(plan, u64::MAX) + 2
+}
+
+/// Of that what is known of a batch that touches `pages` before anything is looked up or written. It is never more.
+fn least_log_blocks(pages: Pages, way: Way) -> u64 {
+    let home = pages.surely_home(way);
+    OpRecords::blocks_for(mapping_bytes(home.div_ceil(WRITE_PAGES), home), 0)
+}
+
+/// Log space for mapping `pages` to `homes` runs of new blocks.
+fn mapping_bytes(homes: u64, pages: u64) -> usize {
+    512 * homes as usize + 12 * pages as usize
 }

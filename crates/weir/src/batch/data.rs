@@ -20,8 +20,8 @@ use std::ops::Range;
 
 /// Most pages of a batch that travel in the log, whatever the log's size.
 const MAX_PAYLOAD_PAGES: u64 = 512;
-/// Most pages written home at a time.
-const WRITE_PAGES: u64 = 256;
+/// Most pages written home at a time, and so most of a [`Home`].
+pub const WRITE_PAGES: u64 = 256;
 
 /// Consecutive pages of a file that were written to new blocks.
 pub struct Home {
@@ -109,6 +109,11 @@ impl Pages {
             pages.partial += u64::from(patch.cuts_within_a_page());
         }
         pages
+    }
+
+    /// How many are written home, whatever else is.
+    pub fn surely_home(self, way: Way) -> u64 {
+        if way == Way::Log { 0 } else { self.all - self.partial }
     }
 
     /// How many of them travel in the log.

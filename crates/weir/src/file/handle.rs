@@ -348,7 +348,7 @@ impl File {
     }
 
     /// The error of a writeback that failed since this handle last asked, if one did. [`File::fsync`] asks by itself; whoever
-    /// holds a ticket asks when it has ended.
+    /// holds a ticket asks when it has ended ([`File::report_after`]).
     pub fn report_errors(&self) -> Result<()> {
         let held = self.inode().write_error.lock();
         let seen = self.handle.errors_seen.swap(held.0, Ordering::AcqRel);
@@ -356,6 +356,13 @@ impl File {
             Some(error) if seen != held.0 => Err(error.clone()),
             _ => Ok(()),
         }
+    }
+
+    /// What whoever asked for a sync is told whose ticket has `ended` so: that error, or one of [`File::report_errors`], which is counted
+    /// among failed syncs then, as the ticket's was.
+    pub fn report_after(&self, ended: Result<()>) -> Result<()> {
+        let reported = self.report_errors();
+        ended.and_then(|()| self.engine().counters.count_failed(reported))
     }
 
     /// The modes of `fallocate(2)`: see [`AllocateMode`]. Not durable by itself. What was allocated can be written on a full volume,

@@ -292,7 +292,8 @@ impl Engine {
         planned: &mut Vec<Segment>,
     ) -> usize {
         let durable = self.log.durable_lsn();
-        // Blocks that could not be written once are not relied on again.
+        // Blocks that could not be written once are not relied on again, while the inode is in memory. Whatever else has failed, new ones cost
+        // no more than their neighbourhood.
         let trusted = piece.inode.write_error.lock().0 == 0;
         let Range { start, end } = piece.file_blocks(run);
         let mut cut_bytes = 0;
@@ -567,6 +568,17 @@ impl Engine {
             }
         }
         first_error.map_or(Ok(()), Err)
+    }
+
+    /// As [`Engine::settle`], of pieces of several files: the error says of which it is.
+    pub fn settle_of_many(&self, pieces: impl IntoIterator<Item = Piece>) -> Result<()> {
+        let mut result = Ok(());
+        for piece in pieces {
+            let number = piece.inode.number;
+            let settled = self.settle([piece]).map_err(|error| error.of_inode(number));
+            result = result.and(settled);
+        }
+        result
     }
 
     /// The piece is in the log, or nothing of it.

@@ -510,11 +510,14 @@ impl<'a> Search<'a> {
         }
         if device_blocks == 0 {
             return refuse(
-                "not a Weir volume: it is smaller than 4096 bytes: run weir create".into(),
+                "not a Weir volume: it is smaller than 4096 bytes: check the path".into(),
             );
         }
         if errors().all(|error| *error == SuperblockError::Empty) {
-            return refuse("not a Weir volume: it is empty: run weir create".into());
+            return refuse(
+                "not a Weir volume: it is empty where one begins: check the path, or make one: weir create"
+                    .into(),
+            );
         }
         refuse("not a Weir volume: it holds something else: check the path".into())
     }

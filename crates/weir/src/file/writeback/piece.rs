@@ -155,7 +155,7 @@ impl Segment {
 /// Dirty pages of one inode on their way home. See the module's head.
 pub struct Piece {
     pub(super) engine: Weak<Engine>,
-    pub(super) inode: Arc<Inode>,
+    pub inode: Arc<Inode>,
     pub(super) admission: Option<Admission>,
     pub(super) token: u64,
     /// In order of index.
