@@ -318,11 +318,11 @@ impl SimDevice {
         self.state.lock().struck_amid
     }
 
-    /// Replaces what is planned to go wrong.
-    pub fn set_faults(&self, faults: FaultPlan) {
+    /// Replaces what is planned to go wrong; answers what was planned before.
+    pub fn set_faults(&self, faults: FaultPlan) -> FaultPlan {
         let mut state = self.state.lock();
         state.keep_previous |= !faults.is_empty();
-        state.faults = faults;
+        std::mem::replace(&mut state.faults, faults)
     }
 
     /// Completes one queued request, chosen by the seed; false when there is none.

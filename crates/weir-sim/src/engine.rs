@@ -275,13 +275,26 @@ impl EngineSession {
 
     fn make(&self, path: &str, new: &NewInode) -> Result<Outcome> {
         let (dir, name) = self.place(path)?;
-        self.volume.make(dir, &name, new)?;
-        Ok(Outcome::Done)
+        self.agreed(&self.volume.make(dir, &name, new)?)
+    }
+
+    /// What a call has answered of an inode is what there is.
+    fn agreed(&self, answered: &Attr) -> Result<Outcome> {
+        if self.is_plain {
+            // Others may have changed it.
+            return Ok(Outcome::Done);
+        }
+        match self.volume.getattr(answered.ino) {
+            Ok(now) if now != *answered => {
+                Err(SystemError::new(0, format!("answered {answered:?}, it is {now:?}")))
+            }
+            // It was there a moment ago.
+            _ => Ok(Outcome::Done),
+        }
     }
 
     fn set_attr(&self, path: &str, change: &SetAttr) -> Result<Outcome> {
-        self.volume.setattr(self.number(path)?, change)?;
-        Ok(Outcome::Done)
+        self.agreed(&self.volume.setattr(self.number(path)?, change)?)
     }
 
     fn sync(&self, target: &Target, data_only: bool) -> Result<Outcome> {
@@ -469,17 +482,17 @@ impl EngineSession {
             }
             Op::Symlink { path, target } => {
                 let (dir, name) = self.place(path)?;
-                self.volume.symlink(dir, &name, target.as_bytes(), 0, 0)?;
+                return self.agreed(&self.volume.symlink(dir, &name, target.as_bytes(), 0, 0)?);
             }
             Op::Link { from, to } => {
                 let number = self.number(from)?;
                 let (dir, name) = self.place(to)?;
-                self.volume.link(number, dir, &name)?;
+                return self.agreed(&self.volume.link(number, dir, &name)?);
             }
             Op::LinkSlot { slot, path } => {
                 let number = self.slot_number(*slot)?;
                 let (dir, name) = self.place(path)?;
-                self.volume.link(number, dir, &name)?;
+                return self.agreed(&self.volume.link(number, dir, &name)?);
             }
             Op::Unlink { path } => {
                 let (dir, name) = self.place(path)?;
@@ -548,12 +561,17 @@ impl EngineSession {
             }
             Op::Truncate { target, size } => {
                 let file = self.file(target)?;
+                let lsn = self.volume.last_lsn();
                 // As a mount does it.
                 if size % 3 == 1 && file.is_writable() {
                     let change = SetAttr { size_bytes: Some(*size), ..SetAttr::default() };
                     self.volume.setattr(file.ino(), &change)?;
                 } else {
                     file.truncate(*size)?;
+                }
+                if !self.is_plain && file.last_lsn() <= lsn && self.volume.last_lsn() > lsn {
+                    let text = format!("cut behind LSN {lsn}, its last is {}", file.last_lsn());
+                    return Err(SystemError::new(0, text));
                 }
             }
             Op::Allocate { target, mode, offset, length } => {
@@ -582,8 +600,9 @@ impl EngineSession {
             }
             Op::TmpFile { dir, slot } => {
                 let new = NewInode::new(FileType::Regular, 0o600);
-                let (_, file) = self.volume.tmpfile(self.number(dir)?, &new)?;
+                let (made, file) = self.volume.tmpfile(self.number(dir)?, &new)?;
                 self.set_slot(*slot, Some(file), None);
+                return self.agreed(&made);
             }
             Op::Read { target, offset, length } => {
                 let file = self.file(target)?;
@@ -651,7 +670,10 @@ impl EngineSession {
         };
         for name in self.volume.listxattr(attr.ino)? {
             let value = self.volume.getxattr(attr.ino, &name)?;
-            node.xattrs.insert(text(&name), value);
+            if node.xattrs.insert(text(&name), value).is_some() {
+                let text = format!("{} is listed twice", text(&name));
+                return Err(SystemError::new(0, text));
+            }
         }
         node.body = match attr.file_type {
             FileType::Regular => {
@@ -805,6 +827,10 @@ impl Session for EngineSession {
 
     fn left_open_bytes(&self) -> Option<u64> {
         self.left_open_bytes
+    }
+
+    fn failed_syncs(&self) -> u64 {
+        self.volume.stats().failed_syncs
     }
 
     fn last_lsn(&self) -> Option<u64> {

@@ -425,12 +425,27 @@ impl Op {
     pub const fn most_blocks(&self) -> Option<u64> {
         match self {
             Self::Write { length, .. }
+            | Self::Untorn { length, .. }
             | Self::Append { length, .. }
             | Self::CopyRange { length, .. }
             | Self::Allocate { length, .. } => Some(ROOM_BLOCKS + *length / 4096),
-            Self::Batch { .. } | Self::Untorn { .. } | Self::Overlap { .. } => None,
+            Self::Batch { .. } | Self::Overlap { .. } => None,
             _ => Some(ROOM_BLOCKS),
         }
+    }
+
+    /// A volume may be too small for it, whatever is free: a small log cannot take a shift of so much.
+    pub const fn may_be_unsupported(&self) -> bool {
+        use AllocateMode::{CollapseRange, InsertRange};
+        matches!(self, Self::Allocate { mode: CollapseRange | InsertRange, .. })
+    }
+
+    /// The call says which LSN is to be durable.
+    pub const fn answers_its_lsn(&self) -> bool {
+        matches!(
+            self,
+            Self::Barrier { .. } | Self::Batch { commit: Commit::Sync | Commit::Relaxed, .. }
+        )
     }
 
     /// Its operations one after the other, if it is an overlap.

@@ -156,6 +156,11 @@ pub trait Session {
         None
     }
 
+    /// Syncs that have failed, tickets among them.
+    fn failed_syncs(&self) -> u64 {
+        0
+    }
+
     /// Blocks that users may fill, for systems that tell.
     fn available_blocks(&self) -> Option<u64> {
         None

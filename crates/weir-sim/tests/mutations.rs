@@ -16,7 +16,7 @@ use weir_sim::explore::{Case, Failure, Limits, explore, prepare};
 use weir_sim::fault::{Fault, FaultKind, FaultPlan};
 use weir_sim::image::Image;
 use weir_sim::model::Model;
-use weir_sim::op::{Amid, At, Op, Sync, Target};
+use weir_sim::op::{Amid, At, Hold, Op, Sync, Target};
 use weir_sim::system::{Session, Settings, System};
 use weir_sim::{SimOptions, Workload, run};
 
@@ -117,6 +117,10 @@ fn every_mutation_is_found() {
         Mutation::ForgetUsers,
         Mutation::CreateOver,
         Mutation::MoveTimesOfRest,
+        Mutation::WriteShort,
+        Mutation::CancelDropped,
+        Mutation::AnswerBefore,
+        Mutation::AnswerEarlier,
     ];
     for mutation in Mutation::ALL.into_iter().filter(|bug| !has_its_own.contains(bug)) {
         let (workload, states) = hunt(mutation);
@@ -322,9 +326,9 @@ fn a_page_that_is_left_in_the_inode_is_found_by_a_workload_of_its_own() {
     assert!(places.any(|amid| finds(Mutation::LeavePageInline, || explored(amid))));
 }
 
-/// What only times, blocks, handles or errors tell.
+/// What only times, blocks, handles, answers or errors tell.
 #[test]
-fn bugs_of_times_space_handles_and_errors_are_found_by_workloads_of_their_own() {
+fn bugs_of_times_space_handles_answers_and_errors_are_found_by_workloads_of_their_own() {
     let a = || "/a".to_owned();
     let at = |path: &str| Target::Path(path.to_owned());
     let slot = || Target::Slot(1);
@@ -333,6 +337,10 @@ fn bugs_of_times_space_handles_and_errors_are_found_by_workloads_of_their_own() 
         |mode| Op::SetXattr { path: a(), name: "user.x".to_owned(), length: 9, tag: 1, mode };
     let synced = OpenFlags { data_sync: true, ..OpenFlags::READ_WRITE };
     let write = |target| Op::Write { target, offset: 100, length: 300, tag: 7 };
+    // More than a frame takes: a thread does the sync, and here whoever drives the log.
+    let large = Op::Write { target: at("/a"), offset: 0, length: 300_000, tag: 7 };
+    let (sync, range, hold) = (Sync::Data(at("/a")), 0..u64::MAX, Hold::Drop);
+    let dropped = Op::Submit { sync, range, ticket: 1, hold };
     let stories = [
         (Mutation::AllocateShort, vec![allocate(AllocateMode::KeepSize)]),
         (
@@ -353,6 +361,21 @@ fn bugs_of_times_space_handles_and_errors_are_found_by_workloads_of_their_own() 
             ],
         ),
         (Mutation::CreateOver, vec![xattr(XattrMode::Set), xattr(XattrMode::Create)]),
+        (
+            Mutation::WriteShort,
+            vec![Op::Write { target: at("/a"), offset: 100, length: 20_000, tag: 7 }],
+        ),
+        (Mutation::CancelDropped, vec![large, dropped]),
+        (
+            Mutation::AnswerEarlier,
+            vec![
+                Op::Sync(Sync::All),
+                write(at("/a")),
+                Op::Barrier { target: None },
+                Op::Sync(Sync::All),
+            ],
+        ),
+        (Mutation::AnswerBefore, vec![Op::Chmod { path: a(), permissions: 0o600 }]),
     ];
     let limits = Limits { outcomes_per_point: 4, ..Limits::default() };
     for (bug, ops) in stories {

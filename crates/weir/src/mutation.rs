@@ -112,11 +112,19 @@ pub enum Mutation {
     CreateOver,
     /// What is left of a cut, and done later or after a crash, moves times.
     MoveTimesOfRest,
+    /// A write ends early, though there is room for all of it.
+    WriteShort,
+    /// A sync whose ticket was dropped is not done.
+    CancelDropped,
+    /// A change of attributes answers those before it.
+    AnswerBefore,
+    /// A barrier answers the number of the operation before it.
+    AnswerEarlier,
 }
 
 impl Mutation {
     /// All of them.
-    pub const ALL: [Self; 54] = [
+    pub const ALL: [Self; 58] = [
         Self::AcknowledgeBeforeFlush,
         Self::SkipTailVerification,
         Self::AcceptStaleFrame,
@@ -171,6 +179,10 @@ impl Mutation {
         Self::ForgetUsers,
         Self::CreateOver,
         Self::MoveTimesOfRest,
+        Self::WriteShort,
+        Self::CancelDropped,
+        Self::AnswerBefore,
+        Self::AnswerEarlier,
     ];
 
     /// The name on the simulator's command line.
@@ -230,6 +242,10 @@ impl Mutation {
             Self::ForgetUsers => "forget-users",
             Self::CreateOver => "create-over",
             Self::MoveTimesOfRest => "move-times-of-rest",
+            Self::WriteShort => "write-short",
+            Self::CancelDropped => "cancel-dropped",
+            Self::AnswerBefore => "answer-before",
+            Self::AnswerEarlier => "answer-earlier",
         }
     }
 

@@ -85,6 +85,11 @@ pub fn ticket(hurry: Option<Arc<dyn Hurry>>) -> (SyncTicket, Promise) {
 }
 
 impl Promise {
+    /// Nobody has the ticket any more.
+    pub(crate) fn is_unheard(&self) -> bool {
+        self.0.as_ref().is_some_and(|shared| Arc::strong_count(shared) == 1)
+    }
+
     /// The request has ended.
     pub fn complete(mut self, result: Result<()>) {
         if let Some(shared) = self.0.take() {

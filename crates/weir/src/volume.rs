@@ -15,6 +15,7 @@ use crate::file::handle::{File, InodeHold};
 use crate::format::MAX_NAME_BYTES;
 use crate::inode::Inode;
 use crate::log::stats::Histogram;
+use crate::mutation::{self, Mutation};
 use crate::namespace::path::on_named;
 use crate::namespace::xattr::XattrMode;
 use crate::running::Running;
@@ -300,7 +301,10 @@ impl Volume {
     pub fn setattr(&self, ino: u64, change: &SetAttr) -> Result<Attr> {
         // Who cuts may wait for purges, with the lock in hand that the purge of this one would want.
         let _held = change.size_bytes.map(|_| self.hold(ino)).transpose()?;
-        Ok(Self::attr(&self.engine.setattr(ino, change)?))
+        let is_old = mutation::active(Mutation::AnswerBefore);
+        let before = is_old.then(|| self.getattr(ino)).transpose()?;
+        let after = Self::attr(&self.engine.setattr(ino, change)?);
+        Ok(before.unwrap_or(after))
     }
 
     /// Makes a regular file, directory, fifo, socket or device node.

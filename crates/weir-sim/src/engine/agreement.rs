@@ -3,7 +3,7 @@
 
 use weir::{Error, FileType};
 
-use super::EngineSession;
+use super::{EngineSession, found_attr};
 use crate::image::BLOCK_BYTES;
 use crate::model::found::{Found, FoundBody, FoundNode};
 
@@ -15,7 +15,7 @@ impl EngineSession {
         let mut lines = Vec::new();
         for (ino, node) in &found.nodes {
             match &node.body {
-                FoundBody::Directory(_) => self.of_directory(*ino, node, &mut lines),
+                FoundBody::Directory(_) => self.of_directory(found, (*ino, node), &mut lines),
                 FoundBody::File(_) => self.of_file(*ino, node, &mut lines),
                 _ => {}
             }
@@ -51,7 +51,7 @@ impl EngineSession {
         (!texts.is_empty()).then(|| format!("after closing there are {}", texts.join(", ")))
     }
 
-    fn of_directory(&self, ino: u64, node: &FoundNode, lines: &mut Vec<String>) {
+    fn of_directory(&self, found: &Found, (ino, node): (u64, &FoundNode), lines: &mut Vec<String>) {
         let FoundBody::Directory(entries) = &node.body else { return };
         if node.attr.size != entries.len() as u64 {
             lines.push(format!(
@@ -62,7 +62,17 @@ impl EngineSession {
         }
         for (name, (child, file_type)) in entries {
             match self.volume.lookup(ino, name.as_bytes()) {
-                Ok(attr) if attr.ino == *child && attr.file_type == *file_type => {}
+                Ok(attr) if attr.ino == *child && attr.file_type == *file_type => {
+                    let (mut seen, known) = (found_attr(&attr), found.nodes.get(child));
+                    // It was read since.
+                    seen.atime = known.map_or(seen.atime, |node| node.attr.atime);
+                    if known.is_some_and(|node| node.attr != seen) {
+                        lines.push(format!(
+                            "{name:?} in directory {ino} is looked up as {seen:?}, it is {:?}",
+                            known.map(|node| &node.attr)
+                        ));
+                    }
+                }
                 Ok(attr) => lines.push(format!(
                     "directory {ino} lists {name:?} as {child} ({file_type:?}), it is {} ({:?})",
                     attr.ino, attr.file_type

@@ -10,7 +10,7 @@ use super::failure::{Failure, describe, first_difference, guard};
 use super::{Depth, Explorer, InFlight, Run, reading_moves_times};
 use crate::model::history::Durable;
 use crate::model::times::Span;
-use crate::model::{Model, Outcome, Slot, errno};
+use crate::model::{Errno, Model, Outcome, Slot, errno};
 use crate::op::{Commit, Hold, Op, Sync, Target};
 use crate::system::{Session, System, SystemError};
 
@@ -55,6 +55,10 @@ impl<S: System> Explorer<'_, S> {
         let before = Self::at(run.history.now(), clock);
         let mut next = Model::clone(&before);
         let expected = next.apply(op, granted);
+        if granted.is_some() {
+            let whole = Model::clone(&before).apply(op, None);
+            self.check_count(run, op, (granted, &whole), 1)?;
+        }
         if result.is_ok() {
             Self::submitted(run, op, &before, &next);
         }
@@ -62,6 +66,7 @@ impl<S: System> Explorer<'_, S> {
         let middle = before.half_way(op);
         let left_open = Self::left_open(&before, op, run.session.left_open_bytes());
         match (&result, &expected) {
+            (Err(error), Err(expected)) if error.errno == *expected => {}
             (Err(error), _) if error.is_environmental() => {
                 let is_possible = expected.is_ok();
                 let effect = Effect { next, middle, left_open, is_possible };
@@ -89,7 +94,7 @@ impl<S: System> Explorer<'_, S> {
         }
         // An untorn write gets its place in the log with the sync that follows.
         if result.is_ok() && !matches!(op, Op::Untorn { .. }) {
-            run.note_lsn();
+            run.note_lsn(op.answers_its_lsn());
         }
         self.examine(run)?;
         if result.is_ok() {
@@ -108,7 +113,7 @@ impl<S: System> Explorer<'_, S> {
         before: &Arc<Model>,
         (effect, clock): (Effect, Span),
     ) -> Result<Executed, Failure> {
-        self.check_refusal(run, op, error)?;
+        self.check_refusal(run, (op, error), 1)?;
         self.tally.refused += 1;
         let moment = run.history.moment();
         // Not done, but a crash meanwhile may leave either state.
@@ -147,27 +152,52 @@ impl<S: System> Explorer<'_, S> {
         Ok(if error.shutdown { Executed::Shutdown } else { Executed::Went(error.to_string()) })
     }
 
-    /// Without a fault nothing fails but for lack of room, and not where there is more than it takes.
-    fn check_refusal(
+    /// A fault has struck the disk, now or before: anything may fail.
+    pub(super) fn is_excused(&self, run: &Run<S::Session>) -> bool {
+        let is_first = run.depth == Depth::Workload;
+        self.is_struck() && (!is_first || run.device.faults_struck() > 0)
+    }
+
+    /// Without a fault nothing fails but for lack of room, and not where there is more than `times` what it takes.
+    pub(super) fn check_refusal(
         &self,
         run: &Run<S::Session>,
-        op: &Op,
-        error: &SystemError,
+        (op, error): (&Op, &SystemError),
+        times: u64,
     ) -> Result<(), Failure> {
-        if !self.case.faults.is_empty() {
+        if self.is_excused(run) {
             return Ok(());
         }
-        if !error.is_for_lack_of_room() {
+        let is_known = error.is_for_lack_of_room()
+            && (error.errno != errno::EOPNOTSUPP || op.may_be_unsupported());
+        if !is_known {
             return Err(Failure::new(format!("{op} failed without a fault: {error}")));
         }
         let available = run.session.available_blocks();
-        if op.most_blocks().zip(available).is_some_and(|(most, left)| left > most)
+        if op.most_blocks().zip(available).is_some_and(|(most, left)| left > times * most)
             && error.errno == errno::ENOSPC
         {
             let text = format!("{op}: {error}, with {available:?} blocks available");
             return Err(Failure::new(text));
         }
         Ok(())
+    }
+
+    /// Less than all is written or copied only where there is no room for more, or a fault has struck. `whole`: what all of it would be.
+    pub(super) fn check_count(
+        &self,
+        run: &Run<S::Session>,
+        op: &Op,
+        (granted, whole): (Option<u64>, &Result<Outcome, Errno>),
+        times: u64,
+    ) -> Result<(), Failure> {
+        let (Some(count), Ok(Outcome::Count(whole))) = (granted, whole) else { return Ok(()) };
+        let room = op.most_blocks().zip(run.session.available_blocks());
+        let is_scarce = room.is_none_or(|(most, left)| left <= times * most);
+        if count >= *whole || is_scarce || self.is_excused(run) {
+            return Ok(());
+        }
+        Err(Failure::new(format!("{op}: {count} of {whole} bytes, and there is room")))
     }
 
     /// What there may be after a crash of a write of which the log had so many bytes when the volume was shut down.
@@ -258,11 +288,12 @@ impl<S: System> Explorer<'_, S> {
             }
             _ => return,
         };
-        if *hold != Hold::Drop
-            && let Some(durable) = durable
-        {
-            let text = format!("{op} (operation count {})", then.step());
-            run.tickets.insert(*ticket, InFlight { then, durable, text });
+        let Some(durable) = durable else { return };
+        let text = format!("{op} (operation count {})", then.step());
+        let in_flight = InFlight { then, durable, text };
+        match hold {
+            Hold::Drop => run.dropped.push(in_flight),
+            Hold::Await | Hold::Deliver => drop(run.tickets.insert(*ticket, in_flight)),
         }
     }
 

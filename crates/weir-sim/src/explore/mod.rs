@@ -22,10 +22,10 @@ use crate::device::{Completion, DeviceConfig, SimDevice};
 use crate::disk::{DiskState, Event};
 use crate::fault::FaultPlan;
 use crate::image::Image;
-use crate::model::Model;
-use crate::model::compare::{Strictness, compare};
+use crate::model::compare::{Blocks, Disk, Strictness, compare};
 use crate::model::found::Found;
 use crate::model::history::{Durable, History};
+use crate::model::{Model, errno};
 use crate::op::{Op, Sync};
 use crate::rng::Rng;
 use crate::system::{Session, Settings, System, SystemError};
@@ -147,6 +147,9 @@ pub(crate) const SECOND_CALLER: usize = 1;
 /// Of how many crash images one is opened for reading only as well.
 const READ_ONLY_ONE_IN: u64 = 24;
 
+/// After how many operations the living volume is compared with the model.
+const LOOK_ONE_IN: u64 = 12;
+
 /// More steps of driving the log than this mean that it never comes to rest.
 const DRIVE_STEPS: u32 = 10_000;
 
@@ -184,8 +187,12 @@ struct Run<S> {
     log: Vec<String>,
     depth: Depth,
     tickets: BTreeMap<u32, InFlight>,
+    /// Those that nobody has kept: nobody hears of their end.
+    dropped: Vec<InFlight>,
     /// Last log sequence numbers of operations, and the present after them.
     lsns: BTreeMap<u64, Arc<Model>>,
+    /// What the engine was seen to claim as durable.
+    durable_lsn: u64,
 }
 
 impl<S: Session> Run<S> {
@@ -206,13 +213,16 @@ impl<S: Session> Run<S> {
             log: Vec::new(),
             depth,
             tickets: BTreeMap::new(),
+            dropped: Vec::new(),
             lsns: BTreeMap::new(),
+            durable_lsn: device.claimed_lsn().unwrap_or(0),
         }
     }
 
     /// The engine says that everything up to `lsn` of its log is durable: that are all operations that had
     /// returned when the log was this long.
     fn learn_durable(&mut self, lsn: u64) {
+        self.durable_lsn = self.durable_lsn.max(lsn);
         let later = self.lsns.split_off(&(lsn + 1));
         let reached = std::mem::replace(&mut self.lsns, later);
         if let Some((known, model)) = reached.into_iter().max_by_key(|(_, model)| model.step()) {
@@ -221,17 +231,22 @@ impl<S: Session> Run<S> {
         }
     }
 
-    /// `present`, or the present after all that had returned, is durable as soon as `lsn` is. Not if a barrier has answered a later one: that does not exist yet.
-    fn note_lsn_as(&mut self, lsn: u64, present: &Arc<Model>) {
-        if self.lsns.last_key_value().is_none_or(|(last, _)| *last <= lsn) {
+    /// `present`, or the present after all that had returned, is durable as soon as `lsn` is: this was answered (`is_told`), or is the last one there
+    /// is. Not the last one if a barrier has answered a later one: that does not exist yet.
+    fn note_lsn_as(&mut self, lsn: u64, present: &Arc<Model>, is_told: bool) {
+        if is_told || self.lsns.last_key_value().is_none_or(|(last, _)| *last <= lsn) {
             self.lsns.insert(lsn, Arc::clone(present));
+        }
+        // What is durable already: so is this.
+        if is_told && self.durable_lsn >= lsn {
+            self.learn_durable(lsn);
         }
     }
 
-    fn note_lsn(&mut self) {
+    fn note_lsn(&mut self, is_told: bool) {
         if let Some(lsn) = self.session.last_lsn() {
             let present = Arc::clone(self.history.now());
-            self.note_lsn_as(lsn, &present);
+            self.note_lsn_as(lsn, &present, is_told);
         }
     }
 }
@@ -240,6 +255,8 @@ struct Explorer<'a, S> {
     system: &'a S,
     case: &'a Case,
     rng: Rng,
+    /// Draws when to look at the living volume: the crash states are the same whether anybody does.
+    looks: Rng,
     tally: Tally,
     /// Recovered volumes that fsck has found sound in this case, by hash: many crash images recover to the same one.
     sound: HashSet<u64>,
@@ -251,9 +268,9 @@ struct Explorer<'a, S> {
 /// The first finding. The tally is of what was examined until then.
 pub fn explore<S: System>(system: &S, case: &Case) -> (Tally, Result<(), Failure>) {
     weir::stats::set_thread_part(FIRST_CALLER);
-    let rng = Rng::derived(case.seed, 0xE0);
+    let (rng, looks) = (Rng::derived(case.seed, 0xE0), Rng::derived(case.seed, 0xE1));
     let mut explorer =
-        Explorer { system, case, rng, tally: Tally::default(), sound: HashSet::new() };
+        Explorer { system, case, rng, looks, tally: Tally::default(), sound: HashSet::new() };
     let result = explorer.run_case();
     (explorer.tally, result)
 }
@@ -309,7 +326,8 @@ pub fn prepare<S: System>(
 
 impl<S: System> Explorer<'_, S> {
     fn strictness(&self) -> Strictness {
-        Strictness { tolerate_unreadable: self.case.silent_faults, ..Strictness::CRASH }
+        let disk = if self.case.silent_faults { Disk::Lying } else { Disk::Sound };
+        Strictness { disk, ..Strictness::CRASH }
     }
 
     fn device(&self, image: Image, faults: (FaultPlan, u64)) -> Arc<SimDevice> {
@@ -417,6 +435,9 @@ impl<S: System> Explorer<'_, S> {
                 Executed::Went(text) => {
                     let step = run.history.now().step();
                     run.log.push(format!("{}. {op} -> {text} ({step})", index + 1));
+                    if run.depth == Depth::Workload && self.looks.one_in(LOOK_ONE_IN) {
+                        self.look(run)?;
+                    }
                 }
                 Executed::Shutdown => {
                     self.end_tickets(run)?;
@@ -426,12 +447,50 @@ impl<S: System> Explorer<'_, S> {
             }
         }
         self.end_tickets(run)?;
+        if run.depth == Depth::Later {
+            self.look(run)?;
+        }
         Ok(true)
+    }
+
+    /// What a living volume shows is the model, whatever goes on in it. Where reading leaves something, only the end is looked at.
+    fn look(&self, run: &mut Run<S::Session>) -> Result<(), Failure> {
+        if reading_moves_times(self.case) {
+            return Ok(());
+        }
+        // What is planned is for the workload.
+        let faults = run.device.set_faults(FaultPlan::default());
+        let live = guard("reading the living volume", || run.session.found())?;
+        run.device.set_faults(faults);
+        let strictness = self.live();
+        match live {
+            Ok(found) => {
+                let differences = compare(run.history.now(), &found, strictness);
+                if differences.is_empty() {
+                    return Ok(());
+                }
+                Err(Failure::new("the living volume is not the model").with(differences))
+            }
+            Err(_) if self.is_struck() => Ok(()),
+            Err(error) => Err(Failure::new(format!("the living volume cannot be read: {error}"))),
+        }
+    }
+
+    /// A volume in use. On a disk that may have failed, a cut may be owed.
+    fn live(&self) -> Strictness {
+        if self.case.silent_faults {
+            Strictness { disk: Disk::Lying, ..Strictness::EXACT }
+        } else if self.is_struck() {
+            Strictness { disk: Disk::Failing, blocks: Blocks::Uncut, ..Strictness::EXACT }
+        } else {
+            Strictness::EXACT
+        }
     }
 
     /// A volume that was shut down can be read, and shows what there was before the operation that failed, or what that leaves open.
     fn look_after_shutdown(run: &mut Run<S::Session>) -> Result<(), Failure> {
-        let strictness = Strictness { tolerate_unreadable: true, ..Strictness::EXACT };
+        // What the call that failed has allocated before is open.
+        let strictness = Strictness { disk: Disk::Lying, ..Strictness::EXACT };
         let live = guard("reading a volume that was shut down", || run.session.found())?;
         // What is in memory is read from there, and the disk may go on failing.
         let Ok(found) = live else { return Ok(()) };
@@ -462,7 +521,7 @@ impl<S: System> Explorer<'_, S> {
 
     /// Every ticket ends: with success, or with an error when the volume has shut down or a write failed.
     fn end_tickets(&mut self, run: &mut Run<S::Session>) -> Result<(), Failure> {
-        if run.tickets.is_empty() {
+        if run.tickets.is_empty() && run.dropped.is_empty() {
             return Ok(());
         }
         let drive = Op::Background { work: BackgroundWork::Log, steps: DRIVE_STEPS };
@@ -470,13 +529,19 @@ impl<S: System> Explorer<'_, S> {
         let driven = guard("driving the log", || run.session.apply(&drive))?;
         run.log.push(format!("driving the log -> {}", describe(&driven)));
         self.examine(run)?;
-        match run.tickets.first_key_value() {
-            None => Ok(()),
-            Some((number, in_flight)) => {
-                let text = format!("ticket {number} ({}) never ends", in_flight.text);
-                Err(Failure::new(text))
-            }
+        if let Some((number, in_flight)) = run.tickets.first_key_value() {
+            let text = format!("ticket {number} ({}) never ends", in_flight.text);
+            return Err(Failure::new(text));
         }
+        // Whoever drops one cancels nothing. Where some may have failed, nobody knows which.
+        let dropped = std::mem::take(&mut run.dropped);
+        if driven.is_err() || run.session.failed_syncs() > 0 || dropped.is_empty() {
+            return Ok(());
+        }
+        for InFlight { then, durable, text } in dropped {
+            run.history.acknowledge_at(&then, &durable, &text);
+        }
+        self.examine_point(run, false, "after the end of tickets that were dropped")
     }
 
     /// Walks the device's new events.
@@ -535,7 +600,10 @@ impl<S: System> Explorer<'_, S> {
                 run.history.acknowledge_at(&then, &durable, &text);
                 self.examine_point(run, false, &format!("after the end of ticket {ticket}"))
             }
-            Err(error) if self.case.faults.is_empty() && !error.is_environmental() => {
+            Err(error)
+                if !error.is_environmental()
+                    || error.errno != errno::ENOSPC && !self.is_excused(run) =>
+            {
                 Err(Failure::new(format!("{text} failed without a fault: {error}")))
             }
             Err(_) => Ok(()),
@@ -661,7 +729,7 @@ impl<S: System> Explorer<'_, S> {
     /// model.
     fn finish(&mut self, mut run: Run<S::Session>) -> Result<(), Failure> {
         let faulty = !self.case.faults.is_empty();
-        let strictness = Strictness { tolerate_unreadable: faulty, ..Strictness::EXACT };
+        let strictness = self.live();
         let log = std::mem::take(&mut run.log);
         let device = Arc::clone(&run.device);
         let result = self.finish_on(run, strictness, faulty);
@@ -723,9 +791,6 @@ impl<S: System> Explorer<'_, S> {
             let after = session.free_blocks();
             let text = "blocks are free that were not when the volume was closed, or the other way";
             return Err(Failure::new(text).with([format!("{free_blocks:?}, then {after:?}")]));
-        }
-        if faulty {
-            return let_go(Leaky::new(session));
         }
         let found = guard("reading the volume mounted again", || session.found())?
             .map_err(|error| Failure::new(format!("the volume cannot be read: {error}")))?;

@@ -17,10 +17,15 @@ use crate::model::{Errno, Model, Outcome};
 use crate::op::{Amid, Op};
 use crate::system::{Answer, Session, System, SystemError};
 
+/// What is on its way home has its blocks, and is promised them still, while it is: so many times as much room is enough for certain.
+const ROOM_AMID: u64 = 3;
+
 /// One of several operations, between its beginning and its return.
 struct Begun {
     moment: Moment,
     expected: Result<Outcome, Errno>,
+    /// What it answers if it is not cut short.
+    whole: Option<Result<Outcome, Errno>>,
     /// The state after it.
     next: Arc<Model>,
     /// What there may be of it after a crash although it has failed, or what is left of it.
@@ -196,15 +201,17 @@ impl<S: System> Explorer<'_, S> {
     /// The answer is what the model says, or there was no room, or a fault.
     fn foreseen(
         &self,
+        run: &Run<S::Session>,
         op: &Op,
         result: &Result<Outcome, SystemError>,
         expected: &Result<Outcome, Errno>,
     ) -> Result<(), Failure> {
         let agrees = match (result, expected) {
+            (Err(error), Err(expected)) if error.errno == *expected => true,
             (Err(error), _) if error.is_environmental() => {
-                error.is_for_lack_of_room() || !self.case.faults.is_empty()
+                return self.check_refusal(run, (op, error), ROOM_AMID);
             }
-            (Err(_), Err(_)) => true,
+            (Err(_), Err(_)) => !op.promises_its_error(),
             (Ok(result), Ok(expected)) => result == expected,
             _ => false,
         };
@@ -232,6 +239,7 @@ impl<S: System> Explorer<'_, S> {
         let before = Self::at(run.history.now(), clock);
         let mut next = Model::clone(&before);
         let expected = next.apply(op, granted);
+        let whole = granted.map(|_| Model::clone(&before).apply(op, None));
         if answer.result.is_ok() && has_same_target(op, known, &before) {
             Self::submitted(run, op, known, &next);
         }
@@ -242,7 +250,7 @@ impl<S: System> Explorer<'_, S> {
             run.history.extend(left_open.clone());
             run.history.push(Arc::clone(&next));
         }
-        Begun { moment, expected, next, left_open, known: Arc::clone(known), is_late: false }
+        Begun { moment, expected, whole, next, left_open, known: Arc::clone(known), is_late: false }
     }
 
     /// What is in doubt is to be seen, too.
@@ -256,15 +264,19 @@ impl<S: System> Explorer<'_, S> {
         doubt: &mut Doubt,
     ) -> Result<(), Failure> {
         let known = outer.known(run);
-        self.foreseen(op, result, &begun.expected).or_else(|failure| {
+        self.foreseen(run, op, result, &begun.expected).or_else(|failure| {
             // Who changes something has one place in the order, and is judged there; who only looks may see any state that the outer one passes through.
             let seen = if op.is_neutral() { &outer.passes[..] } else { &[] };
             let also = doubt.state.iter().chain(seen);
             let also: Vec<_> = also.map(|model| Model::clone(model).apply(op, None)).collect();
-            let is_one = also.iter().any(|expected| self.foreseen(op, result, expected).is_ok());
+            let is_one =
+                also.iter().any(|expected| self.foreseen(run, op, result, expected).is_ok());
             let is_foreseen = is_one || !seen.is_empty() && is_mixture(op, result, &also);
             if is_foreseen { Ok(()) } else { Err(failure) }
         })?;
+        if let (Ok(Outcome::Count(count)), Some(whole)) = (result, &begun.whole) {
+            self.check_count(run, op, (Some(*count), whole), ROOM_AMID)?;
+        }
         let step = run.history.now().step();
         run.log.push(format!("   meanwhile: {op} -> {} ({step})", describe(result)));
         if let Err(error) = result {
@@ -284,7 +296,7 @@ impl<S: System> Explorer<'_, S> {
         }
         run.history.leave_open(begun.left_open.clone());
         if let Some(lsn) = lsn {
-            run.note_lsn_as(*lsn, &known);
+            run.note_lsn_as(*lsn, &known, op.answers_its_lsn());
         }
         // Who changes nothing promises what there was at its beginning.
         let promised = if op.is_neutral() { &begun.known } else { &known };
@@ -329,7 +341,7 @@ impl<S: System> Explorer<'_, S> {
         }
         self.tally.refused += u64::from(answer.result.is_err());
         let judged =
-            outer.expected.iter().map(|expected| self.foreseen(op, &answer.result, expected));
+            outer.expected.iter().map(|expected| self.foreseen(run, op, &answer.result, expected));
         judged.reduce(Result::or).unwrap_or(Ok(()))?;
         if answer.result.is_err() || outer.has_target_moved {
             return Ok(());

@@ -10,7 +10,7 @@ use crate::device::SimDevice;
 use crate::disk::{DiskState, Event};
 use crate::image::Image;
 use crate::model::Model;
-use crate::model::compare::{Blocks, Strictness};
+use crate::model::compare::{Blocks, Disk, Strictness};
 use crate::model::found::Found;
 use crate::model::history::History;
 use crate::system::{Session, System};
@@ -134,7 +134,8 @@ impl<S: System> Explorer<'_, S> {
             guard("recovering on a failing disk", || self.system.open(&device, &clock, settings));
         self.tally.faults += device.faults_struck();
         match opened.map_err(|failure| failure.with_trace(&device))? {
-            Ok(session) => let_go(Leaky::new(session))?,
+            Ok(session) => Self::look_on_failing_disk(session, history)
+                .map_err(|failure| failure.with_trace(&device))?,
             Err(error) if error.is_environmental() => {}
             Err(error) => {
                 let text = format!("recovery on a failing disk failed in an odd way: {error}");
@@ -146,6 +147,19 @@ impl<S: System> Explorer<'_, S> {
         let when = "after a recovery on a failing disk";
         self.verify_outcomes(&disk, (false, budget), history, elapsed_ns, when)
             .map_err(|failure| failure.with_trace(&device))
+    }
+
+    /// What opens on a disk that fails shows an allowed state, or says that it cannot be read.
+    fn look_on_failing_disk(session: S::Session, history: &History) -> Result<(), Failure> {
+        let mut session = Leaky::new(session);
+        if let Ok(found) = guard("reading on a failing disk", || session.found())? {
+            let strictness = Strictness { disk: Disk::Failing, ..Strictness::CRASH };
+            history.find(&found, strictness).map_err(|mismatch| {
+                Failure::new("what a failing disk was opened as is not an allowed state")
+                    .with(mismatch.lines)
+            })?;
+        }
+        let_go(session)
     }
 
     /// Recovers on a disk that lies once: the volume does not open, or what can be read is some state of the history, be it
@@ -174,7 +188,7 @@ impl<S: System> Explorer<'_, S> {
             };
             let found = guard("reading on a lying disk", || session.found())?;
             if let Ok(found) = found {
-                let strictness = Strictness { tolerate_unreadable: true, ..Strictness::CRASH };
+                let strictness = Strictness { disk: Disk::Lying, ..Strictness::CRASH };
                 history.find(&found, strictness).map_err(|mismatch| {
                     Failure::new("a disk that lies once makes a volume that never was")
                         .with(mismatch.lines)

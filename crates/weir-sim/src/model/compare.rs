@@ -21,6 +21,17 @@ pub enum Blocks {
     Uncut,
 }
 
+/// What may have become of a volume by its disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Disk {
+    /// Nothing.
+    Sound,
+    /// What cannot be read is not held against the volume: only wrong answers are.
+    Failing,
+    /// The same, and what was acknowledged may be gone (a disk that rots).
+    Lying,
+}
+
 /// How strict a comparison is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Strictness {
@@ -28,8 +39,8 @@ pub struct Strictness {
     pub exact: bool,
     /// How blocks are counted.
     pub blocks: Blocks,
-    /// What cannot be read is not held against the volume: only wrong answers are (a disk that rots).
-    pub tolerate_unreadable: bool,
+    /// What is to be expected of the disk.
+    pub disk: Disk,
     /// Stop at the first difference: enough to reject a candidate.
     pub first_only: bool,
 }
@@ -37,10 +48,10 @@ pub struct Strictness {
 impl Strictness {
     /// After a crash.
     pub const CRASH: Self =
-        Self { exact: false, blocks: Blocks::Home, tolerate_unreadable: false, first_only: true };
+        Self { exact: false, blocks: Blocks::Home, disk: Disk::Sound, first_only: true };
     /// A live volume.
     pub const EXACT: Self =
-        Self { exact: true, blocks: Blocks::Dirty, tolerate_unreadable: false, first_only: false };
+        Self { exact: true, blocks: Blocks::Dirty, first_only: false, ..Self::CRASH };
     /// A volume that was closed and opened again.
     pub const CLOSED: Self = Self { blocks: Blocks::Home, ..Self::EXACT };
 }
@@ -73,6 +84,10 @@ struct Comparison<'a> {
 }
 
 impl Comparison<'_> {
+    fn tolerates_unreadable(&self) -> bool {
+        self.strictness.disk != Disk::Sound
+    }
+
     fn done(&self) -> bool {
         self.strictness.first_only && !self.lines.is_empty()
     }
@@ -102,7 +117,7 @@ impl Comparison<'_> {
         self.numbers.insert(ino, number);
         self.back.insert(number, ino);
         let Some(node) = self.found.nodes.get(&number) else {
-            if !self.strictness.tolerate_unreadable {
+            if !self.tolerates_unreadable() {
                 let problem = self.found.problems.get(&number).cloned();
                 self.differ(path, || {
                     format!("inode {number}: {}", problem.unwrap_or_else(|| "missing".to_owned()))
@@ -118,8 +133,7 @@ impl Comparison<'_> {
         match (&inode.body, &node.body) {
             (Body::File(data), FoundBody::File(_)) => self.contents(path, data, node),
             (Body::Directory { entries, .. }, FoundBody::Directory(found)) => {
-                if self.found.problems.contains_key(&number) && self.strictness.tolerate_unreadable
-                {
+                if self.found.problems.contains_key(&number) && self.tolerates_unreadable() {
                     return;
                 }
                 for (name, (child, file_type)) in found {
@@ -214,8 +228,13 @@ impl Comparison<'_> {
 
     /// Where there is said to be data, and how many blocks there are: for that, and for what was allocated.
     fn space(&mut self, path: &str, data: &FileData, node: &FoundNode) {
-        let Some(found) = &node.data else { return };
-        if self.strictness.tolerate_unreadable {
+        let Some(found) = &node.data else {
+            if !self.tolerates_unreadable() {
+                self.differ(path, || "where it has data cannot be told".to_owned());
+            }
+            return;
+        };
+        if self.strictness.disk == Disk::Lying {
             return;
         }
         let exact = self.strictness.exact;
@@ -288,7 +307,7 @@ impl Comparison<'_> {
         let indices: std::collections::BTreeSet<u64> =
             found.keys().chain(data.pages.keys()).copied().collect();
         for index in indices.into_iter().take_while(|index| index * page_bytes < size) {
-            if self.strictness.tolerate_unreadable && node.unreadable.contains_key(&index) {
+            if self.tolerates_unreadable() && node.unreadable.contains_key(&index) {
                 continue;
             }
             let visible = (size - index * page_bytes).min(page_bytes) as usize;

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::compare::{Strictness, compare};
+use super::compare::{Disk, Strictness, compare};
 use super::data::FileData;
 use super::found::Found;
 use super::{Ino, Inode, Model};
@@ -254,7 +254,7 @@ impl History {
     pub fn find(&self, found: &Found, strictness: Strictness) -> Result<Arc<Model>, Mismatch> {
         let fast = Strictness { first_only: true, ..strictness };
         // Damage in the part of the log that nothing says is durable yet looks like a crash before the flush.
-        let lies = strictness.tolerate_unreadable;
+        let lies = strictness.disk == Disk::Lying;
         let least = if lies { 0 } else { self.acknowledged };
         let states = self.states.iter().rev().filter(|state| state.step() >= least);
         let superseded = self.superseded.iter().rev().filter(|_| lies);

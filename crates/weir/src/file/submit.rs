@@ -12,6 +12,7 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::inode::Inode;
 use crate::log::OnDurable;
+use crate::mutation::{self, Mutation};
 use crate::sync::Arc;
 use crate::sync::atomic::Ordering;
 use crate::ticket::{Hurry, Promise, PromiseOwner, SyncTicket, ticket};
@@ -244,6 +245,11 @@ impl Engine {
     pub fn run_job(self: &Arc<Self>, job: SyncJob) {
         self.wait_for_log(None);
         match job {
+            SyncJob::File { promise, .. }
+                if mutation::active(Mutation::CancelDropped) && promise.is_unheard() =>
+            {
+                self.end_ticket(promise, Ok(()));
+            }
             SyncJob::File { inode, range, kind, began_ns, promise } => {
                 match self.prepare_sync(&inode, range, kind) {
                     Ok(lsn) => {
