@@ -131,6 +131,11 @@ impl Disk {
         Arc::new(Self { core, queue: Mutex::new(sender) })
     }
 
+    /// How many there have been.
+    pub fn writes(&self) -> u64 {
+        lock(&self.core.platter).begun
+    }
+
     /// Ends this disk at this moment, and makes another of what is on it.
     pub fn end(&self, end: End, dice: &mut Random) -> Arc<Self> {
         let mut platter = lock(&self.core.platter);
