@@ -7,7 +7,7 @@
 //! Moreover: the two pages of a *pair* are only written by batches, and never show different versions after a crash; a page *after* is
 //! written when a barrier has followed the page *before*, and is never ahead of that.
 //!
-//! Locks: all are leaves.
+//! Locks: all are leaves, but for `Shared::cutting`.
 
 mod member;
 mod tickets;
@@ -19,7 +19,7 @@ use member::{Member, contents};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, RwLock};
 use weir::*;
 
 pub const PAGE: u64 = 4096;
@@ -224,6 +224,8 @@ impl Record {
 #[derive(Default)]
 struct Records {
     known: Vec<Record>,
+    /// How often the log was cut: what is promised of its records before that is said of others.
+    cuts: u64,
     /// An append was refused, or has come to nobody knows what: something of it may lie where others are.
     has_failed: bool,
 }
@@ -246,13 +248,17 @@ enum Promise {
 #[derive(Debug, Default)]
 pub struct Seen {
     items: Vec<(usize, u64)>,
-    records: usize,
+    /// How often the log had been cut, and records.
+    records: (u64, usize),
 }
 
 /// What all members share, with callbacks too.
 pub struct Shared {
     items: Vec<Item>,
     records: Mutex<Records>,
+    /// Whoever cuts the log is alone with it: the others append and read. Held over calls, and so the only lock that is no leaf; callbacks do
+    /// not take it.
+    cutting: RwLock<()>,
     queues: [Arc<CompletionQueue>; QUEUES],
     /// What was delivered and not taken.
     delivered: [Mutex<BTreeMap<u64, Seen>>; QUEUES],
@@ -266,12 +272,14 @@ pub struct Shared {
 
 impl Shared {
     fn see(&self, promise: &Promise) -> Seen {
+        let all = || {
+            let records = lock(&self.records);
+            (records.cuts, records.known.len())
+        };
         let records = match promise {
-            Promise::All => lock(&self.records).known.len(),
-            Promise::File { file: LOG, range, .. } if *range == (0..u64::MAX) => {
-                lock(&self.records).known.len()
-            }
-            _ => 0,
+            Promise::All => all(),
+            Promise::File { file: LOG, range, .. } if *range == (0..u64::MAX) => all(),
+            _ => (0, 0),
         };
         let is_meant = |item: &Item| match promise {
             Promise::All => true,
@@ -291,8 +299,12 @@ impl Shared {
         for (index, version) in &seen.items {
             self.items[*index].acknowledge(*version);
         }
-        for record in &mut lock(&self.records).known[..seen.records] {
-            record.is_durable = true;
+        let (cuts, count) = seen.records;
+        let mut records = lock(&self.records);
+        if records.cuts == cuts {
+            for record in &mut records.known[..count] {
+                record.is_durable = true;
+            }
         }
     }
 }
@@ -314,6 +326,7 @@ impl Club {
         let shared = Shared {
             items: items.collect(),
             records: Mutex::default(),
+            cutting: RwLock::default(),
             queues: std::array::from_fn(|_| CompletionQueue::new().expect("a queue")),
             delivered: std::array::from_fn(|_| Mutex::default()),
             next: AtomicU64::new(0),
@@ -387,6 +400,7 @@ impl Club {
             }
         }
         records.has_failed = false;
+        records.cuts += 1;
         if bytes[LOG].len() > LONG_LOG_BYTES {
             records.known.clear();
             let file = volume.open_file(FILES[LOG], OpenFlags::READ_WRITE).map_err(failed)?;

@@ -325,7 +325,7 @@ impl Round {
     }
 
     fn options(&mut self) -> VolumeOptions {
-        self.memory_bytes = (512 << 10) << self.dice.below(4);
+        self.memory_bytes = (256 << 10) << self.dice.below(5);
         let mut one_in_two = || self.dice.below(2) == 0;
         VolumeOptions {
             memory_bytes: Some(self.memory_bytes),

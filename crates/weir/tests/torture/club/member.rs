@@ -102,7 +102,8 @@ impl Member<'_> {
             28..36 => self.barrier(),
             36..42 => self.set_attribute(),
             42..47 => self.replace(),
-            47..57 => self.append(),
+            47..56 => self.append(),
+            56 => self.cut(),
             57..66 => self.sync(),
             66..76 => self.submit(),
             76..82 => self.hear(),
@@ -331,6 +332,8 @@ impl Member<'_> {
         let version = self.shared.next.fetch_add(1, Ordering::SeqCst);
         let length = 1 + self.below(most);
         self.stage.doing(&format!("appends {length} bytes, syncs: {syncs}"));
+        let shared = self.shared.clone();
+        let _others_append = shared.cutting.read();
         let offset = handle.append(&pattern(owner, version, length));
         let is_in_time = !self.disk.core.is_dead();
         let mut records = lock(&self.shared.records);
@@ -345,6 +348,49 @@ impl Member<'_> {
                 result.map(drop)
             }
         }
+    }
+
+    /// As whoever needs what is in a log no longer: all of it goes, or its end, or pages at its beginning.
+    fn cut(&mut self) -> Result<()> {
+        let handle = self.handle(LOG, false)?;
+        self.stage.doing("waits until nobody appends");
+        let shared = self.shared.clone();
+        let _alone = shared.cutting.write();
+        let size = handle.size();
+        let collapses = self.below(3) == 0;
+        let bound = if self.below(2) == 0 { 0 } else { self.below(size + 1) };
+        let first = bound / PAGE * PAGE;
+        if collapses && (first == 0 || first >= size) {
+            return Ok(());
+        }
+        self.stage.doing(&format!("cuts the log of {size} bytes, at {bound}, {collapses}"));
+        let result = if collapses {
+            handle.allocate(AllocateMode::CollapseRange, 0, first)
+        } else {
+            handle.truncate(bound)
+        };
+        let mut records = lock(&self.shared.records);
+        match &result {
+            Err(error) if self.is_refused(error) => return result,
+            Ok(()) if collapses => {
+                records.known.retain_mut(|record| {
+                    // A crash leaves it here or there.
+                    record.is_durable = false;
+                    let is_left = record.offset >= first;
+                    record.offset = record.offset.saturating_sub(first);
+                    is_left
+                });
+            }
+            Ok(()) => records.known.retain(|record| record.offset + record.length <= bound),
+            Err(_) => records.known.clear(),
+        }
+        if self.disk.core.is_dead() {
+            records.known.clear();
+        }
+        records.cuts += 1;
+        // Of what was promised to nobody a crash may leave what was there before.
+        records.has_failed = true;
+        result
     }
 
     /// What changes nothing that belongs to anybody.
@@ -515,6 +561,9 @@ impl Member<'_> {
 
     fn look_at_record(&mut self) -> Result<()> {
         let handle = self.handle(LOG, false)?;
+        self.stage.doing("reads a record");
+        let shared = self.shared.clone();
+        let _others_append = shared.cutting.read();
         let (offset, expected) = {
             let records = lock(&self.shared.records);
             let count = records.known.len() as u64;
@@ -524,7 +573,6 @@ impl Member<'_> {
             let record = &records.known[self.dice.below(count) as usize];
             (record.offset, record.bytes())
         };
-        self.stage.doing("reads a record");
         let mut bytes = vec![0xee; expected.len()];
         let count = handle.read_at(offset, &mut bytes)?;
         assert!(bytes[..count] == expected, "a record at {offset} has gone");

@@ -1,6 +1,6 @@
 //! How a member asks for durability, and who hears of it: whoever asked, another member, a queue's taker, or a callback.
 
-use super::{Club, OWN_THREAD, Promise, Seen, Shared};
+use super::{Club, OWN_THREAD, Promise, QUEUES, Seen, Shared};
 use crate::club::Member;
 use crate::disk::Core;
 use crate::{Stage, lock};
@@ -45,6 +45,12 @@ impl Shared {
         }
     }
 
+    fn deliver(&self, ticket: SyncTicket, queue: usize, seen: Seen) {
+        let number = self.next.fetch_add(1, Ordering::SeqCst);
+        lock(&self.delivered[queue]).insert(number, seen);
+        ticket.deliver(&self.queues[queue], number);
+    }
+
     fn under_way(&self, queue: usize) -> usize {
         lock(&self.delivered[queue]).len()
     }
@@ -81,16 +87,16 @@ impl Club {
             let is_kept = ticket.wait().is_ok();
             self.shared.hears(core, &seen, is_kept);
         }
+        stage.doing("waits for callbacks");
+        while self.shared.callbacks.load(Ordering::SeqCst) > 0 {
+            std::thread::sleep(Duration::from_micros(200));
+        }
         for (number, queue) in self.shared.queues.iter().enumerate() {
             while self.shared.under_way(number) > 0 {
                 stage.doing("waits for what comes to a queue of the club");
                 self.shared.hear_of(core, number, &queue.wait());
             }
             assert_eq!(queue.take(), None, "more came than was sent");
-        }
-        stage.doing("waits for callbacks");
-        while self.shared.callbacks.load(Ordering::SeqCst) > 0 {
-            std::thread::sleep(Duration::from_micros(200));
         }
     }
 }
@@ -218,9 +224,7 @@ impl Member<'_> {
             }
             _ => {
                 let queue = choice as usize - 8;
-                let number = self.shared.next.fetch_add(1, Ordering::SeqCst);
-                lock(&self.shared.delivered[queue]).insert(number, seen);
-                ticket.deliver(&self.shared.queues[queue], number);
+                self.shared.deliver(ticket, queue, seen);
                 Ok(())
             }
         }
@@ -230,11 +234,22 @@ impl Member<'_> {
         lock(&self.shared.kept).push((ticket, seen));
     }
 
-    fn call_back(&self, ticket: SyncTicket, seen: Seen) {
+    /// Whoever is told may submit the next.
+    fn call_back(&mut self, ticket: SyncTicket, seen: Seen) {
         let (shared, core) = (self.shared.clone(), self.disk.core.clone());
+        let file = self.below(2) as usize;
+        let handle = self.files.get(&(file, false)).cloned();
+        let (queue, range) = (self.below(QUEUES as u64) as usize, self.pages_of_somebody());
         shared.callbacks.fetch_add(1, Ordering::SeqCst);
         ticket.on_completion(move |result| {
             shared.hears(&core, &seen, result.is_ok());
+            if let Some(handle) = handle {
+                let promise = Promise::File { file, range: range.clone(), data_only: true };
+                let seen = shared.see(&promise);
+                if let Ok(ticket) = handle.fsync_async(range, SyncKind::Data) {
+                    shared.deliver(ticket, queue, seen);
+                }
+            }
             shared.callbacks.fetch_sub(1, Ordering::SeqCst);
         });
     }
