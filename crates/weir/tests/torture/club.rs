@@ -346,7 +346,7 @@ impl Club {
         stage: &'a Stage,
     ) -> Member<'a> {
         let (shared, files) = (self.shared.clone(), BTreeMap::new());
-        Member { number, dice, volume, disk, stage, shared, files, held: None }
+        Member { number, dice, volume, disk, stage, shared, files, held: None, barred: 0 }
     }
 
     /// The club's directory and files.

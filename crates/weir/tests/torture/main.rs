@@ -199,7 +199,7 @@ impl Round {
         let device: Arc<dyn Device> = disk.clone();
         common::format(&device, log_blocks);
         let (publics, is_bad) = (dice.below(4), dice.below(3) > 0);
-        let club = Arc::new(Club::new([0, 1, 2, 3, 5][dice.below(5) as usize]));
+        let club = Arc::new(Club::new([0, 1, 2, 3, 5, 8][dice.below(6) as usize]));
         let story = format!(
             "seed {seed}: {size_bytes} bytes, {memory_bytes} of memory, {log_blocks} blocks of log, \
              bad: {is_bad}, {publics} publics, {} in the club",
@@ -485,6 +485,7 @@ impl Round {
             if self.dice.below(chance) == 0 { 1 + self.dice.below(per_mille) as u32 } else { 0 }
         };
         weather.slow.store(one_in(2, 100), Ordering::SeqCst);
+        weather.stuck.store(if self.is_long { one_in(6, 3) } else { 0 }, Ordering::SeqCst);
         if !self.is_bad {
             return;
         }

@@ -24,6 +24,8 @@ pub struct Member<'a> {
     pub files: BTreeMap<(usize, bool), File>,
     /// A manifest as it was opened once: its item, and what was in it.
     pub held: Option<(File, usize, Shown)>,
+    /// What its last barrier has answered.
+    pub barred: u64,
 }
 
 pub fn contents(file: &File) -> Result<Vec<u8>> {
@@ -105,7 +107,8 @@ impl Member<'_> {
             47..56 => self.append(),
             56 => self.cut(),
             57..66 => self.sync(),
-            66..76 => self.submit(),
+            66..75 => self.submit(),
+            75 => self.submit_many(),
             76..82 => self.hear(),
             82..90 => self.disturb(),
             _ => self.look(),
@@ -145,7 +148,7 @@ impl Member<'_> {
         self.shared.items[item].place().expect("a page")
     }
 
-    fn write(&mut self) -> Result<()> {
+    pub(super) fn write(&mut self) -> Result<()> {
         let kind = self.below(2) as usize;
         let (file, range) = self.place(self.own(kind));
         let syncs = self.below(4) == 0;
@@ -216,7 +219,8 @@ impl Member<'_> {
         match manner {
             0 => {
                 let result = batch.commit().map_err(Error::from);
-                self.settle(&begun, result)?;
+                let lsn = self.settle(&begun, result)?;
+                self.check_durable(lsn, "a batch that is committed");
                 self.shared.hears(&self.disk.core, &seen, true);
             }
             1 => {
@@ -234,6 +238,11 @@ impl Member<'_> {
             }
         }
         Ok(())
+    }
+
+    pub(super) fn check_durable(&self, lsn: u64, what: &str) {
+        let durable = self.volume.durable_lsn();
+        assert!(durable >= lsn, "{what} is {lsn}, and all to {durable} is durable");
     }
 
     /// One page, a barrier, and the other.
@@ -256,6 +265,7 @@ impl Member<'_> {
         seen.items.extend(self.shared.see(&Promise::Operations).items);
         self.stage.doing("raises a barrier");
         let lsn = if of_file { handles[0].barrier() } else { self.volume.barrier() }?;
+        self.barred = lsn;
         // Never ahead of the other: versions of both begin with nothing.
         let item = self.own(AFTER);
         let (_, range) = self.place(item);

@@ -13,6 +13,9 @@ use std::thread::Thread;
 use std::time::Duration;
 use weir::*;
 
+/// Most requests that a member has submitted at a time.
+const MANY: u64 = 300;
+
 /// Wakes a thread that waits for a future.
 struct Unpark(Thread);
 
@@ -133,6 +136,9 @@ impl Member<'_> {
             },
             _ => handle.fsync(),
         };
+        if choice < 2 && result.is_ok() {
+            self.check_durable(self.barred, "a barrier before a sync of all");
+        }
         self.heard(&seen, result)
     }
 
@@ -170,6 +176,22 @@ impl Member<'_> {
             _ => handle.fsync_async_with(range, kind, WhenFull::Wait),
         }?;
         self.take_up(ticket, seen)
+    }
+
+    /// As a program does that has hundreds of requests under way.
+    pub(super) fn submit_many(&mut self) -> Result<()> {
+        let queue = self.below(QUEUES as u64) as usize;
+        for _ in 0..self.below(MANY) {
+            self.write()?;
+            let file = self.below(2) as usize;
+            let (handle, range) = (self.handle(file, false)?, self.pages_of_somebody());
+            let promise = Promise::File { file, range: range.clone(), data_only: true };
+            let seen = self.shared.see(&promise);
+            self.stage.doing("submits one of many");
+            let ticket = handle.fsync_async(range, SyncKind::Data)?;
+            self.shared.deliver(ticket, queue, seen);
+        }
+        Ok(())
     }
 
     /// Somebody hears of it, in some way.
