@@ -448,6 +448,9 @@ impl Round {
                 Err(finding) => self.fails(finding),
             }
         });
+        if self.is_long {
+            println!("torture:     {} calls", signals.ops.load(Ordering::SeqCst));
+        }
         // Whose work is over hangs no more.
         lock(&STAGES).retain(|known| Arc::ptr_eq(known, stage));
         (left, owners, tickets)
