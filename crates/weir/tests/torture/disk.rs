@@ -45,6 +45,8 @@ pub struct Weather {
     /// The host has no room for blocks that were never written.
     pub host_is_full: AtomicBool,
     pub slow: AtomicU32,
+    /// A request takes so long that others overtake it by far.
+    pub stuck: AtomicU32,
 }
 
 /// How a disk comes to an end.
@@ -129,6 +131,11 @@ impl Disk {
             named.spawn(serve).expect("a thread");
         }
         Arc::new(Self { core, queue: Mutex::new(sender) })
+    }
+
+    /// How many there have been.
+    pub fn writes(&self) -> u64 {
+        lock(&self.core.platter).begun
     }
 
     /// Ends this disk at this moment, and makes another of what is on it.
@@ -318,6 +325,10 @@ impl Core {
         if self.chance(&self.weather.slow) {
             let micros = 20 + lock(&self.dice).below(1500);
             std::thread::sleep(Duration::from_micros(micros));
+        }
+        if self.chance(&self.weather.stuck) {
+            let millis = 20 + lock(&self.dice).below(400);
+            std::thread::sleep(Duration::from_millis(millis));
         }
     }
 

@@ -7,6 +7,7 @@
 //! there then is compared with what may be there (`model`). A thread that waits for a minute is a finding: all say what they do, and the
 //! process ends.
 
+mod club;
 #[path = "../common/mod.rs"]
 mod common;
 mod disk;
@@ -14,8 +15,10 @@ mod model;
 mod owner;
 mod public;
 
+use club::Club;
 use common::Random;
 use disk::{Disk, End};
+use model::Found;
 use owner::Owner;
 use public::Public;
 use std::fmt::Write as _;
@@ -158,6 +161,7 @@ struct Round {
     dice: Random,
     is_long: bool,
     owners: Vec<Owner>,
+    club: Arc<Club>,
     publics: u64,
     disk: Arc<Disk>,
     memory_bytes: u64,
@@ -178,6 +182,8 @@ enum Ending {
     Close,
     /// Closed amid all work.
     CloseAmid,
+    /// Nobody has it open any more, and it was not closed.
+    Drop,
 }
 
 impl Round {
@@ -193,11 +199,13 @@ impl Round {
         let device: Arc<dyn Device> = disk.clone();
         common::format(&device, log_blocks);
         let (publics, is_bad) = (dice.below(4), dice.below(3) > 0);
+        let club = Arc::new(Club::new([0, 1, 2, 3, 5, 8][dice.below(6) as usize]));
         let story = format!(
             "seed {seed}: {size_bytes} bytes, {memory_bytes} of memory, {log_blocks} blocks of log, \
-             bad: {is_bad}, {publics} publics"
+             bad: {is_bad}, {publics} publics, {} in the club",
+            club.members
         );
-        Self { dice, is_long, owners, publics, disk, memory_bytes, is_bad, story }
+        Self { dice, is_long, owners, club, publics, disk, memory_bytes, is_bad, story }
     }
 
     fn run(mut self) {
@@ -208,6 +216,7 @@ impl Round {
             if life > 0 && self.dice.below(3) == 0 {
                 self.open_amid_trouble();
             }
+            let shown = if life > 0 && self.dice.below(4) == 0 { self.show(&stage) } else { None };
             let options = self.options();
             let volume = self.open(options).unwrap_or_else(|error| {
                 panic!("{}: cannot be opened: {error}", self.story);
@@ -219,18 +228,31 @@ impl Round {
                 for owner in &self.owners {
                     volume.create_dir(owner.path(), 0o755).expect("a directory");
                 }
+                self.club.make(&volume).expect("the club's files");
                 volume.sync().expect("sync");
             }
             stage.doing("looks at what is there");
+            if let Some(shown) = shown {
+                assert_eq!(
+                    self.found(&volume),
+                    shown,
+                    "{}: when it was open for reading",
+                    self.story
+                );
+            }
             for owner in &mut self.owners {
                 if let Err(why) = owner.check(&volume) {
                     panic!("{}\n{why}", self.story);
                 }
             }
-            let ending = match self.dice.below(8) {
+            if let Err(why) = self.club.check(&volume) {
+                panic!("{}\n{why}", self.story);
+            }
+            let ending = match self.dice.below(9) {
                 0..3 => Ending::Crash(End::PowerCut),
                 3 | 4 => Ending::Crash(End::Killed),
                 5 => Ending::FailedFlush,
+                6 => Ending::Drop,
                 7 if self.is_long => Ending::CloseAmid,
                 _ => Ending::Close,
             };
@@ -239,9 +261,7 @@ impl Round {
                 // Kept by the test's harness unless it fails, or is told not to.
                 println!("torture: {}", self.story.lines().last().unwrap_or_default());
             }
-            let left = self.live(&volume, ending, &stage);
-            drop(volume);
-            self.disk = left;
+            self.disk = self.live(volume, ending, &stage);
             self.verify(&stage);
         }
     }
@@ -281,7 +301,31 @@ impl Round {
         self.disk = left;
     }
 
+    /// What is there for who opens it for reading, and changes nothing.
+    fn show(&mut self, stage: &Stage) -> Option<Vec<Found>> {
+        stage.doing("opens the volume for reading");
+        let writes = self.disk.writes();
+        let options = VolumeOptions { read_only: true, ..self.options() };
+        let volume = match self.open(options) {
+            Ok(volume) => volume,
+            // Who reads has to keep in memory what the log has.
+            Err(Error::TooLittleMemory(_)) => return None,
+            Err(error) => panic!("{}: cannot be opened for reading: {error}", self.story),
+        };
+        stage.doing("looks at what is there for reading");
+        let found = self.found(&volume);
+        drop(volume);
+        assert_eq!(self.disk.writes(), writes, "{}: who reads has written", self.story);
+        Some(found)
+    }
+
+    fn found(&self, volume: &Volume) -> Vec<Found> {
+        let found = self.owners.iter().map(|owner| owner.found(volume));
+        found.map(|found| found.expect("it can be read")).collect()
+    }
+
     fn options(&mut self) -> VolumeOptions {
+        self.memory_bytes = (256 << 10) << self.dice.below(5);
         let mut one_in_two = || self.dice.below(2) == 0;
         VolumeOptions {
             memory_bytes: Some(self.memory_bytes),
@@ -291,6 +335,8 @@ impl Round {
             purge_at_once_blocks: one_in_two().then_some(0),
             round_pages: one_in_two().then_some(3),
             cut_extents: one_in_two().then_some(1),
+            dense_merges: one_in_two() && one_in_two(),
+            atime: if one_in_two() { AtimePolicy::Relative } else { AtimePolicy::Strict },
             ..VolumeOptions::default()
         }
     }
@@ -304,12 +350,48 @@ impl Round {
     }
 
     /// One life; answers the disk as it is left.
-    fn live(&mut self, volume: &Volume, ending: Ending, stage: &Arc<Stage>) -> Arc<Disk> {
+    fn live(&mut self, volume: Volume, ending: Ending, stage: &Arc<Stage>) -> Arc<Disk> {
+        let (left, owners, tickets) = self.work(&volume, ending, stage);
+        let mut owners = owners;
+        let left = match left {
+            None if ending != Ending::Drop => Some(self.close(&volume, &mut owners, ending, stage)),
+            left => left,
+        };
+        if let Some(reason) = volume.shutdown_reason() {
+            assert!(!reason.contains("internal error"), "{}: {reason}", self.story);
+        }
+        stage.doing("drops the volume");
+        drop(volume);
+        for owner in &mut owners {
+            owner.end_tickets(stage);
+        }
+        for ticket in tickets {
+            stage.doing("waits for a ticket to end");
+            let _ = ticket.wait();
+        }
+        self.club.end_tickets(&self.disk.core, stage);
+        self.owners = owners;
+        left.unwrap_or_else(|| {
+            stage.doing("waits until nothing holds the disk");
+            while Arc::strong_count(&self.disk) > 1 {
+                std::thread::sleep(Duration::from_micros(100));
+            }
+            self.disk.end(End::Killed, &mut self.dice)
+        })
+    }
+
+    /// All work, and the end of the life, but for one that ends when all have stopped.
+    fn work(
+        &mut self,
+        volume: &Volume,
+        ending: Ending,
+        stage: &Arc<Stage>,
+    ) -> (Option<Arc<Disk>>, Vec<Owner>, Vec<SyncTicket>) {
         let signals = Arc::new(Signals::default());
         let disk = self.disk.clone();
         let mut owners = std::mem::take(&mut self.owners);
         let seed = self.dice.below(1 << 40);
-        let (left, mut tickets) = std::thread::scope(|scope| {
+        let (left, tickets) = std::thread::scope(|scope| {
             let mut threads = Vec::new();
             for owner in &mut owners {
                 let own = Stage::new(owner.path(), &signals);
@@ -329,6 +411,23 @@ impl Round {
                 };
                 threads.push(spawn(scope, &own, work));
             }
+            for number in 0..self.club.members {
+                let own = Stage::new(format!("member {number}"), &signals);
+                let (stage, disk, club) = (own.clone(), &disk, self.club.clone());
+                let dice = Random::seeded(seed + 100 + number);
+                let work = move || {
+                    club.member(number, dice, volume, disk, &stage).work();
+                    Vec::new()
+                };
+                threads.push(spawn(scope, &own, work));
+            }
+            let own = Stage::new("reaper".to_owned(), &signals);
+            let (club, core, reaps) = (self.club.clone(), disk.core.clone(), own.clone());
+            club.stop_reaper.store(false, Ordering::SeqCst);
+            let reaper = spawn(scope, &own, move || {
+                club.reap(&core, &reaps);
+                Vec::new()
+            });
             let left = catch_unwind(AssertUnwindSafe(|| {
                 self.wait(&signals, &threads, stage);
                 self.end(volume, ending, &signals, stage)
@@ -336,8 +435,10 @@ impl Round {
             signals.stop.store(true, Ordering::SeqCst);
             stage.doing("waits for all to stop");
             let mut tickets = Vec::new();
-            for thread in threads {
-                match thread.join() {
+            let ended: Vec<_> = threads.into_iter().map(ScopedJoinHandle::join).collect();
+            self.club.stop_reaper.store(true, Ordering::SeqCst);
+            for thread in ended.into_iter().chain([reaper.join()]) {
+                match thread {
                     Ok(left) => tickets.extend(left),
                     Err(finding) => self.fails(finding),
                 }
@@ -347,21 +448,12 @@ impl Round {
                 Err(finding) => self.fails(finding),
             }
         });
-        let left = left.unwrap_or_else(|| self.close(volume, &mut owners, ending, stage));
-        if let Some(reason) = volume.shutdown_reason() {
-            assert!(!reason.contains("internal error"), "{}: {reason}", self.story);
-        }
-        for owner in &mut owners {
-            owner.end_tickets(stage);
-        }
-        for ticket in tickets.drain(..) {
-            stage.doing("waits for a ticket to end");
-            let _ = ticket.wait();
+        if self.is_long {
+            println!("torture:     {} calls", signals.ops.load(Ordering::SeqCst));
         }
         // Whose work is over hangs no more.
         lock(&STAGES).retain(|known| Arc::ptr_eq(known, stage));
-        self.owners = owners;
-        left
+        (left, owners, tickets)
     }
 
     fn fails(&self, finding: Box<dyn std::any::Any + Send>) -> ! {
@@ -396,6 +488,7 @@ impl Round {
             if self.dice.below(chance) == 0 { 1 + self.dice.below(per_mille) as u32 } else { 0 }
         };
         weather.slow.store(one_in(2, 100), Ordering::SeqCst);
+        weather.stuck.store(if self.is_long { one_in(6, 3) } else { 0 }, Ordering::SeqCst);
         if !self.is_bad {
             return;
         }
@@ -433,13 +526,25 @@ impl Round {
                 stage.doing("makes a flush fail");
                 let _ = volume.setxattr(Volume::ROOT, b"user.x", b"x", XattrMode::Set);
                 let _ = volume.sync();
+                if self.dice.below(2) == 0 {
+                    // It was the only one.
+                    self.calm();
+                }
             }
-            Ending::Close => self.calm(),
+            Ending::Close | Ending::Drop => self.calm(),
             Ending::CloseAmid => {
                 self.calm();
+                self.club.is_closing();
                 signals.closing.store(true, Ordering::SeqCst);
                 stage.doing("closes the volume amid work");
-                let closed = volume.close();
+                let closed = std::thread::scope(|scope| {
+                    let other = (self.dice.below(2) == 0).then(|| scope.spawn(|| volume.close()));
+                    let closed = volume.close();
+                    if let Some(other) = other {
+                        self.check_close(&other.join().expect("nothing panics"));
+                    }
+                    closed
+                });
                 signals.stop.store(true, Ordering::SeqCst);
                 self.check_close(&closed);
             }
@@ -468,6 +573,9 @@ impl Round {
             return self.disk.end(End::PowerCut, &mut self.dice);
         }
         self.calm();
+        if ending == Ending::Close {
+            self.club.is_closing();
+        }
         stage.doing("closes the volume");
         // Again, if it was closed amid work; and what has failed before may be heard of once.
         let mut closed = volume.close();
@@ -477,9 +585,13 @@ impl Round {
             }
         }
         self.check_close(&closed);
-        if closed.is_err() {
+        if let Err(error) = &closed {
+            // The disk is well again.
+            let is_shut_down = volume.shutdown_reason().is_some();
+            assert!(is_shut_down, "{}: cannot be closed: {error}", self.story);
             return self.disk.end(End::PowerCut, &mut self.dice);
         }
+        self.club.was_closed();
         for owner in owners {
             owner.was_closed();
         }

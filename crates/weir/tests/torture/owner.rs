@@ -95,7 +95,8 @@ impl Owner {
         self.history.adopt(&found).map_err(|why| format!("{trace}\n{}: {why}", self.path()))
     }
 
-    fn found(&self, volume: &Volume) -> Result<Found> {
+    /// What is there.
+    pub fn found(&self, volume: &Volume) -> Result<Found> {
         let mut found = Found::new();
         let mut names: BTreeMap<u64, u32> = BTreeMap::new();
         for entry in volume.read_dir(self.path())? {
