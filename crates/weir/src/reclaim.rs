@@ -232,6 +232,26 @@ mod tests {
     }
 
     #[test]
+    fn pages_that_somebody_has_in_hand_are_evicted_later() {
+        let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(64 << 20));
+        Volume::format_device(&device, &CreateOptions::default()).expect("format");
+        let background = BackgroundMode::Manual;
+        let options = VolumeOptions { background, ..VolumeOptions::default() };
+        let volume = Volume::open_device(device, options).expect("open");
+        let file = volume.open_file("/f", OpenFlags::CREATE).expect("create");
+        file.write_at(0, &[7; 4096 * 3]).expect("write");
+        file.fsync().expect("sync");
+        volume.checkpoint().expect("checkpoint");
+        let engine = file.engine();
+        let inode = engine.inodes.peek(file.ino()).expect("it is open");
+        let reader = inode.pages.try_read().expect("nobody else is there");
+        assert_eq!(engine.evict(usize::MAX), 0);
+        drop(reader);
+        assert_eq!(engine.evict(usize::MAX), 3);
+        assert_eq!(engine.counters.evicted_pages.get(), 3);
+    }
+
+    #[test]
     fn a_shortage_is_hopeless_after_a_time_without_relief_and_not_after_attempts() {
         let mut shortage = Shortage::default();
         let attempts = 100_000;

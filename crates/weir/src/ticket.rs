@@ -540,6 +540,35 @@ mod tests {
     }
 
     #[test]
+    fn a_ticket_that_has_ended_is_delivered_at_once_and_nobody_sleeps_over_it() {
+        let queue = CompletionQueue::new().expect("an eventfd");
+        let (ticket, promise) = ticket(None);
+        promise.complete(Err(Error::WouldBlock));
+        ticket.deliver(&queue, 7);
+        // As who has looked a moment before it came.
+        assert!(!queue.sleep(Some(1)), "not for a microsecond");
+        let came = Completion { user_data: 7, result: Err(Error::WouldBlock) };
+        assert_eq!((queue.take(), queue.take()), (Some(came), None));
+    }
+
+    #[test]
+    fn wake_ups_that_were_put_off_twice_wait_for_the_last_end() {
+        let put_off = || PUT_OFF.with(|put_off| put_off.borrow().queues.len());
+        let queue = CompletionQueue::new().expect("an eventfd");
+        // Somebody sleeps.
+        queue.entries.lock().waiters += 1;
+        let outer = gather_wakes();
+        let inner = gather_wakes();
+        let (ticket, promise) = ticket(None);
+        ticket.deliver(&queue, 1);
+        promise.complete(Ok(()));
+        drop(inner);
+        assert_eq!(put_off(), 1);
+        drop(outer);
+        assert_eq!(put_off(), 0);
+    }
+
+    #[test]
     fn what_is_left_of_a_ticket_is_freed_by_whoever_takes_its_completion() {
         let queue = CompletionQueue::new().expect("an eventfd");
         let (ticket, promise) = ticket(None);
