@@ -34,6 +34,23 @@ enum Beside {
     Impossible(Box<Piece>),
 }
 
+/// How a piece is committed that goes beside its frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Manner {
+    /// Its data is on its way before that.
+    Begins,
+    /// Its data waits for the frame.
+    Waits,
+    /// So it does, and nobody waits for whoever has the mapping in his hands.
+    AtOnce,
+}
+
+impl Manner {
+    const fn of_who_waits(may_begin: bool) -> Self {
+        if may_begin { Self::Begins } else { Self::Waits }
+    }
+}
+
 /// A piece that waits for its frame, as the log knows it.
 struct Owner {
     engine: Weak<Engine>,
@@ -73,7 +90,7 @@ impl Engine {
         let mut result = Ok(());
         let mut others = Vec::new();
         for piece in pieces {
-            match self.commit_beside(piece, self.may_begin()) {
+            match self.commit_beside(piece, Manner::of_who_waits(self.may_begin())) {
                 Ok(Beside::Waits(lsn)) if self.log.in_open_chain(lsn) => {
                     result = result.and(self.log.write_up_to(lsn));
                 }
@@ -105,7 +122,7 @@ impl Engine {
             Err(error) => Err(error),
         };
         for piece in pieces {
-            match self.commit_beside(piece, false) {
+            match self.commit_beside(piece, Manner::AtOnce) {
                 // What ends the chain may wait for the pages, and the log's thread does not.
                 Ok(Beside::Waits(lsn)) if self.log.in_open_chain(lsn) => {
                     self.log.request_write_out();
@@ -121,28 +138,41 @@ impl Engine {
         result
     }
 
-    /// Commits the piece, to be written beside its frame; with `may_begin` its data is sent on its way at once. If that is not possible it gets its
-    /// checksums, no more.
-    fn commit_beside(&self, mut piece: Piece, may_begin: bool) -> Result<Beside> {
+    /// Commits the piece, to be written beside its frame. If that is not possible it gets its checksums, no more.
+    fn commit_beside(&self, mut piece: Piece, manner: Manner) -> Result<Beside> {
         let Some((admission, spare)) = self.admit_beside(&mut piece) else {
             piece.sum();
             return Ok(Beside::Impossible(Box::new(piece)));
         };
+        let begins = manner == Manner::Begins;
+        if !begins {
+            piece.sum();
+        }
+        let inode = piece.inode.clone();
+        // Somebody may hold it while he reads a node, and after this nothing can be taken back.
+        let held = match (manner == Manner::AtOnce).then(|| at_once(|| inode.lock_map())) {
+            Some(Err(_)) => {
+                piece.admission = Some(admission);
+                return Ok(Beside::Impossible(Box::new(piece)));
+            }
+            held => held.transpose()?,
+        };
         let count = piece.pages.len();
         let writes = requests_of(std::slice::from_ref(&piece), REQUEST_PAGES);
-        let data = if may_begin {
+        let data = if begins {
             let (_, requests) = to_device(writes, IoClass::Beside);
-            Data::Begun(self.device.clone().begin_all(requests), count as u64)
+            let begun = self.device.clone().begin_all(requests);
+            piece.sum();
+            Data::Begun(begun, count as u64)
         } else {
             Data::Waits(writes.into_iter().map(|write| (write.block, write.pages)).collect())
         };
-        piece.sum();
         let piece = Arc::new(piece);
         let owner =
             Owner { engine: self.me.clone(), piece: piece.clone(), spare: Mutex::new(Some(spare)) };
         let companions = Companions::new(data, Box::new(owner));
         let committed = {
-            let _map = piece.inode.map.lock();
+            let _map = held.unwrap_or_else(|| inode.map.lock());
             self.commit_piece(&piece, admission, Some(companions)).inspect(|_| {
                 // Whoever writes the frame may have been faster.
                 let indices = piece.pages.iter().map(|page| page.index);
@@ -232,5 +262,40 @@ impl Engine {
         self.pages_paid(paid);
         inode.io_ended();
         committed
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_does_not_wait_leaves_alone_what_somebody_maps() {
+        let (volume, file) = crate::txn::volume_with_a_file();
+        let (engine, inode) = (file.engine(), file.inode());
+        file.write_at(0, &[7; 3 * 4096]).expect("write");
+        let collected = || {
+            let mut pieces = Vec::new();
+            let budget = (engine.max_payload_pages() as u64, Room::NoWait);
+            let filter = crate::cache::map::RunFilter::default();
+            engine.collect_unsummed(inode, 0..3, filter, budget, &mut pieces).expect("collect");
+            assert_eq!(pieces.len(), 1);
+            pieces.remove(0)
+        };
+        let (piece, before) = (collected(), volume.last_lsn());
+        // Its holder may be reading a node, for as long as the disk takes.
+        let map = inode.map.lock();
+        let piece = match engine.commit_beside(piece, Manner::AtOnce).expect("no error") {
+            Beside::Impossible(piece) => piece,
+            Beside::Waits(_) => panic!("the mapping is in somebody's hands"),
+        };
+        drop(map);
+        assert_eq!(volume.last_lsn(), before, "nothing was done with it");
+        engine.put_back(&piece);
+        drop(piece);
+        let piece = collected();
+        assert!(matches!(engine.commit_beside(piece, Manner::AtOnce), Ok(Beside::Waits(_))));
+        file.fsync().expect("fsync");
+        volume.close().expect("close");
     }
 }
