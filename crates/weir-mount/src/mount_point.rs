@@ -18,6 +18,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
@@ -271,8 +272,30 @@ fn receive_descriptor(socket: impl AsFd) -> Result<Option<OwnedFd>, Errno> {
     Ok(None)
 }
 
-/// Unmounts `dir`; `lazy` detaches it now and lets its users finish.
+/// How often, and after how long each time, an unmount is tried again that nobody can be seen to be in the way of.
+const BUSY_ATTEMPTS: u32 = 20;
+const BUSY_PAUSE: Duration = Duration::from_millis(25);
+
+/// Unmounts `dir`; `lazy` detaches it now and lets its users finish. Where nobody can be seen who uses it, that may be somebody who has only
+/// looked at it: he is given half a second.
 pub fn detach(dir: &Path, lazy: bool) -> Result<(), UnmountError> {
+    until_unseen_users_are_gone(|| detach_once(dir, lazy), || std::thread::sleep(BUSY_PAUSE))
+}
+
+fn until_unseen_users_are_gone(
+    attempt: impl Fn() -> Result<(), UnmountError>,
+    pause: impl Fn(),
+) -> Result<(), UnmountError> {
+    for _ in 1..BUSY_ATTEMPTS {
+        match attempt() {
+            Err(UnmountError::Busy(users)) if users.is_empty() => pause(),
+            result => return result,
+        }
+    }
+    attempt()
+}
+
+fn detach_once(dir: &Path, lazy: bool) -> Result<(), UnmountError> {
     let flags = if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
     match rustix::mount::unmount(dir, flags | UnmountFlags::NOFOLLOW) {
         Ok(()) => Ok(()),
@@ -354,6 +377,26 @@ pub fn set_read_ahead(device: &str, bytes: u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_only_looks_at_a_mount_keeps_nobody_from_taking_it_off() {
+        let tried = |frees_after: u32, users: &[User]| {
+            let attempts = std::cell::Cell::new(0);
+            let attempt = || {
+                attempts.set(attempts.get() + 1);
+                let is_free = attempts.get() > frees_after;
+                if is_free { Ok(()) } else { Err(UnmountError::Busy(users.to_vec())) }
+            };
+            let result = until_unseen_users_are_gone(attempt, || ());
+            (result.is_ok(), attempts.get())
+        };
+        assert_eq!(tried(0, &[]), (true, 1));
+        assert_eq!(tried(2, &[]), (true, 3));
+        assert_eq!(tried(u32::MAX, &[]), (false, BUSY_ATTEMPTS));
+        // Who can be seen is told about at once.
+        let user = User { pid: 7, name: "sh".to_owned() };
+        assert_eq!(tried(2, &[user]), (false, 1));
+    }
 
     #[test]
     fn a_mountinfo_line_with_any_number_of_optional_fields_is_understood() {
