@@ -440,11 +440,13 @@ impl Op {
         matches!(self, Self::Allocate { mode: CollapseRange | InsertRange, .. })
     }
 
-    /// The call says which LSN is to be durable.
+    /// The call says which LSN is to be durable for all that comes before it to be so. (A barrier of one file says nothing of the others' data, which
+    /// may wait behind an earlier barrier.)
     pub const fn answers_its_lsn(&self) -> bool {
         matches!(
             self,
-            Self::Barrier { .. } | Self::Batch { commit: Commit::Sync | Commit::Relaxed, .. }
+            Self::Barrier { target: None }
+                | Self::Batch { commit: Commit::Sync | Commit::Relaxed, .. }
         )
     }
 
