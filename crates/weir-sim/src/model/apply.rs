@@ -186,7 +186,8 @@ impl Model {
                 inode.mtime.set(Span::exactly(*mtime), step);
             }
             Op::Open { path, slot } => {
-                let ino = self.resolve(path)?;
+                // As the call does; mostly such a link leads nowhere, but what it names may have been made through it.
+                let ino = self.resolve(&self.followed(path)?)?;
                 self.require_file(ino)?;
                 self.set_slot(*slot, Some(Slot { ino, writes: true, syncs: false }));
             }
