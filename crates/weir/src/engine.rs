@@ -370,7 +370,6 @@ mod tests {
     use crate::device::{
         DeviceError, DeviceInfo, DeviceResult, IoClass, OnDone, Operation, Request,
     };
-    use crate::{BackgroundMode, CreateOptions, OpenFlags, Volume, VolumeOptions};
 
     /// A file with holes on a host that may be full: it has what the log takes, and no more.
     struct Sparse(MemoryDevice, AtomicBool);
@@ -416,12 +415,7 @@ mod tests {
     #[test]
     fn who_frees_space_has_what_is_spare_where_the_host_lets_no_checkpoint_make_more() {
         let sparse = Arc::new(Sparse(MemoryDevice::new(32 << 20), AtomicBool::new(false)));
-        let device: Arc<dyn Device> = sparse.clone();
-        Volume::format_device(&device, &CreateOptions::default()).expect("format");
-        let background = BackgroundMode::Manual;
-        let options = VolumeOptions { background, ..VolumeOptions::default() };
-        let volume = Volume::open_device(device, options).expect("open");
-        let file = volume.open_file("/f", OpenFlags::CREATE).expect("create");
+        let (_volume, file) = crate::txn::volume_with_a_file_on(sparse.clone());
         file.write_at(0, &[7; 4096 * 3]).expect("write");
         let engine = file.engine();
         sparse.1.store(true, Ordering::Relaxed);

@@ -134,8 +134,11 @@ impl<S: System> Explorer<'_, S> {
             guard("recovering on a failing disk", || self.system.open(&device, &clock, settings));
         self.tally.faults += device.faults_struck();
         match opened.map_err(|failure| failure.with_trace(&device))? {
-            Ok(session) => Self::look_on_failing_disk(session, history)
-                .map_err(|failure| failure.with_trace(&device))?,
+            Ok(session) => {
+                let wrong = "what a failing disk was opened as is not an allowed state";
+                Self::look_on(Disk::Failing, session, history, wrong)
+                    .map_err(|failure| failure.with_trace(&device))?;
+            }
             Err(error) if error.is_environmental() => {}
             Err(error) => {
                 let text = format!("recovery on a failing disk failed in an odd way: {error}");
@@ -149,15 +152,19 @@ impl<S: System> Explorer<'_, S> {
             .map_err(|failure| failure.with_trace(&device))
     }
 
-    /// What opens on a disk that fails shows an allowed state, or says that it cannot be read.
-    fn look_on_failing_disk(session: S::Session, history: &History) -> Result<(), Failure> {
+    /// What opens on a disk that fails or lies shows an allowed state, or says that it cannot be read; else this is `wrong`.
+    fn look_on(
+        disk: Disk,
+        session: S::Session,
+        history: &History,
+        wrong: &str,
+    ) -> Result<(), Failure> {
         let mut session = Leaky::new(session);
-        if let Ok(found) = guard("reading on a failing disk", || session.found())? {
-            let strictness = Strictness { disk: Disk::Failing, ..Strictness::CRASH };
-            history.find(&found, strictness).map_err(|mismatch| {
-                Failure::new("what a failing disk was opened as is not an allowed state")
-                    .with(mismatch.lines)
-            })?;
+        if let Ok(found) = guard("reading on a bad disk", || session.found())? {
+            let strictness = Strictness { disk, ..Strictness::CRASH };
+            history
+                .find(&found, strictness)
+                .map_err(|mismatch| Failure::new(wrong).with(mismatch.lines))?;
         }
         let_go(session)
     }
@@ -178,23 +185,17 @@ impl<S: System> Explorer<'_, S> {
         let checked = (|| {
             let opened =
                 guard("recovering on a lying disk", || self.system.open(&device, &clock, settings));
-            let mut session = match opened? {
-                Ok(session) => Leaky::new(session),
-                Err(error) if error.is_environmental() => return Ok(()),
+            match opened? {
+                Ok(session) => {
+                    let wrong = "a disk that lies once makes a volume that never was";
+                    Self::look_on(Disk::Lying, session, history, wrong)
+                }
+                Err(error) if error.is_environmental() => Ok(()),
                 Err(error) => {
                     let text = format!("recovery on a lying disk failed in an odd way: {error}");
-                    return Err(Failure::new(text));
+                    Err(Failure::new(text))
                 }
-            };
-            let found = guard("reading on a lying disk", || session.found())?;
-            if let Ok(found) = found {
-                let strictness = Strictness { disk: Disk::Lying, ..Strictness::CRASH };
-                history.find(&found, strictness).map_err(|mismatch| {
-                    Failure::new("a disk that lies once makes a volume that never was")
-                        .with(mismatch.lines)
-                })?;
             }
-            let_go(session)
         })();
         self.tally.faults += device.faults_struck();
         checked.map_err(|failure| failure.with_trace(&device))

@@ -36,9 +36,15 @@ pub type Lsn = u64;
 /// A fresh volume in memory that does nothing by itself, and an empty file of it.
 #[cfg(all(test, not(feature = "shuttle")))]
 pub(crate) fn volume_with_a_file() -> (crate::Volume, crate::File) {
-    use crate::device::{Device, memory::MemoryDevice};
+    volume_with_a_file_on(crate::sync::Arc::new(crate::device::memory::MemoryDevice::new(32 << 20)))
+}
+
+/// The same on this device.
+#[cfg(all(test, not(feature = "shuttle")))]
+pub(crate) fn volume_with_a_file_on(
+    device: crate::sync::Arc<dyn crate::device::Device>,
+) -> (crate::Volume, crate::File) {
     use crate::{BackgroundMode, CreateOptions, OpenFlags, Volume, VolumeOptions};
-    let device: crate::sync::Arc<dyn Device> = crate::sync::Arc::new(MemoryDevice::new(32 << 20));
     Volume::format_device(&device, &CreateOptions::default()).expect("format");
     let options = VolumeOptions { background: BackgroundMode::Manual, ..VolumeOptions::default() };
     let volume = Volume::open_device(device, options).expect("open");
